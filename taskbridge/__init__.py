@@ -1,0 +1,20 @@
+"""Latency-neutral batching on Celery, Redis and Postgres."""
+
+from __future__ import annotations
+
+from taskbridge.app import app, notify_event
+from taskbridge.batch import Batch, Record
+from taskbridge.pipeline import pipeline
+from taskbridge.policy import LatencyNeutral
+from taskbridge.producer import notify_many, record_invoice
+
+__all__ = [
+    "Batch",
+    "LatencyNeutral",
+    "Record",
+    "app",
+    "notify_event",
+    "notify_many",
+    "pipeline",
+    "record_invoice",
+]

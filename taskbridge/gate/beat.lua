@@ -1,0 +1,14 @@
+-- The run is alive: move its deadline on.
+-- KEYS: due runner
+-- ARGV: tenant token ttl_ms now_ms
+-- RETURNS: {KEPT} | {LOST}
+local due_key, runner_key = KEYS[1], KEYS[2]
+local tenant, token, ttl_ms, us = ARGV[1], ARGV[2], tonumber(ARGV[3]), clock_us(ARGV[4])
+
+local runner = redis.call("HMGET", runner_key, "state", "token")
+local state, current = runner[1], runner[2]
+if state ~= "running" or current ~= token then
+  return { LOST }
+end
+redis.call("ZADD", due_key, milliseconds(us) + ttl_ms, tenant)
+return { KEPT }

@@ -1,0 +1,28 @@
+-- A deadline passed: start what is due, publish again what got lost, replace a runner that died.
+-- KEYS: due runner queue
+-- ARGV: pipeline tenant republish_ms longest_ms nonce now_ms
+-- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {NOT_DUE}
+local due_key, runner_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
+local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local nonce, us = ARGV[5], clock_us(ARGV[6])
+
+local deadline = redis.call("ZSCORE", due_key, tenant)
+if not deadline or tonumber(deadline) > milliseconds(us) then
+  return { NOT_DUE }
+end
+local runner = redis.call("HMGET", runner_key, "state", "token", "patience")
+local state, token, patience = runner[1], runner[2], tonumber(runner[3])
+if not state then
+  redis.call("ZREM", due_key, tenant)
+  return { NOT_DUE }
+end
+
+local answer, wait_ms = PUBLISHED, republish_ms
+if state == "queued" then
+  answer, wait_ms = REPUBLISHED, math.min(patience * 2, longest_ms)
+elseif state == "running" then
+  answer, token = REISSUED, new_token(us, token, nonce)
+end
+queue_run(due_key, runner_key, tenant, token, wait_ms, us)
+publish(queue_key, pipeline, tenant, token, us)
+return { answer, token }

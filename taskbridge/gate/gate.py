@@ -1,0 +1,271 @@
+"""The one Python face of the gate: each method is one script, one round trip, and one answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import redis
+
+from taskbridge.gate.keys import Keys
+from taskbridge.gate.scripts import SCRIPTS, read, render
+from taskbridge.gate.transitions import Answer, State
+from taskbridge.policy import Spacing
+
+__all__ = ["Begun", "Gate", "Outcome", "Queue", "RunnerStatus", "Timing"]
+
+LONGEST_REPUBLISH_MS: Final = 300_000
+
+
+class Queue(StrEnum):
+    """The two queues of runs. Workers take from the first while it holds anything.
+
+    Celery's Redis transport can serve queues in sorted order of their names, whatever order `-Q` gives, so these names
+    sort in the order of their precedence.
+    """
+
+    FIRST = "taskbridge.first"
+    NEXT = "taskbridge.next"
+
+
+class Outcome(StrEnum):
+    """How a run ended; the value is what `settle.lua` reads."""
+
+    MORE = "more"
+    DONE = "done"
+    RETRY = "retry"
+    OUTRANKED = "outranked"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Bounds of recovery, in whole milliseconds; see `taskbridge.settings`."""
+
+    runner_ttl: int = 5_000
+    republish: int = 5_000
+
+
+class Begun(NamedTuple):
+    """What a run learns when it begins.
+
+    Counts of this burst (all its events, those since the last run, its runs with this one), how many runs before this
+    one failed in a row, and the milliseconds since the burst's first event.
+    """
+
+    events: int
+    new_events: int
+    runs: int
+    failures: int
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatus:
+    """One tenant as the gate sees it. Times are milliseconds of the Unix epoch by Redis's clock; None: not set."""
+
+    state: State
+    token: str | None
+    events: int
+    runs: int
+    held: bool
+    began_ms: int | None
+    deadline_ms: int | None
+    lease_ends_ms: int | None
+
+
+Publish = Callable[[Queue, str, str, str], None]
+"""Publishes a run (queue, pipeline, tenant, token) where the scripts cannot do it themselves."""
+
+
+class Gate:
+    """The state machine of `taskbridge.gate.transitions` in Redis.
+
+    Args:
+        client: a redis-py client with `decode_responses=True`.
+        keys: the deployment's keys.
+        timing: bounds of recovery.
+        publish: called after a script when a run must be published. None: the scripts push `message` themselves.
+        message: the Lua text of `publish.lua` filled in by `taskbridge.message`; needed without `publish`.
+        queue_prefix: what kombu puts before a queue's name (`global_keyprefix`).
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: Keys,
+        timing: Timing = Timing(),
+        *,
+        publish: Publish | None = None,
+        message: str | None = None,
+        queue_prefix: str = "",
+    ) -> None:
+        if (publish is None) == (message is None):
+            raise TypeError("a gate takes either `publish` or `message`")
+        self._client = client
+        self._keys = keys
+        self._timing = timing
+        self._publish = publish
+        self._queue_prefix = queue_prefix
+        publishing = read("publish_elsewhere.lua") if message is None else message
+        self._scripts = {name: client.register_script(render(script, publishing)) for name, script in SCRIPTS.items()}
+
+    def notify(self, pipeline: str, tenant: str, spacing: Spacing, queue: Queue = Queue.FIRST) -> Answer:
+        """Count one event and start the tenant's runner if it has none. STARTED, DELAYED or ABSORBED."""
+        reply = self._run("notify", pipeline, tenant, queue, *self._notify_args(pipeline, tenant, spacing))
+        return self._published(reply, queue, pipeline, tenant)
+
+    def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
+        """Notify (pipeline, tenant, spacing) each, in one round trip."""
+        script = self._scripts["notify"]
+        replies = self._pipelined(
+            script,
+            [
+                (self._keys_of("notify", pipeline, tenant, Queue.FIRST), self._notify_args(pipeline, tenant, spacing))
+                for pipeline, tenant, spacing in events
+            ],
+        )
+        return [
+            self._published(reply, Queue.FIRST, pipeline, tenant)
+            for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
+        ]
+
+    def begin(self, pipeline: str, tenant: str, token: str) -> Begun | None:
+        """Take the runner for one run. None: the message is late or doubled, and nothing was changed."""
+        answer, *counts = self._run("begin", pipeline, tenant, None, tenant, token, self._timing.runner_ttl)
+        return Begun(*counts) if Answer(answer) is Answer.BEGUN else None
+
+    def beat(self, pipeline: str, tenant: str, token: str) -> bool:
+        """Move the run's deadline on. False: another runner took over."""
+        (answer,) = self._run("beat", pipeline, tenant, None, tenant, token, self._timing.runner_ttl)
+        return Answer(answer) is Answer.KEPT
+
+    def settle(
+        self,
+        pipeline: str,
+        tenant: str,
+        token: str,
+        outcome: Outcome,
+        spacing: Spacing,
+        *,
+        retry_ms: int = 0,
+        owner: str = "",
+    ) -> Answer:
+        """End the run. CONTINUED, LINGERING, FINISHED, HELD, REISSUED or LOST.
+
+        `retry_ms` goes with RETRY, and `owner`, the token that Postgres holds, with OUTRANKED.
+        """
+        reply = self._run(
+            "settle",
+            pipeline,
+            tenant,
+            Queue.NEXT,
+            pipeline,
+            tenant,
+            token,
+            outcome.value,
+            retry_ms,
+            spacing.empty_tick,
+            spacing.last_ttl,
+            owner,
+            self._timing.republish,
+            _nonce(),
+        )
+        return self._published(reply, Queue.NEXT, pipeline, tenant)
+
+    def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
+        """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
+        wait_ms, *tenants = self._run("peek", pipeline, "", None, limit)
+        return tenants, None if wait_ms < 0 else wait_ms
+
+    def expire(self, pipeline: str, tenants: Sequence[str]) -> list[Answer]:
+        """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED or NOT_DUE each."""
+        replies = self._pipelined(
+            self._scripts["expire"],
+            [
+                (
+                    self._keys_of("expire", pipeline, tenant, Queue.NEXT),
+                    (pipeline, tenant, self._timing.republish, LONGEST_REPUBLISH_MS, _nonce()),
+                )
+                for tenant in tenants
+            ],
+        )
+        return [
+            self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
+        ]
+
+    def look(self, pipeline: str, tenants: Sequence[str]) -> list[RunnerStatus]:
+        """Return how `tenants` stand, in one round trip, changing nothing."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for tenant in tenants:
+                pipe.hgetall(self._keys.runner(pipeline, tenant))
+                pipe.zscore(self._keys.due(pipeline), tenant)
+                pipe.get(self._keys.lease(pipeline, tenant))
+            replies: list[Any] = pipe.execute()
+        return [_status(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
+
+    def active(self, pipeline: str) -> list[str]:
+        """Return the tenants that are not idle: those with a deadline."""
+        tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
+        return list(tenants)
+
+    def adopt(self, pipeline: str, tenant: str) -> None:
+        """Give a runner without a deadline (part of Redis was lost) one that is already past."""
+        self._client.zadd(self._keys.due(pipeline), {tenant: 0}, nx=True)
+
+    def claim_reconcile(self, pipeline: str, seconds: float) -> bool:
+        """Return whether this process is the one to look for forgotten records in the next `seconds`."""
+        return bool(self._client.set(self._keys.reconciled(pipeline), os.getpid(), nx=True, px=int(seconds * 1000)))
+
+    def _notify_args(self, pipeline: str, tenant: str, spacing: Spacing) -> tuple[str | int, ...]:
+        return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
+
+    def _keys_of(self, name: str, pipeline: str, tenant: str, queue: Queue | None) -> list[str]:
+        made = {
+            "due": self._keys.due(pipeline),
+            "runner": self._keys.runner(pipeline, tenant),
+            "lease": self._keys.lease(pipeline, tenant),
+            "last": self._keys.last(pipeline, tenant),
+            "queue": f"{self._queue_prefix}{queue}",
+        }
+        return [made[key] for key in SCRIPTS[name].keys]
+
+    def _now(self) -> str:
+        """Nothing: the scripts ask the server. Tests that move time override this."""
+        return ""
+
+    def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | int) -> list[Any]:
+        reply: list[Any] = self._scripts[name](self._keys_of(name, pipeline, tenant, queue), (*args, self._now()))
+        return reply
+
+    def _pipelined(self, script: Any, calls: Sequence[tuple[list[str], tuple[str | int, ...]]]) -> list[list[Any]]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for keys, args in calls:
+                script(keys, (*args, self._now()), client=pipe)
+            replies: list[list[Any]] = pipe.execute()
+        return replies
+
+    def _published(self, reply: list[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
+        """Turn a reply into its answer; a reply that carries a token is a run that must be published."""
+        if self._publish is not None and len(reply) == 2:
+            self._publish(queue, pipeline, tenant, reply[1])
+        return Answer(reply[0])
+
+
+def _nonce() -> str:
+    return os.urandom(6).hex()
+
+
+def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None) -> RunnerStatus:
+    return RunnerStatus(
+        state=State(runner.get("state", State.IDLE)),
+        token=runner.get("token"),
+        events=int(runner.get("events", 0)),
+        runs=int(runner.get("runs", 0)),
+        held="held" in runner,
+        began_ms=int(runner["began"]) if "began" in runner else None,
+        deadline_ms=None if deadline is None else int(deadline),
+        lease_ends_ms=None if lease_ends is None else int(lease_ends),
+    )

@@ -1,0 +1,34 @@
+"""Every Redis key of the gate is made here. See `taskbridge.names` for why no two can be the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Keys"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys of one deployment. The arguments were checked by `taskbridge.names`."""
+
+    prefix: str = "sync"
+
+    def due(self, pipeline: str) -> str:
+        """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""
+        return f"{self.prefix}:due:{pipeline}"
+
+    def runner(self, pipeline: str, tenant: str) -> str:
+        """Hash of an active tenant; absent while it is idle."""
+        return f"{self.prefix}:runner:{pipeline}:{tenant}"
+
+    def lease(self, pipeline: str, tenant: str) -> str:
+        """Temporal lease. Its value is the millisecond at which it ends, and it expires then."""
+        return f"{self.prefix}:dirty:{pipeline}:{tenant}"
+
+    def last(self, pipeline: str, tenant: str) -> str:
+        """Start of the last run, in milliseconds, kept while it can still delay the next one."""
+        return f"{self.prefix}:last:{pipeline}:{tenant}"
+
+    def reconciled(self, pipeline: str) -> str:
+        """Exists while some worker has looked for forgotten records lately."""
+        return f"{self.prefix}:reconciled:{pipeline}"

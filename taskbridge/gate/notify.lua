@@ -1,0 +1,48 @@
+-- One event of a tenant: start its runner, or leave word with the one that it has.
+-- KEYS: due runner lease last queue
+-- ARGV: pipeline tenant delay_ms lease_ms republish_ms nonce now_ms
+-- RETURNS: {STARTED, token} | {DELAYED} | {ABSORBED}
+local due_key, runner_key, lease_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local pipeline, tenant = ARGV[1], ARGV[2]
+local delay_ms, lease_ms, republish_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local nonce, us = ARGV[6], clock_us(ARGV[7])
+local now = milliseconds(us)
+
+if lease_ms > 0 then
+  redis.call("SET", lease_key, now + lease_ms, "PXAT", now + lease_ms)
+end
+
+local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay")
+local state, token, held, began, pending_ms = runner[1], runner[2], runner[3], runner[4], runner[5]
+
+if not state then
+  began = redis.call("GET", last_key)
+  token = new_token(us, false, nonce)
+  redis.call("HSET", runner_key, "state", "waiting", "token", token, "events", 1, "swept", 0, "runs", 0,
+    "first", now, "delay", delay_ms)
+  if began then
+    redis.call("HSET", runner_key, "began", began)
+    if began + delay_ms > now then
+      redis.call("ZADD", due_key, began + delay_ms, tenant)
+      return { DELAYED }
+    end
+  end
+  queue_run(due_key, runner_key, tenant, token, republish_ms, us)
+  publish(queue_key, pipeline, tenant, token, us)
+  return { STARTED, token }
+end
+
+redis.call("HINCRBY", runner_key, "events", 1)
+if not pending_ms or delay_ms < tonumber(pending_ms) then
+  redis.call("HSET", runner_key, "delay", delay_ms)
+end
+if state ~= "waiting" or held then
+  return { ABSORBED }
+end
+if not began or began + delay_ms <= now then
+  queue_run(due_key, runner_key, tenant, token, republish_ms, us)
+  publish(queue_key, pipeline, tenant, token, us)
+  return { STARTED, token }
+end
+redis.call("ZADD", due_key, "LT", began + delay_ms, tenant)
+return { DELAYED }

@@ -1,0 +1,9 @@
+-- Push the run message where gate and broker are one Redis: claim and publish are then one atomic step. What stands
+-- between the markers is replaced by the message that Celery and kombu made when the script was loaded.
+local function publish(queue_key, pipeline, tenant, token, us)
+  local queue = string.sub(queue_key, {{name_at}})
+  local arguments = cjson.encode({ pipeline, tenant, token })
+  local id = string.format("%s.%016.0f", token, us)
+  local body = "[" .. arguments .. ", {}, " .. {{embed}} .. "]"
+  redis.call("LPUSH", queue_key, {{message}})
+end

@@ -1,0 +1,67 @@
+"""The Lua scripts: which there are, what they take, and the text that Redis is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+from taskbridge.gate.transitions import Answer
+
+__all__ = ["SCRIPTS", "Script", "render"]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One verb. `keys` and `args` stand in the header of `{name}.lua` in the same order; a test compares them."""
+
+    name: str
+    keys: tuple[str, ...]
+    args: tuple[str, ...]
+
+
+SCRIPTS: dict[str, Script] = {
+    script.name: script
+    for script in (
+        Script(
+            "notify",
+            ("due", "runner", "lease", "last", "queue"),
+            ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
+        ),
+        Script("begin", ("due", "runner"), ("tenant", "token", "ttl_ms", "now_ms")),
+        Script("beat", ("due", "runner"), ("tenant", "token", "ttl_ms", "now_ms")),
+        Script(
+            "settle",
+            ("due", "runner", "lease", "last", "queue"),
+            (
+                "pipeline",
+                "tenant",
+                "token",
+                "outcome",
+                "retry_ms",
+                "empty_tick_ms",
+                "last_ttl_ms",
+                "owner",
+                "republish_ms",
+                "nonce",
+                "now_ms",
+            ),
+        ),
+        Script(
+            "expire",
+            ("due", "runner", "queue"),
+            ("pipeline", "tenant", "republish_ms", "longest_ms", "nonce", "now_ms"),
+        ),
+        Script("peek", ("due",), ("limit", "now_ms")),
+    )
+}
+
+
+def read(file_name: str) -> str:
+    """Return the text of a `.lua` file of this package."""
+    return files(__package__).joinpath(file_name).read_text(encoding="utf-8")
+
+
+def render(script: Script, publish: str) -> str:
+    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, the verb."""
+    names = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer)
+    return "\n".join((names, read("prelude.lua"), publish, read(f"{script.name}.lua")))

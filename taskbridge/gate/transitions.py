@@ -1,0 +1,167 @@
+"""The gate's state machine, as one table. The Lua scripts beside it are its atomic implementation.
+
+Who is authoritative
+    Postgres, always. The gate only answers "is a runner alive for this tenant?" and "may this runner stop?". Losing
+    all of Redis costs time, never a record: the ticker finds pending records in Postgres and notifies again.
+
+States, how each is left, and who frees it when its owner dies
+    idle      no key at all. Left by an event.
+    waiting   a deadline and nothing else, so no worker slot is held. Left by an event whose spacing is over, or by
+              its deadline; any worker's ticker fires it.
+    queued    a run message is on its way. Left by the run that begins with the current token. A lost message is
+              published again by the ticker with the same token, after 5 s, then 10 s, 20 s ...
+    running   a run holds the token and moves its deadline on while it works. Left by its settle. A runner that died
+              stops moving its deadline: the ticker issues a new token and publishes, and from then on the old runner's
+              token opens nothing, neither here nor in Postgres.
+
+Why no event is lost
+    `notify` asks whether a runner is alive and `settle` asks whether it may stop; both are atomic and both look at the
+    same counter. An event either finds no runner and starts one, or is counted before the runner may stop. The lease
+    alone cannot decide that: an event that arrives while a handler outlasts the lease would be dropped.
+
+Why the first event does not wait
+    The script that finds no runner publishes the run itself; no timer stands before it.
+
+Trust window
+    A token is ordered: its first 16 digits are the server's microseconds when it was issued, and a runner's next token
+    is always above its last. Postgres keeps the highest token that claimed a cursor and refuses a lower one, so a run
+    that froze between `begin` and its claim cannot take the cursor back from its successor. Should the clock of Redis
+    step back (a failover), the claim is refused, and `outranked` lifts the runner's token above the one in Postgres.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+
+__all__ = ["TRANSITIONS", "Answer", "Condition", "Row", "State", "Verb", "choose"]
+
+
+class State(StrEnum):
+    """Where a tenant's runner stands. An idle tenant has no key in Redis."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+class Verb(StrEnum):
+    """What can happen to a tenant. The last four are outcomes of `settle`."""
+
+    NOTIFY = "notify"
+    BEGIN = "begin"
+    BEAT = "beat"
+    DEADLINE = "deadline"
+    MORE = "settle: more"
+    DONE = "settle: done"
+    RETRY = "settle: retry"
+    OUTRANKED = "settle: outranked"
+
+
+class Answer(IntEnum):
+    """What a script answers. The numbers are given to the scripts by name when they are loaded."""
+
+    STARTED = 1
+    DELAYED = 2
+    ABSORBED = 3
+    BEGUN = 4
+    REFUSED = 5
+    KEPT = 6
+    LOST = 7
+    CONTINUED = 8
+    LINGERING = 9
+    FINISHED = 10
+    HELD = 11
+    REISSUED = 12
+    PUBLISHED = 13
+    REPUBLISHED = 14
+    NOT_DUE = 15
+
+
+class Condition(Enum):
+    """What a row may ask before it applies; the value is the sentence that the docs print."""
+
+    SPACING_OVER = "last run + delay is past, or there was no last run"
+    HELD = "held after a failure, a rate limit or a pause"
+    CURRENT = "the token is the current one"
+    NEW_EVENTS = "events > swept"
+    LEASE_ALIVE = "the lease is alive"
+    OVERDUE = "the deadline is past"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One transition: in `state`, on `verb`, when all of `when` hold: go to `next` and answer `answer`."""
+
+    state: State
+    verb: Verb
+    when: tuple[Condition, ...]
+    next: State
+    answer: Answer
+    effect: str
+
+
+_I, _W, _Q, _R = State.IDLE, State.WAITING, State.QUEUED, State.RUNNING
+_C = Condition
+
+
+def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
+    return tuple(Row(state, verb, (), state, answer, effect) for state in State)
+
+
+# The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
+TRANSITIONS: tuple[Row, ...] = (
+    Row(_I, Verb.NOTIFY, (_C.SPACING_OVER,), _Q, Answer.STARTED, "publish to the first-event queue, in this step"),
+    Row(_I, Verb.NOTIFY, (), _W, Answer.DELAYED, "due at last run + delay"),
+    Row(_W, Verb.NOTIFY, (_C.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
+    Row(_W, Verb.NOTIFY, (_C.SPACING_OVER,), _Q, Answer.STARTED, "publish to the first-event queue, in this step"),
+    Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
+    Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
+    Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
+    Row(_Q, Verb.BEGIN, (_C.CURRENT,), _R, Answer.BEGUN, "swept = events; last run = now; deadline = now + runner TTL"),
+    *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
+    Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
+    *_everywhere(Verb.BEAT, Answer.LOST, "none: another runner took over"),
+    Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "publish to the continuation queue"),
+    *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
+    Row(
+        _R,
+        Verb.DONE,
+        (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER),
+        _Q,
+        Answer.CONTINUED,
+        "publish to the continuation queue",
+    ),
+    Row(_R, Verb.DONE, (_C.CURRENT, _C.NEW_EVENTS), _W, Answer.LINGERING, "due at last run + pending delay"),
+    Row(_R, Verb.DONE, (_C.CURRENT, _C.LEASE_ALIVE), _W, Answer.LINGERING, "due when the lease ends: a closing sweep"),
+    Row(_R, Verb.DONE, (_C.CURRENT,), _I, Answer.FINISHED, "hash and deadline deleted; last run kept for its TTL"),
+    *_everywhere(Verb.DONE, Answer.LOST, "none: another runner took over"),
+    Row(_R, Verb.RETRY, (_C.CURRENT,), _W, Answer.HELD, "due at now + back-off, held"),
+    *_everywhere(Verb.RETRY, Answer.LOST, "none: another runner took over"),
+    Row(
+        _R,
+        Verb.OUTRANKED,
+        (_C.CURRENT,),
+        _Q,
+        Answer.REISSUED,
+        "new token above the cursor's owner; publish to the continuation queue",
+    ),
+    *_everywhere(Verb.OUTRANKED, Answer.LOST, "none: another runner took over"),
+    Row(_W, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.PUBLISHED, "publish to the continuation queue"),
+    Row(_Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again, same token; the wait doubles"),
+    Row(_R, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REISSUED, "new token fences the old runner off; publish"),
+    *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was quicker"),
+)
+
+
+def choose(state: State, verb: Verb, holding: frozenset[Condition]) -> Row:
+    """Return the row that applies in `state` on `verb` while exactly the conditions in `holding` hold.
+
+    Raises:
+        LookupError: the table has no row for this pair.
+    """
+    for row in TRANSITIONS:
+        if row.state is state and row.verb is verb and holding.issuperset(row.when):
+            return row
+    raise LookupError(f"no transition for {verb.value} in state {state.value}")

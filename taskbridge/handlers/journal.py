@@ -1,0 +1,29 @@
+"""The built-in handler of the pipeline invoices: the journal, which writes down each delivery."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taskbridge.batch import Batch
+from taskbridge.pipeline import INVOICES, Pipeline
+from taskbridge.policy import LatencyNeutral
+from taskbridge.store.queries import query
+
+__all__ = ["JOURNAL", "journal"]
+
+
+def journal(batch: Batch) -> None:
+    """Write one row of `deliveries` per record, in the transaction that advances the cursor: exactly once."""
+    batch.connection.exec_driver_sql(
+        query("record_delivery"),
+        {
+            "pipeline": batch.pipeline,
+            "tenant": batch.tenant,
+            "token": batch.token,
+            "external_ids": [record.external_id for record in batch],
+            "revisions": [record.revision for record in batch],
+        },
+    )
+
+
+JOURNAL: Final = Pipeline(INVOICES, journal, LatencyNeutral(), batch_size=500)

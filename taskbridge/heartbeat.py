@@ -1,0 +1,86 @@
+"""Heartbeats: while a handler works, its run's deadline moves on.
+
+One thread per process beats for all runs of the process; it starts with the first run and sleeps while there is none.
+A lease is trusted from before the call that confirmed it, less a margin, so a process that was frozen knows when it
+wakes that it may have been replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import redis
+
+__all__ = ["Heartbeat", "Lease"]
+
+log = logging.getLogger(__name__)
+
+
+class Lease:
+    """One run's hold on its tenant. Times are seconds of the monotonic clock."""
+
+    def __init__(self, beat: Callable[[], bool], trust: float) -> None:
+        self._beat = beat
+        self._trust = trust
+        self._confirmed = time.monotonic()
+        self._lost = False
+
+    @property
+    def owned(self) -> bool:
+        """Whether the last confirmation is young enough and none was refused."""
+        return not self._lost and time.monotonic() < self._confirmed + self._trust
+
+    def renew(self) -> None:
+        """Beat once."""
+        before = time.monotonic()
+        if self._beat():
+            self._confirmed = before
+        else:
+            self._lost = True
+
+
+class Heartbeat:
+    """Renews the leases of a process three times per `ttl` seconds, the time after which Redis counts a run as dead."""
+
+    def __init__(self, ttl: float) -> None:
+        self._interval = ttl / 3
+        self._trust = ttl * 0.9
+        self._leases: set[Lease] = set()
+        self._work = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def keep(self, beat: Callable[[], bool]) -> Iterator[Lease]:
+        """Hold a lease that was just taken; `beat` renews it and says whether it is still held."""
+        lease = Lease(beat, self._trust)
+        self._leases.add(lease)
+        self._work.set()
+        self._start()
+        try:
+            yield lease
+        finally:
+            self._leases.discard(lease)
+            if not self._leases:
+                self._work.clear()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="taskbridge-heartbeat", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            time.sleep(self._interval)
+            for lease in tuple(self._leases):
+                try:
+                    lease.renew()
+                except redis.RedisError as error:
+                    # The lease runs out by itself if Redis stays away; the run goes on until then.
+                    log.warning("heartbeat not delivered: %s", error)

@@ -1,0 +1,68 @@
+"""Names that become part of a Redis key: what they may hold, so that no two of them share one.
+
+A key is `{prefix}:{kind}:{pipeline}:{tenant}`. Prefix and pipeline hold no colon and the tenant comes last, so the
+first three colons split a key back into exactly one (pipeline, tenant) pair, whatever the tenant holds.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from taskbridge.errors import InvalidName
+
+MAX_TENANT_LENGTH = 200
+
+_PIPELINE = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def check_tenant(tenant: object) -> str:
+    """Return `tenant` unchanged, or raise InvalidName.
+
+    A tenant is a string of 1 to 200 characters without control characters (Unicode Cc), lone surrogates (Cs: no UTF-8
+    holds them) and line or paragraph separators (Zl, Zp), and without space at either end. Upper and lower case differ,
+    as do two Unicode spellings of one letter: a tenant is compared as it is.
+    """
+    if not isinstance(tenant, str):
+        raise InvalidName(f"a tenant is a string, not {type(tenant).__name__}: pass str(tenant)")
+    if not tenant:
+        raise InvalidName("the tenant is empty: pass the key of the business that the work belongs to")
+    if len(tenant) > MAX_TENANT_LENGTH:
+        raise InvalidName(
+            f"the tenant {tenant[:20]!r}... has {len(tenant)} characters, at most {MAX_TENANT_LENGTH} are allowed: "
+            "use a shorter key, such as the tenant's id"
+        )
+    for position, character in enumerate(tenant):
+        if unicodedata.category(character) in _FORBIDDEN_CATEGORIES:
+            raise InvalidName(
+                f"the tenant {tenant!r} holds the control character U+{ord(character):04X} at position {position}: "
+                "remove it"
+            )
+    if tenant != tenant.strip():
+        raise InvalidName(f"the tenant {tenant!r} begins or ends with space: strip it")
+    return tenant
+
+
+def check_pipeline_name(name: object) -> str:
+    """Return `name` unchanged, or raise InvalidName.
+
+    A pipeline's name is 1 to 63 of a-z, 0-9, `_` and `-`, and begins with a letter. It holds no colon, so
+    ("a:b", "c") and ("a", "b:c") cannot become one key.
+    """
+    if not isinstance(name, str) or not _PIPELINE.fullmatch(name):
+        raise InvalidName(
+            f"the pipeline name {name!r} is not allowed: use 1 to 63 of a-z, 0-9, '_' and '-', beginning with a letter"
+        )
+    return name
+
+
+def check_key_prefix(prefix: str) -> str:
+    """Return `prefix` unchanged, or raise InvalidName: 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidName(
+            f"the key prefix {prefix!r} is not allowed: use 1 to 63 of A-Z, a-z, 0-9, '_', '.' and '-' "
+            "(TASKBRIDGE_KEY_PREFIX)"
+        )
+    return prefix

@@ -1,0 +1,50 @@
+"""Notify: from an event to a running runner, in the producer's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from celery import Celery
+
+from taskbridge.gate import Answer, Queue, Spacing
+from taskbridge.names import check_tenant
+from taskbridge.pipeline import INVOICES
+from taskbridge.runtime import Runtime, runtime, speaking_plainly
+
+__all__ = ["notify", "notify_many"]
+
+# Inline there is no ticker that would come back at a deadline: each event makes a run, which ends when nothing is new.
+EAGER = Spacing(delay=0)
+
+
+def notify(app: Celery, tenant: str, pipeline: str = INVOICES) -> Answer:
+    """Tell the tenant's runner that there are new records, and start it if there is none.
+
+    One round trip to Redis, whatever the tenant's state. When this returns, the first event's run is published.
+
+    Raises:
+        InvalidName: the tenant is not allowed.
+        UnknownPipeline: no loaded module declares the pipeline.
+        Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
+    """
+    here = runtime(app)
+    spacing = _spacing(here, pipeline)
+    with speaking_plainly():
+        return here.gate.notify(pipeline, check_tenant(tenant), spacing, Queue.FIRST)
+
+
+def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
+    """Notify many tenants, in one round trip to Redis; a tenant may stand in the list several times.
+
+    Raises: as `notify`. Nothing is sent when a tenant is not allowed.
+    """
+    here = runtime(app)
+    spacing = _spacing(here, pipeline)
+    events = [(pipeline, check_tenant(tenant), spacing) for tenant in tenants]
+    with speaking_plainly():
+        return here.gate.notify_many(events) if events else []
+
+
+def _spacing(here: Runtime, pipeline: str) -> Spacing:
+    declared = here.pipelines[pipeline]
+    return EAGER if here.eager else declared.policy.spacing

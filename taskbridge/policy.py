@@ -1,0 +1,91 @@
+"""Policies: when a tenant's next run may start. Values that refuse nonsense when they are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from taskbridge.errors import InvalidPolicy
+
+__all__ = ["LatencyNeutral", "Policy", "Spacing"]
+
+LONGEST_LEASE = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """A policy as the gate sees it, in whole milliseconds.
+
+    `delay` is the least time from the start of a tenant's last run to its next; `lease` is how long an event keeps the
+    runner alive (0: not at all); `last_ttl` is how long the last run delays a tenant that has become idle (0: not at
+    all); `empty_tick` is the time after which a lingering runner sweeps although nothing came (0: only at the end of
+    the lease).
+    """
+
+    delay: int
+    lease: int = 0
+    last_ttl: int = 0
+    empty_tick: int = 0
+
+
+class Policy(Protocol):
+    """What a pipeline needs of its policy."""
+
+    @property
+    def spacing(self) -> Spacing:
+        """The policy in the gate's units."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyNeutral:
+    """Start at once, then absorb the burst.
+
+    Args:
+        lease: seconds that an event keeps its tenant's runner alive; 0 to 3600. With 0 the runner ends as soon as
+            nothing is new, and batches form only while it runs.
+        tick: least seconds from the start of one run to the start of the tenant's next; above 0, at most `lease`
+            unless that is 0.
+        sweep_empty_ticks: sweep at every tick of the lease, for sources whose rows arrive without an event.
+
+    Raises:
+        InvalidPolicy: a value is out of range, or the tick is longer than the lease.
+    """
+
+    lease: float = 1.2
+    tick: float = 0.2
+    sweep_empty_ticks: bool = False
+
+    def __post_init__(self) -> None:
+        _check_seconds("lease", self.lease, at_least=0)
+        _check_seconds("tick", self.tick, at_least=0.001)
+        if 0 < self.lease < self.tick:
+            raise InvalidPolicy(
+                f"the tick ({self.tick:g} s) is longer than the lease ({self.lease:g} s), so the runner would end "
+                "before its second run: lengthen the lease or shorten the tick"
+            )
+        if 0 < self.lease < 0.001:
+            raise InvalidPolicy(f"the lease is {self.lease:g} s: it must be 0 or at least 0.001 s")
+        if self.sweep_empty_ticks and not self.lease:
+            raise InvalidPolicy("sweep_empty_ticks needs a lease above 0: without one there is no tick to sweep at")
+
+    @property
+    def spacing(self) -> Spacing:
+        """The policy in the gate's units.
+
+        No last run is kept once the burst is over: the first event of the next burst would otherwise wait for the rest
+        of a tick that its predecessor's closing sweep began.
+        """
+        tick = _milliseconds(self.tick)
+        return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)
+
+
+def _check_seconds(name: str, value: object, *, at_least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
+    if not at_least <= value <= LONGEST_LEASE:
+        raise InvalidPolicy(f"the {name} is {value:g} s: it must lie between {at_least:g} and {LONGEST_LEASE:g} s")
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,53 @@
+"""What producers call: write records, then say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+
+from taskbridge import notify, store
+from taskbridge.app import app
+from taskbridge.gate import Answer
+from taskbridge.pipeline import INVOICES
+from taskbridge.runtime import runtime, speaking_plainly
+
+__all__ = ["notify_many", "record_invoice"]
+
+
+def record_invoice(tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None) -> bool:
+    """Write or update one invoice, in the transaction of `connection` or in one of its own.
+
+    Whoever commits notifies: call `notify_event.delay(tenant)` after the commit, when this returned True.
+
+    Args:
+        tenant: whose invoice it is; 1 to 200 characters.
+        number: the invoice's number, unique within the tenant; 1 to 200 printable characters.
+        document: the invoice as JSON. Write decimals and dates as strings.
+        connection: a SQLAlchemy connection to the same database.
+
+    Returns:
+        Whether anything changed. An invoice that is there with an equal document stays untouched.
+
+    Raises:
+        InvalidName: the tenant is not allowed.
+        InvalidInput: the number is not allowed, or the document is no JSON object.
+        Unavailable: Postgres cannot be used.
+    """
+    with speaking_plainly():
+        return store.record_invoice(runtime(app).engine, tenant, number, document, connection)
+
+
+def notify_many(tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
+    """Notify many tenants, in one round trip to Redis; a tenant may stand in the list several times.
+
+    Returns:
+        The gate's answer for each: STARTED, DELAYED or ABSORBED.
+
+    Raises:
+        InvalidName: a tenant is not allowed; nothing was sent.
+        UnknownPipeline: no loaded module declares the pipeline.
+        Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
+    """
+    return notify.notify_many(app, tenants, pipeline)

@@ -1,0 +1,158 @@
+"""What one process needs to work: settings, pipelines, the gate, the cursors. Made when it is first used.
+
+A forked child makes its own: connections are not shared across a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import redis
+from celery import Celery
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from taskbridge import message
+from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.gate import Gate, Keys, Queue, Timing
+from taskbridge.handlers.journal import JOURNAL
+from taskbridge.heartbeat import Heartbeat
+from taskbridge.pipeline import DECLARED, Pipelines
+from taskbridge.settings import Settings
+from taskbridge.store import Cursors, connect
+
+__all__ = ["Runtime", "runtime", "speaking_plainly"]
+
+DECLARED.provide(JOURNAL)
+
+
+class Runtime:
+    """One process's connections and pipelines."""
+
+    def __init__(self, app: Celery, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+
+    @cached_property
+    def pipelines(self) -> Pipelines:
+        """The pipelines, with the modules of TASKBRIDGE_PIPELINES loaded.
+
+        Raises:
+            ConfigurationError: a module does not import.
+        """
+        DECLARED.load(self.settings.pipelines)
+        return DECLARED
+
+    @cached_property
+    def redis(self) -> redis.Redis:
+        """The gate's client. Times out rather than hang where Redis does not answer."""
+        if not self.settings.redis_url:
+            raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+        return redis.Redis.from_url(
+            self.settings.redis_url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5
+        )
+
+    @cached_property
+    def gate(self) -> Gate:
+        """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
+        settings = self.settings
+        prefix = self.app.conf.broker_transport_options.get("global_keyprefix", "")
+        at_once = not self.eager and message.same_server(settings.redis_url, self.app.conf.broker_url)
+        return Gate(
+            self.redis,
+            Keys(settings.key_prefix),
+            Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
+            message=message.lua_message(self.app, prefix) if at_once else None,
+            publish=None if at_once else self._publish,
+            queue_prefix=prefix,
+        )
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The pool of connections to Postgres."""
+        if not self.settings.postgres_url:
+            raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
+        return connect(self.settings.postgres_url)
+
+    @cached_property
+    def cursors(self) -> Cursors:
+        """The cursors."""
+        return Cursors(self.engine)
+
+    @cached_property
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeat of this process's runs."""
+        return Heartbeat(self.settings.runner_ttl)
+
+    @property
+    def eager(self) -> bool:
+        """Whether Celery runs tasks inline (`task_always_eager`)."""
+        return bool(self.app.conf.task_always_eager)
+
+    def _publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
+        arguments = (pipeline, tenant, token)
+        options: dict[str, Any] = {"queue": queue.value, "argsrepr": message.arguments_text(*arguments)}
+        self.app.tasks[message.RUN_TASK].apply_async(arguments, **options)
+
+    def forget(self) -> None:
+        """Drop what was inherited through a fork, without talking on the parent's connections."""
+        if "engine" in self.__dict__:
+            self.engine.dispose(close=False)
+        self.__dict__ = {"app": self.app, "settings": self.settings}
+
+
+_RUNTIMES: dict[int, Runtime] = {}
+
+
+def runtime(app: Celery) -> Runtime:
+    """Return this process's runtime of `app`; settings are read from the environment at the first call."""
+    found = _RUNTIMES.get(id(app))
+    if found is None:
+        found = _RUNTIMES[id(app)] = Runtime(app, Settings.read())
+    return found
+
+
+def _forget_all() -> None:
+    for one in _RUNTIMES.values():
+        one.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+@contextmanager
+def speaking_plainly() -> Iterator[None]:
+    """Translate connection errors of Postgres and Redis into `Unavailable`, without address or password.
+
+    For the calls that people and producers make. A run lets them pass: it is tried again.
+    """
+    try:
+        yield
+    except redis.RedisError as error:
+        raise Unavailable(_redis_text(error)) from error
+    except OperationalError as error:
+        raise Unavailable(_postgres_text(error)) from error
+
+
+def _redis_text(error: redis.RedisError) -> str:
+    text = str(error)
+    if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
+        return "Redis refuses the password: correct it in TASKBRIDGE_REDIS_URL"
+    if isinstance(error, redis.TimeoutError):
+        return "Redis does not answer in time: look at its load, and at TASKBRIDGE_REDIS_URL"
+    if isinstance(error, redis.ConnectionError):
+        return "Redis cannot be reached: start it, or correct TASKBRIDGE_REDIS_URL (`taskbridge doctor` checks it)"
+    return f"Redis refuses the command: {text}"
+
+
+def _postgres_text(error: OperationalError) -> str:
+    text = str(error.orig)
+    if "password authentication failed" in text:
+        return "Postgres refuses the password: correct it in TASKBRIDGE_POSTGRES_URL"
+    if "does not exist" in text:
+        return "Postgres has no such database or role: create it, or correct TASKBRIDGE_POSTGRES_URL"
+    return "Postgres cannot be reached: start it, or correct TASKBRIDGE_POSTGRES_URL (`taskbridge doctor` checks it)"

@@ -1,0 +1,106 @@
+"""Every knob of a process: environment variable, unit, default, limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from taskbridge.errors import ConfigurationError
+from taskbridge.names import check_key_prefix
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a process knows about its surroundings; read from the environment by `Settings.read`.
+
+    Times are seconds. An empty URL means that none is configured; the command line then uses the embedded servers.
+    """
+
+    postgres_url: str = ""
+    """Where records, cursors and quarantine live: `postgresql://user:password@host:port/database`."""
+    redis_url: str = ""
+    """The gate: `redis://:password@host:port/0`, `rediss://` for TLS."""
+    broker_url: str = ""
+    """Celery's broker. Empty: the gate's Redis, where claim and publish are then one atomic step."""
+    pipelines: tuple[str, ...] = ()
+    """Modules that declare pipelines; comma-separated in the environment."""
+    key_prefix: str = "sync"
+    """First part of every Redis key of the gate, so that several deployments can share one Redis."""
+    runner_ttl: float = 5.0
+    """After this many seconds without a heartbeat a run counts as dead and is replaced. 0.5 to 3600."""
+    republish_after: float = 5.0
+    """A run message that nobody began is published again after this many seconds, then doubling. 0.5 to 3600."""
+    run_budget: float = 1.0
+    """A run that has used this many seconds goes to the end of the queue, so that tenants take turns. 0.01 to 3600."""
+    ticker_interval: float = 0.05
+    """How often a worker looks for deadlines, at the least. 0.005 to 1."""
+    reconcile_interval: float = 30.0
+    """How often pending records without a runner are looked for, by one worker of all. 1 to 3600."""
+
+    def __post_init__(self) -> None:
+        check_key_prefix(self.key_prefix)
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigurationError(
+                    f"{_variable(name)} is {value:g}, it must lie between {low:g} and {high:g} seconds"
+                )
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings from `environment` (default: the process's own).
+
+        Raises:
+            ConfigurationError: a value that is no number or out of its limits, or a URL of the wrong kind.
+            InvalidName: a key prefix that is not allowed.
+        """
+        environment = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            text = environment.get(_variable(field.name), "").strip()
+            if text:
+                values[field.name] = _parse(field.name, text)
+        return cls(**values)
+
+    @property
+    def broker(self) -> str:
+        """The broker's URL: its own, else the gate's."""
+        return self.broker_url or self.redis_url
+
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "runner_ttl": (0.5, 3600),
+    "republish_after": (0.5, 3600),
+    "run_budget": (0.01, 3600),
+    "ticker_interval": (0.005, 1),
+    "reconcile_interval": (1, 3600),
+}
+
+_SCHEMES: dict[str, tuple[str, ...]] = {
+    "postgres_url": ("postgresql", "postgresql+psycopg", "postgres"),
+    "redis_url": ("redis", "rediss"),
+}
+
+
+def _variable(name: str) -> str:
+    return f"TASKBRIDGE_{name.upper()}"
+
+
+def _parse(name: str, text: str) -> object:
+    if name in _LIMITS:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigurationError(f"{_variable(name)} is {text!r}: give a number of seconds") from None
+    if name == "pipelines":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name in _SCHEMES:
+        scheme = text.partition("://")[0]
+        if scheme not in _SCHEMES[name] or "://" not in text:
+            # The value may hold a password, so the message does not repeat it.
+            raise ConfigurationError(f"{_variable(name)} must begin with one of {', '.join(_SCHEMES[name])} and ://")
+    return text

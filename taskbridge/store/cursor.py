@@ -1,0 +1,178 @@
+"""The cursor: how far a tenant's records have been handled, as a snapshot and not as a number.
+
+Ids and timestamps commit out of order, so "handled up to 1042" loses row 1041 when its transaction commits later. Each
+record carries the id of the transaction that wrote it, and a cursor is a `pg_snapshot`: pending is what is visible now
+and was not visible in the cursor's snapshot. (PgQ's batches are made this way.) A late commit is found by the next
+sweep; a long transaction holds back its own rows and nobody else's.
+
+A sweep larger than one batch is paged by (xid, id) under the snapshot of its first page, the target. Where it stands is
+part of the cursor, so the run after a crash resumes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine
+
+from taskbridge.batch import Record
+from taskbridge.store.queries import query
+
+__all__ = ["CursorLost", "Cursors", "Outranked", "Page", "Transaction"]
+
+LONGEST_ERROR: Final = 2_000
+
+
+class CursorLost(Exception):
+    """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
+
+
+class Outranked(Exception):
+    """The cursor belongs to a higher token, `owner`."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(owner)
+        self.owner = owner
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One batch of records and where the cursor goes when they are handled."""
+
+    records: tuple[Record, ...]
+    sweeps: int
+    target: str
+    finished: bool
+    resumed: bool
+    at_xid: str | None
+    at_id: int | None
+
+    @property
+    def moves_cursor(self) -> bool:
+        """Whether there is anything to advance past. An empty sweep moves nothing, unless it ends a paged one."""
+        return bool(self.records) or self.resumed
+
+
+class Cursors:
+    """The cursors of one database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def claim(self, key: Mapping[str, str], *, events: int, new_events: int, runs: int) -> None:
+        """Make the token of `key` (pipeline, tenant, token) the cursor's owner and count the run.
+
+        Raises:
+            Outranked: a higher token owns it.
+        """
+        counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
+        with self._autocommit.connect() as connection:
+            if connection.exec_driver_sql(query("claim"), {**key, **counts}).first() is None:
+                raise Outranked(connection.exec_driver_sql(query("owner"), dict(key)).scalar_one())
+
+    def read(self, key: Mapping[str, str], limit: int) -> Page:
+        """Read up to `limit` records after the cursor.
+
+        Raises:
+            CursorLost: the token does not own the cursor.
+        """
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(query("read_batch"), {**key, "limit": limit}).mappings().all()
+        if not rows:
+            raise CursorLost
+        records = tuple(
+            Record(key["pipeline"], key["tenant"], row["external_id"], row["revision"], row["document"])
+            for row in rows
+            if row["id"] is not None
+        )
+        last = rows[-1]
+        return Page(
+            records=records,
+            sweeps=last["sweeps"],
+            target=last["target"],
+            finished=len(records) < limit,
+            resumed=last["resumed"],
+            at_xid=last["xid"],
+            at_id=last["id"],
+        )
+
+    @contextmanager
+    def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
+        """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
+        transaction = Transaction(self._engine, key)
+        try:
+            yield transaction
+        finally:
+            transaction.close()
+
+    def fail(self, key: Mapping[str, str], error: str) -> None:
+        """Keep the text of a failure, shortened to 2,000 characters, for `status`."""
+        with self._autocommit.connect() as connection:
+            connection.exec_driver_sql(query("fail"), {**key, "error": error[:LONGEST_ERROR]})
+
+    def pending_tenants(self, pipeline: str) -> list[str]:
+        """Return the tenants that have something to sweep."""
+        with self._autocommit.connect() as connection:
+            return list(connection.exec_driver_sql(query("pending_tenants"), {"pipeline": pipeline}).scalars())
+
+    def counts(self, pipeline: str, tenant: str | None = None) -> list[dict[str, Any]]:
+        """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns."""
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(query("tenant_counts"), {"pipeline": pipeline, "tenant": tenant})
+            return [dict(row) for row in rows.mappings()]
+
+    def delivery_counts(self, pipeline: str) -> tuple[int, int]:
+        """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
+        with self._autocommit.connect() as connection:
+            row = connection.exec_driver_sql(query("delivery_counts"), {"pipeline": pipeline}).one()
+        return row.deliveries, row.duplicates
+
+
+class Transaction:
+    """One batch's transaction, opened when it is first needed."""
+
+    def __init__(self, engine: Engine, key: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._key = key
+        self._connection: Connection | None = None
+
+    def connect(self) -> Connection:
+        """Return the transaction's connection, opening it at the first call."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def advance(self, page: Page, *, first_event_ms: int | None = None) -> None:
+        """Move the cursor past `page` and commit, together with all that was written through `connect`.
+
+        Raises:
+            CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
+        """
+        connection = self.connect()
+        moved = connection.exec_driver_sql(
+            query("advance"),
+            {
+                **self._key,
+                "sweeps": page.sweeps,
+                "target": page.target,
+                "finished": page.finished,
+                "at_xid": page.at_xid,
+                "at_id": page.at_id,
+                "records": len(page.records),
+                "first_event_ms": first_event_ms,
+            },
+        )
+        if moved.first() is None:
+            connection.rollback()
+            raise CursorLost
+        connection.commit()
+
+    def close(self) -> None:
+        """Roll back what was not committed and give the connection back."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,62 @@
+"""Writing records. Whoever commits notifies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from taskbridge.errors import InvalidInput
+from taskbridge.names import check_tenant
+from taskbridge.store.queries import query
+
+__all__ = ["record_invoice"]
+
+LONGEST_NUMBER = 200
+
+
+def record_invoice(
+    engine: Engine, tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None
+) -> bool:
+    """Write or update one invoice, in the transaction of `connection` or in one of its own.
+
+    Returns:
+        Whether anything changed. An invoice that is there with an equal document stays untouched: no revision, no
+        event needed.
+
+    Raises:
+        InvalidName: the tenant is not allowed.
+        InvalidInput: the number is empty, longer than 200 characters or holds a control character, or the document is
+            no JSON object.
+    """
+    check_tenant(tenant)
+    _check_number(tenant, number)
+    values = {"tenant": tenant, "number": number, "document": _json(tenant, number, document)}
+    if connection is not None:
+        return connection.exec_driver_sql(query("record_invoice"), values).first() is not None
+    with engine.begin() as own:
+        return own.exec_driver_sql(query("record_invoice"), values).first() is not None
+
+
+def _check_number(tenant: str, number: object) -> None:
+    if not isinstance(number, str) or not number or len(number) > LONGEST_NUMBER or not number.isprintable():
+        raise InvalidInput(
+            f"tenant {tenant!r}: the invoice number {str(number)[:20]!r} is not allowed: "
+            f"use a string of 1 to {LONGEST_NUMBER} printable characters"
+        )
+
+
+def _json(tenant: str, number: str, document: object) -> str:
+    where = f"tenant {tenant!r}, invoice {number!r}"
+    if not isinstance(document, Mapping):
+        raise InvalidInput(f"{where}: the document is {type(document).__name__}, pass a mapping (a JSON object)")
+    try:
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
+    if "\\u0000" in text:
+        raise InvalidInput(f"{where}: the document holds a NUL character, which jsonb cannot: remove it")
+    return text

@@ -1,0 +1,14 @@
+-- A run takes the cursor: from now on only its token may advance it. Tokens grow, so a run that was replaced cannot take
+-- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
+-- cursor has its former owner, and the run that claimed it is refused when it advances.
+INSERT INTO sync_cursors AS c (pipeline, tenant, owner, runs, events, burst_runs, burst_events, last_run_at)
+VALUES (%(pipeline)s, %(tenant)s, %(token)s, 1, %(new_events)s, %(burst_runs)s, %(burst_events)s, now())
+ON CONFLICT (pipeline, tenant) DO UPDATE
+SET owner = excluded.owner,
+    runs = c.runs + 1,
+    events = c.events + excluded.events,
+    burst_runs = excluded.burst_runs,
+    burst_events = excluded.burst_events,
+    last_run_at = excluded.last_run_at
+WHERE c.owner IS NULL OR c.owner <= excluded.owner
+RETURNING set_config('synchronous_commit', 'off', true)

@@ -1,0 +1,142 @@
+"""The tables, as SQLAlchemy knows them. migrations/ makes them; a test holds the two together."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import UserDefinedType
+
+__all__ = ["METADATA", "deliveries", "invoices", "quarantine", "sync_cursors"]
+
+
+class Xid8(UserDefinedType[str]):
+    """PostgreSQL's 64-bit transaction id; it does not wrap around."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """Return the type's name in DDL."""
+        return "xid8"
+
+
+class PgSnapshot(UserDefinedType[str]):
+    """PostgreSQL's snapshot value: which transactions were visible."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """Return the type's name in DDL."""
+        return "pg_snapshot"
+
+
+METADATA: Final = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _key(name: str) -> Column[str]:
+    """Return a column that is compared byte by byte, so that its order does not depend on the server's locale."""
+    return Column(name, Text(collation="C"), nullable=False)
+
+
+def _counter(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"))
+
+
+def _now(name: str) -> Column[Any]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=text("now()"))
+
+
+invoices: Final = Table(
+    "invoices",
+    METADATA,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _key("tenant"),
+    _key("number"),
+    Column("document", JSONB, nullable=False),
+    Column("revision", Integer, nullable=False, server_default=text("1")),
+    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    _now("recorded_at"),
+    UniqueConstraint("tenant", "number"),
+    Index(None, "tenant", "xid", "id"),
+    comment="Records of the pipeline invoices. xid is the transaction that wrote the row last.",
+)
+
+sync_cursors: Final = Table(
+    "sync_cursors",
+    METADATA,
+    _key("pipeline"),
+    _key("tenant"),
+    Column("snapshot", PgSnapshot, nullable=False, server_default=text("'1:1:'")),
+    Column("target", PgSnapshot),
+    Column("at_xid", Xid8),
+    Column("at_id", BigInteger),
+    Column("owner", Text(collation="C")),
+    _counter("sweeps"),
+    _counter("runs"),
+    _counter("events"),
+    _counter("records"),
+    _counter("burst_runs"),
+    _counter("burst_events"),
+    Column("first_event_ms", Integer),
+    Column("last_run_at", DateTime(timezone=True)),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("last_error", Text),
+    Column("failed_at", DateTime(timezone=True)),
+    Column("paused_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("pipeline", "tenant"),
+    # A cursor is updated at every run; room in its page keeps those updates out of the index.
+    postgresql_with={"fillfactor": "50"},
+    comment="How far each tenant's records have been handled: all that is visible in snapshot, and of those visible in "
+    "target the ones up to (at_xid, at_id).",
+)
+
+quarantine: Final = Table(
+    "quarantine",
+    METADATA,
+    _key("pipeline"),
+    _key("tenant"),
+    _key("external_id"),
+    Column("revision", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default=text("1")),
+    _now("quarantined_at"),
+    PrimaryKeyConstraint("pipeline", "tenant", "external_id"),
+    comment="Records that cannot be handled, set aside so that the rest go on.",
+)
+
+deliveries: Final = Table(
+    "deliveries",
+    METADATA,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _key("pipeline"),
+    _key("tenant"),
+    _key("external_id"),
+    Column("revision", Integer, nullable=False),
+    _now("delivered_at"),
+    _key("token"),
+    # Not unique on purpose: the journal must be able to show that a record was delivered twice.
+    Index(None, "pipeline", "tenant", "external_id"),
+    comment="The journal: one row per record that it took.",
+)

@@ -1,0 +1,66 @@
+"""The Celery tasks, by pinned names: other programs publish them, so the names stay."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery import Celery, Task, states
+from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
+
+from taskbridge import runner
+from taskbridge.message import RUN_TASK
+from taskbridge.notify import notify
+from taskbridge.pipeline import INVOICES
+from taskbridge.runtime import runtime
+
+__all__ = ["NOTIFY_TASK", "register"]
+
+NOTIFY_TASK: Final = "taskbridge.notify_event"
+
+
+class NotifyTask(Task[Any, Any]):
+    """Goes through the gate in the producer's own process, so that an absorbed event makes no message.
+
+    With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message that does the
+    same in a worker.
+    """
+
+    abstract = True
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Notify; the result holds the gate's answer (`started`, `delayed` or `absorbed`) and needs no backend.
+
+        Raises: as `taskbridge.notify.notify`, for the fast path.
+        """
+        if producer or link or link_error or shadow or options or self.app.conf.task_always_eager:
+            return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
+        answer = self.run(*(args or ()), **(kwargs or {}))
+        return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)
+
+
+def register(app: Celery) -> tuple[Any, Any]:
+    """Add the tasks to `app` and return them: `notify_event` and `run`."""
+
+    # Early ack: a lost run comes back through its deadline in seconds, and not through the visibility timeout.
+    @app.task(name=NOTIFY_TASK, base=NotifyTask, acks_late=False, ignore_result=True)
+    def notify_event(tenant: str, pipeline: str = INVOICES) -> str:
+        """Tell the tenant's runner that there are new records."""
+        return notify(app, tenant, pipeline).name.lower()
+
+    @app.task(name=RUN_TASK, acks_late=False, ignore_result=True)
+    def run(pipeline: str, tenant: str, token: str) -> None:
+        """One run of a tenant; published by the gate."""
+        runner.run(runtime(app), pipeline, tenant, token)
+
+    return notify_event, run

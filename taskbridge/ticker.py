@@ -1,0 +1,116 @@
+"""The ticker: starts what is due, restarts what died, finds what was forgotten.
+
+It is part of every worker, whatever its pool, and runs in the worker's main process. The tickers of many workers
+share the work without a leader: acting on a deadline is atomic in the gate, so the second one finds nothing to do, and
+one of them per interval looks for forgotten records.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery import Celery, bootsteps
+
+from taskbridge.gate import Queue, State
+from taskbridge.runtime import Runtime, runtime
+
+__all__ = ["TickerStep", "fire_due", "reconcile"]
+
+log = logging.getLogger(__name__)
+
+PEEK: Final = 200
+AFTER_ERROR: Final = 1.0
+RECONCILE_CHECK: Final = 1.0
+
+
+def fire_due(here: Runtime) -> float:
+    """Act on every deadline that has passed; return the seconds until it is worth looking again."""
+    interval = here.settings.ticker_interval
+    wait = interval
+    for pipeline in here.pipelines.names():
+        while True:
+            tenants, next_ms = here.gate.peek(pipeline, PEEK)
+            if tenants:
+                here.gate.expire(pipeline, tenants)
+            if len(tenants) < PEEK:
+                break
+        if next_ms is not None:
+            wait = min(wait, next_ms / 1000)
+    return max(wait, 0.001)
+
+
+def reconcile(here: Runtime, pipeline: str) -> list[str]:
+    """Give every tenant with pending records and no runner one; return those tenants.
+
+    Such tenants are left by a producer that died between its commit and its notify, and by a Redis that lost its data.
+    """
+    pending = here.cursors.pending_tenants(pipeline)
+    spacing = here.pipelines[pipeline].policy.spacing
+    forgotten = []
+    for tenant, runner in zip(pending, here.gate.look(pipeline, pending), strict=True):
+        if runner.deadline_ms is not None:
+            continue
+        forgotten.append(tenant)
+        if runner.state is State.IDLE:
+            here.gate.notify(pipeline, tenant, spacing, Queue.NEXT)
+        else:
+            here.gate.adopt(pipeline, tenant)
+    return forgotten
+
+
+def reconcile_in_turn(here: Runtime) -> float:
+    """Reconcile the pipelines that nobody looked after lately; return the seconds until it is worth looking again.
+
+    The mark that says so lies in Redis, so a Redis that lost its data is repaired at once.
+    """
+    for pipeline in here.pipelines.names():
+        if here.gate.claim_reconcile(pipeline, here.settings.reconcile_interval):
+            forgotten = reconcile(here, pipeline)
+            if forgotten:
+                log.warning("%s: %d tenants had pending records and no runner", pipeline, len(forgotten))
+    return RECONCILE_CHECK
+
+
+class TickerStep(bootsteps.StartStopStep):
+    """Celery's way in: two threads, since a look through Postgres must not hold up a tick."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, worker: Any) -> None:
+        """Start both threads."""
+        app: Celery = worker.app
+        for turn in (fire_due, reconcile_in_turn):
+            thread = threading.Thread(
+                target=self._loop, args=(turn, app), name=f"taskbridge-{turn.__name__}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
+        """End both threads."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def terminate(self, worker: Any) -> None:
+        """End both threads; Celery calls this in a cold shutdown."""
+        self.stop(worker)
+
+    def _loop(self, turn: Callable[[Runtime], float], app: Celery) -> None:
+        here = runtime(app)
+        wait = 0.0
+        while not self._stopping.wait(wait):
+            try:
+                wait = turn(here)
+            except Exception as error:
+                # Redis or Postgres is away. Whatever is due stays due.
+                log.warning("%s: %s: %s", turn.__name__, type(error).__name__, error)
+                wait = AFTER_ERROR
