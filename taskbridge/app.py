@@ -7,20 +7,19 @@ import os
 import sys
 from typing import Any, Final
 
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from kombu import Exchange
 from kombu import Queue as KombuQueue
 
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.message import RUN_TASK
-from taskbridge.runtime import runtime, speaking_plainly
+from taskbridge.runtime import runtime
 from taskbridge.settings import Settings
-from taskbridge.store import check_schema
 from taskbridge.tasks import NOTIFY_TASK, register
 from taskbridge.ticker import TickerStep
 
-__all__ = ["app", "notify_event"]
+__all__ = ["app", "make_app", "notify_event"]
 
 DEFAULTS: Final[dict[str, Any]] = {
     "accept_content": ["json"],
@@ -37,24 +36,34 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
-def _configuration() -> dict[str, Any]:
-    """Defaults, then celeryconfig.py where one can be imported, then the broker of the environment."""
-    values = dict(DEFAULTS)
+def make_app(settings: Settings | None = None) -> tuple[Celery, Task[Any, Any]]:
+    """Return a Celery app with the tasks, the queues and the ticker, and its task `notify_event`.
+
+    Its configuration: defaults, then celeryconfig.py (or the module of CELERY_CONFIG_MODULE) where one can be imported,
+    then the broker of `settings`. Those are read from the environment when the app is first used, if none are given.
+    """
+
+    def configuration() -> dict[str, Any]:
+        values = DEFAULTS | _celeryconfig()
+        broker = runtime(made, settings).settings.broker
+        return {**values, "broker_url": broker} if broker else values
+
+    # Not the current app: a process may have its own, and its tasks stay there.
+    made = Celery("taskbridge", set_as_current=False)
+    made.add_defaults(configuration)
+    made.steps["worker"].add(TickerStep)
+    return made, register(made)
+
+
+def _celeryconfig() -> dict[str, Any]:
     name = os.environ.get("CELERY_CONFIG_MODULE") or "celeryconfig"
-    if importlib.util.find_spec(name) is not None:
-        module = importlib.import_module(name)
-        values |= {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
-    broker = Settings.read().broker
-    if broker:
-        values["broker_url"] = broker
-    return values
+    if importlib.util.find_spec(name) is None:
+        return {}
+    module = importlib.import_module(name)
+    return {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
 
 
-# Not the current app: a process may have its own, and its tasks stay there.
-app: Final = Celery("taskbridge", set_as_current=False)
-app.add_defaults(_configuration)
-app.steps["worker"].add(TickerStep)
-notify_event, run = register(app)
+app, notify_event = make_app()
 
 
 @signals.celeryd_init.connect(weak=False)
@@ -62,12 +71,8 @@ def _refuse_to_start(conf: Any, **_: Any) -> None:
     """End a worker of this app that could not work, with the reason and the next step, before it takes a message."""
     if conf is not app.conf:
         return
-    here = runtime(app)
     try:
-        with speaking_plainly():
-            here.pipelines.names()
-            here.redis.ping()
-            check_schema(here.engine)
+        runtime(app).check()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")
         raise SystemExit(error.exit_status) from None

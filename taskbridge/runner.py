@@ -77,9 +77,9 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
 def _sweep(this: _Run, lease: Lease) -> Outcome:
     """Read and hand over batch by batch. MORE: the budget is spent and records are left."""
     cursors, begun = this.runtime.cursors, this.begun
-    cursors.claim(this.key, events=begun.events, new_events=begun.new_events, runs=begun.runs)
+    limit = this.pipeline.batch_size
+    page = cursors.claim(this.key, limit, events=begun.events, new_events=begun.new_events, runs=begun.runs)
     while True:
-        page = cursors.read(this.key, this.pipeline.batch_size)
         if page.moves_cursor:
             _hand_over(this, lease, page)
         if page.finished:
@@ -88,6 +88,7 @@ def _sweep(this: _Run, lease: Lease) -> Outcome:
             raise CursorLost
         if time.monotonic() - this.started >= this.runtime.settings.run_budget:
             return Outcome.MORE
+        page = cursors.read(this.key, limit)
 
 
 def _hand_over(this: _Run, lease: Lease, page: Page) -> None:

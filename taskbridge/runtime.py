@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import redis
 from celery import Celery
@@ -23,7 +24,7 @@ from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.pipeline import DECLARED, Pipelines
 from taskbridge.settings import Settings
-from taskbridge.store import Cursors, connect
+from taskbridge.store import Cursors, check_schema, check_version, connect
 
 __all__ = ["Runtime", "runtime", "speaking_plainly"]
 
@@ -93,6 +94,19 @@ class Runtime:
         """Whether Celery runs tasks inline (`task_always_eager`)."""
         return bool(self.app.conf.task_always_eager)
 
+    def check(self) -> None:
+        """Connect everything, so that a worker that could not work says so before it takes a message.
+
+        Raises:
+            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, or the schema is
+                not this version's.
+        """
+        with speaking_plainly():
+            self.pipelines.names()
+            self.gate.check_version()
+            check_version(self.engine)
+            check_schema(self.engine)
+
     def _publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         arguments = (pipeline, tenant, token)
         options: dict[str, Any] = {"queue": queue.value, "argsrepr": message.arguments_text(*arguments)}
@@ -105,14 +119,17 @@ class Runtime:
         self.__dict__ = {"app": self.app, "settings": self.settings}
 
 
-_RUNTIMES: dict[int, Runtime] = {}
+_RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 
 
-def runtime(app: Celery) -> Runtime:
-    """Return this process's runtime of `app`; settings are read from the environment at the first call."""
-    found = _RUNTIMES.get(id(app))
+def runtime(app: Celery, settings: Settings | None = None) -> Runtime:
+    """Return this process's runtime of `app`.
+
+    The first call makes it, with `settings`, else with those of the environment; later ones return the same.
+    """
+    found = _RUNTIMES.get(app)
     if found is None:
-        found = _RUNTIMES[id(app)] = Runtime(app, Settings.read())
+        found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
     return found
 
 

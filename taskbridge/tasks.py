@@ -49,8 +49,8 @@ class NotifyTask(Task[Any, Any]):
         return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)
 
 
-def register(app: Celery) -> tuple[Any, Any]:
-    """Add the tasks to `app` and return them: `notify_event` and `run`."""
+def register(app: Celery) -> Task[Any, Any]:
+    """Add the tasks to `app` and return `notify_event`. Neither is made before it is used, nor is `app` configured."""
 
     # Early ack: a lost run comes back through its deadline in seconds, and not through the visibility timeout.
     @app.task(name=NOTIFY_TASK, base=NotifyTask, acks_late=False, ignore_result=True)
@@ -63,4 +63,4 @@ def register(app: Celery) -> tuple[Any, Any]:
         """One run of a tenant; published by the gate."""
         runner.run(runtime(app), pipeline, tenant, token)
 
-    return notify_event, run
+    return notify_event

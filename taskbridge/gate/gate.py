@@ -9,15 +9,20 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import redis
+from redis.exceptions import NoScriptError
 
+from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.policy import Spacing
 
-__all__ = ["Begun", "Gate", "Outcome", "Queue", "RunnerStatus", "Timing"]
+__all__ = ["OLDEST_REDIS", "Begun", "Gate", "Outcome", "Queue", "RunnerStatus", "Timing"]
 
 LONGEST_REPUBLISH_MS: Final = 300_000
+
+OLDEST_REDIS: Final = (6, 2)
+"""The first that knows `SET PXAT` and `ZADD LT` (redis.io/commands/set, /zadd)."""
 
 
 class Queue(StrEnum):
@@ -219,6 +224,13 @@ class Gate:
         """Return whether this process is the one to look for forgotten records in the next `seconds`."""
         return bool(self._client.set(self._keys.reconciled(pipeline), os.getpid(), nx=True, px=int(seconds * 1000)))
 
+    def check_version(self) -> None:
+        """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""
+        info: Any = self._client.info("server")
+        found = str(info["redis_version"])
+        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_REDIS:
+            raise Unavailable(f"Redis {found} is too old: upgrade it to 6.2 or newer, or use Valkey")
+
     def _notify_args(self, pipeline: str, tenant: str, spacing: Spacing) -> tuple[str | int, ...]:
         return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
 
@@ -241,11 +253,22 @@ class Gate:
         return reply
 
     def _pipelined(self, script: Any, calls: Sequence[tuple[list[str], tuple[str | int, ...]]]) -> list[list[Any]]:
-        with self._client.pipeline(transaction=False) as pipe:
-            for keys, args in calls:
-                script(keys, (*args, self._now()), client=pipe)
-            replies: list[list[Any]] = pipe.execute()
-        return replies
+        """Run a script many times in one round trip; scripts that Redis has forgotten are loaded and run again."""
+        replies: dict[int, Any] = {}
+        while waiting := [
+            at for at in range(len(calls)) if isinstance(replies.get(at, NoScriptError()), NoScriptError)
+        ]:
+            if replies:
+                self._client.script_load(script.script)
+            with self._client.pipeline(transaction=False) as pipe:
+                for at in waiting:
+                    keys, args = calls[at]
+                    pipe.evalsha(script.sha, len(keys), *keys, *args, self._now())
+                replies |= zip(waiting, pipe.execute(raise_on_error=False), strict=True)
+        for reply in replies.values():
+            if isinstance(reply, Exception):
+                raise reply
+        return [replies[at] for at in range(len(calls))]
 
     def _published(self, reply: list[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""

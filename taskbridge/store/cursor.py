@@ -11,11 +11,13 @@ part of the cursor, so the run after a crash resumes there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
+from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine
 
 from taskbridge.batch import Record
@@ -63,16 +65,17 @@ class Cursors:
         self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def claim(self, key: Mapping[str, str], *, events: int, new_events: int, runs: int) -> None:
-        """Make the token of `key` (pipeline, tenant, token) the cursor's owner and count the run.
+    def claim(self, key: Mapping[str, str], limit: int, *, events: int, new_events: int, runs: int) -> Page:
+        """Make the token of `key` (pipeline, tenant, token) the cursor's owner, count the run, and read a batch.
 
         Raises:
-            Outranked: a higher token owns it.
+            Outranked: a higher token owns the cursor.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        with self._autocommit.connect() as connection:
-            if connection.exec_driver_sql(query("claim"), {**key, **counts}).first() is None:
-                raise Outranked(connection.exec_driver_sql(query("owner"), dict(key)).scalar_one())
+        page = self._read(key, limit, (query("claim"), {**key, **counts}))
+        if page is None:
+            raise Outranked(self._owner(key))
+        return page
 
     def read(self, key: Mapping[str, str], limit: int) -> Page:
         """Read up to `limit` records after the cursor.
@@ -80,25 +83,37 @@ class Cursors:
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        with self._autocommit.connect() as connection:
-            rows = connection.exec_driver_sql(query("read_batch"), {**key, "limit": limit}).mappings().all()
-        if not rows:
+        page = self._read(key, limit)
+        if page is None:
             raise CursorLost
-        records = tuple(
-            Record(key["pipeline"], key["tenant"], row["external_id"], row["revision"], row["document"])
-            for row in rows
-            if row["id"] is not None
-        )
-        last = rows[-1]
-        return Page(
-            records=records,
-            sweeps=last["sweeps"],
-            target=last["target"],
-            finished=len(records) < limit,
-            resumed=last["resumed"],
-            at_xid=last["xid"],
-            at_id=last["id"],
-        )
+        return page
+
+    def _read(self, key: Mapping[str, str], limit: int, *before: tuple[str, Mapping[str, Any]]) -> Page | None:
+        """Read one batch in one round trip: a transaction of its own, sent whole.
+
+        READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
+        """
+        with self._autocommit.connect() as pooled:
+            driver: psycopg.Connection[Any] | None = pooled.connection.driver_connection
+            assert driver is not None  # noqa: S101 - for the type: a connection of the pool has its driver's
+            try:
+                with driver.cursor(row_factory=dict_row) as cursor, driver.pipeline():
+                    driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                    driver.execute(query("plan_by_index"))
+                    for statement, values in before:
+                        driver.execute(statement, values)
+                    cursor.execute(query("read_batch"), {**key, "limit": limit})
+                    driver.execute("COMMIT")
+                    rows = cursor.fetchall()
+            except psycopg.OperationalError:
+                # The pool does not see errors of its driver, and a broken connection must not go back to it.
+                pooled.invalidate()
+                raise
+        return _page(key, rows, limit) if rows else None
+
+    def _owner(self, key: Mapping[str, str]) -> str:
+        with self._autocommit.connect() as connection:
+            return str(connection.exec_driver_sql(query("owner"), dict(key)).scalar_one())
 
     @contextmanager
     def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
@@ -130,6 +145,24 @@ class Cursors:
         with self._autocommit.connect() as connection:
             row = connection.exec_driver_sql(query("delivery_counts"), {"pipeline": pipeline}).one()
         return row.deliveries, row.duplicates
+
+
+def _page(key: Mapping[str, str], rows: Sequence[Mapping[str, Any]], limit: int) -> Page:
+    records = tuple(
+        Record(key["pipeline"], key["tenant"], row["external_id"], row["revision"], row["document"])
+        for row in rows
+        if row["id"] is not None
+    )
+    last = rows[-1]
+    return Page(
+        records=records,
+        sweeps=last["sweeps"],
+        target=last["target"],
+        finished=len(records) < limit,
+        resumed=last["resumed"],
+        at_xid=last["xid"],
+        at_id=last["id"],
+    )
 
 
 class Transaction:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, Unavailable
 
-__all__ = ["connect"]
+__all__ = ["OLDEST_POSTGRES", "check_version", "connect"]
+
+OLDEST_POSTGRES: Final = 15
+"""The oldest major version that the tests ran on, and the oldest that its makers still mend."""
 
 
-def connect(url: str, *, pool_size: int = 5, **options: Any) -> Engine:
+def connect(url: str, **options: Any) -> Engine:
     """Return an engine for `url`; nothing is connected before it is used.
 
     Any `postgresql://` or `postgres://` URL is taken, with psycopg as its driver. Further options go to
@@ -30,8 +33,16 @@ def connect(url: str, *, pool_size: int = 5, **options: Any) -> Engine:
         ) from None
     return create_engine(
         parsed,
-        pool_size=pool_size,
-        max_overflow=pool_size,
+        # As many connections as there are threads that work, however many the pool of the worker has.
+        max_overflow=-1,
         connect_args={"application_name": "taskbridge", "connect_timeout": 5},
         **options,
     )
+
+
+def check_version(engine: Engine) -> None:
+    """Raise Unavailable, with the remedy, where the server is older than PostgreSQL 15."""
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
+    if int(found) // 10_000 < OLDEST_POSTGRES:
+        raise Unavailable(f"PostgreSQL {int(found) // 10_000} is too old: upgrade it to {OLDEST_POSTGRES} or newer")

@@ -13,12 +13,10 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
 
-__all__ = ["OLDEST_POSTGRES", "VERSION_TABLE", "check_schema", "current", "head", "migrate"]
+__all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 
 VERSION_TABLE: Final = "taskbridge_schema"
 """Where Alembic keeps the revision: a table of our own, so that an application's Alembic can share the database."""
-
-OLDEST_POSTGRES: Final = 14
 
 
 def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:

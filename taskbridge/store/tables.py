@@ -19,6 +19,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.types import UserDefinedType
 
 __all__ = ["METADATA", "deliveries", "invoices", "quarantine", "sync_cursors"]
@@ -43,6 +44,9 @@ class PgSnapshot(UserDefinedType[str]):
         """Return the type's name in DDL."""
         return "pg_snapshot"
 
+
+# So that SQLAlchemy knows the types when it reads a database's tables, as Alembic does to compare them with these.
+PGDialect.ischema_names |= {"xid8": Xid8, "pg_snapshot": PgSnapshot}
 
 METADATA: Final = MetaData(
     naming_convention={

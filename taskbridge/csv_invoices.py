@@ -1,0 +1,421 @@
+"""Invoices from a CSV file: everything is read and checked before the caller writes anything.
+
+These are money documents. An invoice that lacks a line has a wrong total and nothing in it shows that, so an invoice
+goes on whole or not at all:
+
+- A line that is bad but tells its invoice number holds back that invoice.
+- A line whose number cannot be trusted holds back every invoice that it may belong to: the one before it, the one
+  after it, and all whose number stands in its text (two lines may have run together, a quote that was not closed may
+  have swallowed others). Where some invoice's lines stand apart, being a neighbour says nothing: then all are held
+  back. To search the text is cheap, and so is to hold back too many: the file is corrected and read again. A partial
+  invoice would be found by nobody.
+- No reader can see a change that makes another valid value: a digit for a digit, or a line that is gone without trace.
+
+Quoting follows RFC 4180, more narrowly than the csv module: a quote inside an unquoted field is refused, and so is a
+line that spans others which have a date of their own. Both are what a stray quote looks like when it happens to parse.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Context, Decimal, Inexact
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from taskbridge.errors import InvalidInput, InvalidName
+from taskbridge.names import check_tenant
+
+__all__ = ["JSON", "Invoice", "InvoiceFile", "Problem", "read_invoices"]
+
+JSON: TypeAlias = "bool | int | str | list[JSON] | dict[str, JSON] | None"
+
+MAX_NUMBER_LENGTH = 200
+
+_COLUMNS = ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID")
+_GZIP_MAGIC = b"\x1f\x8b"
+_CHUNK = 65536
+_SPACE = " \t"
+_QUANTITY = re.compile(r"[+-]?[0-9]{1,18}")
+_PRICE = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?0?[0-9])?")
+# What the two patterns let through multiplies to at most 76 digits; the rest is room for the sum of all lines.
+_EXACT = Context(prec=100, traps=[Inexact])
+_ZERO = Decimal(0)
+_NOT_IN_A_NUMBER = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Bytes that are not UTF-8 are read as lone surrogates, which no valid UTF-8 gives.
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
+_FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^",\r\n]*)'
+_RFC4180 = re.compile(rf"{_FIELD}(?:,{_FIELD})*[\r\n]*")
+_CONVERT = "convert the file to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Invoice:
+    """One whole invoice. `document` is what is stored; in it decimals are strings and exact, in the file's currency.
+
+    Its keys: number, kind ("invoice", or "credit_note" where the number starts with C), date (ISO 8601, as given),
+    customer (None where missing), lines (each with stock_code, description, quantity, unit_price, total) and total.
+    """
+
+    tenant: str
+    number: str
+    document: dict[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a line cannot be taken: from `line` to `last_line` of the file, where 1 is its first line.
+
+    `invoice` is None where the line's invoice number cannot be trusted; `text` then names the invoices it held back.
+    """
+
+    line: int
+    last_line: int
+    invoice: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceFile:
+    """What a file holds: whole invoices, the problems by line, and the numbers that the problems held back.
+
+    `invoices` and `held_back` are in the order in which the numbers first appear, and no number is in both. `lines`
+    counts the lines after the header that are not blank; a line whose quoted field spans several counts once.
+    """
+
+    invoices: list[Invoice]
+    problems: list[Problem]
+    held_back: list[str]
+    lines: int
+
+
+def read_invoices(
+    path: Path, tenant_column: str = "Country", progress: Callable[[int], None] | None = None
+) -> InvoiceFile:
+    """Read and check the whole of a CSV file, plain or gzip (told by its first bytes, not by its name).
+
+    The header names the columns InvoiceNo, StockCode, Description, Quantity, InvoiceDate, UnitPrice, CustomerID and
+    `tenant_column`, in any order; others are ignored. Spaces and tabs around a field are dropped, except in
+    Description. Memory grows with the file, because the lines of an invoice may stand anywhere in it: until the last
+    line is read no invoice is known to be whole.
+
+    `progress` is told how many bytes of the file (compressed, if it is) have been read, about every 64 KiB of text; the
+    last value is the file's size. It is not called for a pipe. What it raises passes through.
+
+    Raises InvalidInput, with the path and what to do, where the file as a whole cannot be read or holds no invoices.
+    What is wrong with single lines is in `problems` of the answer.
+    """
+    records = _records(_text_lines(path, progress))
+    header = next((record for record in records if not record.blank), None)
+    if header is None:
+        raise InvalidInput(f"{path} is empty: pass a CSV file with a header line and invoices")
+    reading = _Reading(_column_names(path, header, tenant_column), tenant_column)
+    for record in records:
+        if not record.blank:
+            reading.add(record)
+    if not reading.lines:
+        raise InvalidInput(f"{path} holds no invoices, only a header line: export it again with its data")
+    return reading.close()
+
+
+def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[str]:
+    """Yield the physical lines, each with its line end. Only LF ends one: a lone CR is left for the CSV reader."""
+    with _translated_errors(path):
+        file = path.open("rb")
+    with file:
+        with _translated_errors(path):
+            packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+        stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
+        byte_order_mark = codecs.BOM_UTF8
+        while True:
+            with _translated_errors(path):
+                chunk = stream.readlines(_CHUNK)
+            for line in chunk:
+                yield line.removeprefix(byte_order_mark).decode("utf-8", "surrogateescape")
+                byte_order_mark = b""
+            if progress and file.seekable():
+                progress(file.tell())
+            if not chunk:
+                return
+
+
+@contextmanager
+def _translated_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidInput(f"{path} is a truncated or corrupt gzip file ({error}): copy or export it again") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(
+            f"{path} cannot be read ({reason}): pass the path of a CSV file that this user may read"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One line as CSV means it, from physical line `first` to `last`. `fault` says why its fields cannot be trusted."""
+
+    first: int
+    last: int
+    text: str
+    fields: list[str]
+    fault: str
+
+    @property
+    def blank(self) -> bool:
+        """No field holds anything, as in the lines of commas that spreadsheets append: no amount can be missing."""
+        return not self.fault and not any(value.strip(_SPACE) for value in self.fields)
+
+
+def _records(lines: Iterator[str]) -> Iterator[_Record]:
+    taken: list[str] = []
+    at_end = False
+
+    def feed() -> Iterator[str]:
+        nonlocal at_end
+        for line in lines:
+            taken.append(line)
+            yield line
+        at_end = True
+
+    reader = csv.reader(feed(), strict=True)
+    while True:
+        taken.clear()
+        first = reader.line_num + 1
+        fields: list[str] = []
+        fault = ""
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            # The reader goes on with a fresh state at the line after the one where it failed.
+            hint = ", a closing quote may be missing" if len(taken) > 1 else ""
+            fault = "a quote that is opened here is never closed" if at_end else f"not valid CSV ({error}){hint}"
+        text = "".join(taken)
+        yield _Record(first, reader.line_num, text, fields, fault or _quoting_fault(text, len(taken)))
+
+
+def _quoting_fault(text: str, physical_lines: int) -> str:
+    """Find what the csv module accepts although it is more likely a stray quote than data."""
+    if '"' not in text:
+        return ""
+    if not _RFC4180.fullmatch(text):
+        return "a field that is not quoted holds a quote (quote the field and double the quotes in it)"
+    if physical_lines > 1 and sum(map(_is_date, re.split("[,\r\n]", text.replace('"', "")))) > 1:
+        return "a quoted field spans lines that have dates of their own, so a quote is missing or one too many"
+    return ""
+
+
+def _is_date(text: str) -> bool:
+    # fromisoformat takes any character between date and time, a line end as well.
+    text = text.strip(_SPACE)
+    try:
+        return text.isascii() and text.isprintable() and bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def _column_names(path: Path, header: _Record, tenant_column: str) -> list[str]:
+    if "\0" in header.text or _NOT_UTF8.search(header.text):
+        raise InvalidInput(f"{path} is not UTF-8 text in its header line: if it is a CSV file, {_CONVERT}")
+    if header.fault:
+        raise InvalidInput(f"{path}: the header (line {header.first}) cannot be read: {header.fault}. Correct it")
+    names = [name.strip(_SPACE) for name in header.fields]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise InvalidInput(f"{path} has more than one column {_listed(twice)}: rename or remove all but one")
+    missing = [name for name in dict.fromkeys((*_COLUMNS, tenant_column)) if name not in names]
+    if missing:
+        hint = "; choose the tenant's column with --tenant-column" if tenant_column in missing else ""
+        raise InvalidInput(
+            f"{path} lacks the columns {_listed(missing)}: its header line must name them, separated by commas, and it "
+            f"has {_listed(names)}{hint}"
+        )
+    return names
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An invoice while its lines come in. Its first good line, number `line`, gives the `head` that all must share."""
+
+    position: int
+    head: dict[str, str] = field(default_factory=dict)
+    line: int = 0
+    lines: list[JSON] = field(default_factory=list)
+    total: Decimal = _ZERO
+    held: bool = False
+
+    def disagreements(self, head: dict[str, str]) -> list[str]:
+        return [
+            f"{column} {_short(head[column])} differs from {_short(first)} in line {self.line} of the same invoice"
+            for column, first in self.head.items()
+            if head[column] != first
+        ]
+
+    def add(self, line: int, head: dict[str, str], row: dict[str, str]) -> None:
+        if not self.lines:
+            self.head, self.line = head, line
+        quantity, price = int(row["Quantity"]), Decimal(row["UnitPrice"])
+        # Adding zero turns the -0 of "minus one at 0.0" into 0.
+        total = _EXACT.fma(Decimal(quantity), price, _ZERO)
+        self.total = _EXACT.add(self.total, total)
+        self.lines.append(
+            {
+                "stock_code": row["StockCode"],
+                "description": row["Description"] or None,
+                "quantity": quantity,
+                "unit_price": f"{price:f}",
+                "total": f"{total:f}",
+            }
+        )
+
+    def invoice(self, number: str, tenant_column: str) -> Invoice:
+        document: dict[str, JSON] = {
+            "number": number,
+            "kind": "credit_note" if number.startswith("C") else "invoice",
+            "date": self.head["InvoiceDate"],
+            "customer": self.head["CustomerID"] or None,
+            "lines": self.lines,
+            "total": f"{self.total:f}",
+        }
+        return Invoice(self.head[tenant_column], number, document)
+
+
+@dataclass(slots=True)
+class _Orphan:
+    """A line whose invoice number cannot be trusted, and the nearest numbers that can; "" where there is none."""
+
+    record: _Record
+    fault: str
+    before: str
+    after: str = ""
+
+
+class _Reading:
+    """What has been read so far: `add` takes the lines in order, `close` says which invoices are whole."""
+
+    def __init__(self, names: list[str], tenant_column: str) -> None:
+        self.lines = 0
+        self._names = names
+        self._tenant_column = tenant_column
+        self._drafts: dict[str, _Draft] = {}
+        self._problems: list[Problem] = []
+        self._orphans: list[_Orphan] = []
+        self._previous = ""
+        self._lines_stand_apart = False
+
+    def add(self, record: _Record) -> None:
+        self.lines += 1
+        values = zip(self._names, record.fields, strict=False)
+        row = {name: value if name == "Description" else value.strip(_SPACE) for name, value in values}
+        number = row.get("InvoiceNo", "")
+        orphaned = record.fault or _number_fault(number, len(record.fields), len(self._names))
+        faults = [orphaned] if orphaned else _value_faults(record.text, row, self._tenant_column)
+        # What is wrong with a line that spans others may come from them, and they were other invoices'.
+        if orphaned or (faults and record.first != record.last):
+            self._orphans.append(_Orphan(record, "; ".join(faults), self._previous))
+            return
+        draft = self._place(number)
+        head = {column: row[column] for column in (self._tenant_column, "InvoiceDate", "CustomerID")}
+        faults = faults or draft.disagreements(head)
+        if faults:
+            draft.held = True
+            self._problems.append(Problem(record.first, record.last, number, "; ".join(faults)))
+        else:
+            draft.add(record.first, head, row)
+
+    def _place(self, number: str) -> _Draft:
+        """Note where the number stands, and return its draft."""
+        if number in self._drafts and number != self._previous:
+            self._lines_stand_apart = True
+        self._previous = number
+        for orphan in reversed(self._orphans):
+            if orphan.after:
+                break
+            orphan.after = number
+        return self._drafts.setdefault(number, _Draft(len(self._drafts)))
+
+    def close(self) -> InvoiceFile:
+        lengths = set(map(len, self._drafts))
+        for orphan in self._orphans:
+            suspects = self._hold_suspects(orphan, lengths)
+            text = f"{orphan.fault}; its invoice number cannot be trusted, so these are held back: {suspects}"
+            self._problems.append(Problem(orphan.record.first, orphan.record.last, None, text))
+        hold_all = bool(self._orphans) and self._lines_stand_apart
+        invoices, held_back = [], []
+        for number, draft in self._drafts.items():
+            if draft.held or hold_all:
+                held_back.append(number)
+            else:
+                invoices.append(draft.invoice(number, self._tenant_column))
+        return InvoiceFile(invoices, sorted(self._problems, key=lambda problem: problem.line), held_back, self.lines)
+
+    def _hold_suspects(self, orphan: _Orphan, lengths: set[int]) -> str:
+        """Hold back the invoices that the line may belong to, and name them."""
+        if self._lines_stand_apart:
+            return "all invoices, because in this file some have lines that stand apart"
+        found = {orphan.before, orphan.after} | _pieces(orphan.record.text, lengths)
+        suspects = sorted(found & self._drafts.keys(), key=lambda number: self._drafts[number].position)
+        for number in suspects:
+            self._drafts[number].held = True
+        return _listed(suspects) or "none"
+
+
+def _number_fault(number: str, fields: int, columns: int) -> str:
+    """Say why a line's invoice number cannot be trusted; "" where it can."""
+    if fields != columns:
+        return f"the line has {fields} fields where the header has {columns}"
+    if not number:
+        return "InvoiceNo is empty"
+    if len(number) > MAX_NUMBER_LENGTH:
+        return f"InvoiceNo {_short(number)} has {len(number)} characters, at most {MAX_NUMBER_LENGTH} are allowed"
+    if _NOT_UTF8.search(number):
+        return f"InvoiceNo {_short(number)} holds bytes that are not UTF-8 ({_CONVERT})"
+    if _NOT_IN_A_NUMBER.search(number):
+        return f"InvoiceNo {_short(number)} holds control characters"
+    return ""
+
+
+def _value_faults(text: str, row: dict[str, str], tenant_column: str) -> list[str]:
+    if "\0" in text:
+        return ["the line holds a NUL byte, so the file is damaged here: export it again"]
+    if _NOT_UTF8.search(text):
+        return [f"the line holds bytes that are not UTF-8: {_CONVERT}"]
+    faults = []
+    if not row["StockCode"]:
+        faults.append("StockCode is empty")
+    if not _QUANTITY.fullmatch(row["Quantity"]):
+        faults.append(f"Quantity {_short(row['Quantity'])} is not a whole number of at most 18 digits")
+    if not _PRICE.fullmatch(row["UnitPrice"]):
+        faults.append(f"UnitPrice {_short(row['UnitPrice'])} is not a decimal number such as 4.95")
+    if not _is_date(row["InvoiceDate"]):
+        faults.append(f"InvoiceDate {_short(row['InvoiceDate'])} is not an ISO 8601 date such as 2011-12-01T08:12:00")
+    try:
+        check_tenant(row[tenant_column])
+    except InvalidName as error:
+        faults.append(f"{tenant_column}: {error}")
+    return faults
+
+
+def _pieces(text: str, lengths: set[int]) -> set[str]:
+    """Every piece of `text` that is as long as an invoice number; a lost line end glues a number to its neighbours."""
+    text = text.replace('""', '"')
+    return {text[start : start + length] for length in lengths for start in range(len(text) - length + 1)}
+
+
+def _short(value: str) -> str:
+    return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
+
+
+def _listed(values: list[str]) -> str:
+    rest = len(values) - 10
+    return ", ".join(map(_short, values[:10])) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,79 @@
+"""Migrations go up and down, agree with the tables in code, and a schema that is not known is refused."""
+
+from __future__ import annotations
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine
+
+from taskbridge.errors import SchemaMismatch
+from taskbridge.store import check_schema, migrate
+from taskbridge.store.schema import VERSION_TABLE, current, head
+from taskbridge.store.tables import METADATA
+
+OURS = """
+    SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
+    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+"""
+
+
+def objects(engine: Engine) -> set[str]:
+    with engine.connect() as connection:
+        return set(connection.exec_driver_sql(OURS).scalars())
+
+
+def test_down_and_up_again_gives_the_same_schema(engine: Engine) -> None:
+    before = objects(engine)
+    assert migrate(engine, "base") == (head(), None)
+    assert objects(engine) == {VERSION_TABLE, f"{VERSION_TABLE}_pkc"}
+    assert migrate(engine) == (None, head())
+    assert objects(engine) == before
+
+
+def test_the_migrations_make_the_tables_that_the_code_knows(engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={"version_table": VERSION_TABLE, "compare_server_default": False, "compare_type": True},
+        )
+        assert compare_metadata(context, METADATA) == []
+        for table in METADATA.sorted_tables:
+            found = connection.exec_driver_sql(
+                "SELECT attname, attnotnull, coalesce(collname, '') FROM pg_attribute "
+                "LEFT JOIN pg_collation c ON c.oid = attcollation AND collname <> 'default' "
+                "WHERE attrelid = %(table)s::regclass AND attnum > 0 ORDER BY attnum",
+                {"table": table.name},
+            )
+            known = [
+                (column.name, not column.nullable, getattr(column.type, "collation", None) or "")
+                for column in table.columns
+            ]
+            assert [tuple(row) for row in found] == known
+
+
+def test_a_schema_is_checked_with_the_next_step_in_the_error(engine: Engine) -> None:
+    check_schema(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608 - our constant
+    with pytest.raises(SchemaMismatch, match="9999, which this version of TaskBridge does not know"):
+        check_schema(engine)
+    with pytest.raises(SchemaMismatch, match="install the version that made it"):
+        migrate(engine)
+    assert current(engine) == "9999"
+
+
+def test_an_empty_database_is_refused_with_the_command_to_run(engine: Engine) -> None:
+    migrate(engine, "base")
+    with pytest.raises(SchemaMismatch, match="run `taskbridge migrate`"):
+        check_schema(engine)
+
+
+def test_a_failed_migration_leaves_nothing_half_made(engine: Engine) -> None:
+    migrate(engine, "base")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE deliveries ()")
+    with pytest.raises(Exception, match="deliveries"):
+        migrate(engine)
+    assert "invoices" not in objects(engine)
+    assert current(engine) is None
