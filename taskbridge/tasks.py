@@ -52,13 +52,14 @@ class NotifyTask(Task[Any, Any]):
 def register(app: Celery) -> Task[Any, Any]:
     """Add the tasks to `app` and return `notify_event`. Neither is made before it is used, nor is `app` configured."""
 
+    # Not shared: Celery would put them into every other app of the process as well.
     # Early ack: a lost run comes back through its deadline in seconds, and not through the visibility timeout.
-    @app.task(name=NOTIFY_TASK, base=NotifyTask, acks_late=False, ignore_result=True)
+    @app.task(name=NOTIFY_TASK, base=NotifyTask, shared=False, acks_late=False, ignore_result=True)
     def notify_event(tenant: str, pipeline: str = INVOICES) -> str:
         """Tell the tenant's runner that there are new records."""
         return notify(app, tenant, pipeline).name.lower()
 
-    @app.task(name=RUN_TASK, acks_late=False, ignore_result=True)
+    @app.task(name=RUN_TASK, shared=False, acks_late=False, ignore_result=True)
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""
         runner.run(runtime(app), pipeline, tenant, token)

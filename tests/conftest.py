@@ -18,6 +18,7 @@ from sqlalchemy import Engine, make_url, text
 from taskbridge.embedded import Servers, serve
 from taskbridge.gate import Keys
 from taskbridge.store import connect, migrate
+from tests.deployment import Deployment
 
 TEMPLATE = "taskbridge_template"
 
@@ -101,3 +102,13 @@ def _with_database(servers: Servers, name: str) -> str:
 def _execute(engine: Engine, statement: str) -> None:
     with engine.connect() as connection:
         connection.execute(text(statement))
+
+
+@pytest.fixture
+def deployment(
+    engine: Engine, servers: Servers, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Deployment]:
+    """A deployment with the design's times, or with settings given as the fixture's parameter."""
+    own = Deployment(engine, servers.redis_url, tmp_path, **getattr(request, "param", {}))
+    yield own
+    own.close()

@@ -1,0 +1,158 @@
+"""A deployment of one test: its own database, its own Redis database, real workers, a producer in this process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery, Task
+from sqlalchemy import Engine, make_url
+
+from taskbridge.app import make_app
+from taskbridge.gate import Gate
+from taskbridge.runtime import runtime
+from taskbridge.settings import Settings
+from taskbridge.store import record_invoice
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKER_STARTS_WITHIN = 20.0
+
+# Celery's queues have fixed names, so tests that run workers are kept apart by Redis database. 0 is everybody else's.
+_databases = itertools.cycle(range(1, 16))
+
+
+class Worker:
+    """One `celery -A taskbridge worker`, in a session of its own."""
+
+    def __init__(self, environment: dict[str, str], log: Path, options: Sequence[str]) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "--without-mingle", "--without-gossip"]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--loglevel", "INFO", *options],
+                env=environment,
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        wait_until(
+            lambda: self.process.poll() is not None or " ready." in self.text(), "worker ready", WORKER_STARTS_WITHIN
+        )
+        assert self.process.poll() is None, self.text()
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the worker and its pool processes at once."""
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kill -9 the worker and its pool processes, as a machine that loses power would."""
+        self.signal_all(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End the worker as an operator would (warm shutdown)."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+
+
+class Deployment:
+    """Settings, a producer, a ledger outside the project's tables, and workers."""
+
+    def __init__(self, engine: Engine, redis_url: str, logs: Path, **settings: Any) -> None:
+        self.engine = engine
+        self.logs = logs
+        url = make_url(redis_url).set(database=str(next(_databases))).render_as_string(hide_password=False)
+        postgres_url = engine.url.render_as_string(hide_password=False)
+        self.settings = Settings(postgres_url=postgres_url, redis_url=url, **settings)
+        self.redis = redis.Redis.from_url(url, decode_responses=True)
+        self.redis.flushdb()
+        self.app: Celery
+        self.notify_event: Task[Any, Any]
+        self.app, self.notify_event = make_app(self.settings)
+        runtime(self.app, self.settings)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE TABLE ledger (id bigserial, pid int, tenant text, token text, numbers text[], "
+                "began timestamptz DEFAULT clock_timestamp(), ended timestamptz)"
+            )
+
+    @property
+    def gate(self) -> Gate:
+        return runtime(self.app).gate
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """What a worker is started with."""
+        ours = {
+            f"TASKBRIDGE_{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
+            for name, value in ((name, getattr(self.settings, name)) for name in Settings.__slots__)
+            if value
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TASKBRIDGE_")}
+        return {**kept, **ours, "TASKBRIDGE_PIPELINES": "tests.pipelines", "PYTHONPATH": str(ROOT), **extra}
+
+    @contextmanager
+    def worker(self, *options: str, handler_seconds: float = 0.0, batch_size: int = 500) -> Iterator[Worker]:
+        """Run a worker whose handler takes `handler_seconds` per batch and writes the ledger."""
+        name = f"worker-{len(list(self.logs.glob('worker-*')))}"
+        environment = self.environment(TEST_HANDLER_SECONDS=str(handler_seconds), TEST_BATCH_SIZE=str(batch_size))
+        worker = Worker(environment, self.logs / f"{name}.log", ["-n", f"{name}@test", "-c", "2", *options])
+        try:
+            worker.wait_until_ready()
+            yield worker
+        finally:
+            worker.stop()
+
+    def save(self, tenant: str, *numbers: str, notify: bool = True) -> None:
+        """Commit invoices one by one, each with its event, as webhooks would."""
+        for number in numbers:
+            record_invoice(self.engine, tenant, number, {"number": number})
+            if notify:
+                self.notify_event.delay(tenant)
+
+    def rows(self, statement: str) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.exec_driver_sql(statement))
+
+    def handed_over(self, tenant: str) -> list[list[str]]:
+        """Batches that were given to the handler, oldest first, whether or not they took effect."""
+        return [
+            numbers for owner, numbers in self.rows("SELECT tenant, numbers FROM ledger ORDER BY id") if owner == tenant
+        ]
+
+    def deliveries(self) -> list[tuple[str, str]]:
+        """Tenant and invoice number of each delivery that took effect."""
+        return [tuple(row) for row in self.rows("SELECT tenant, external_id FROM deliveries ORDER BY id")]
+
+    def idle(self) -> bool:
+        """Whether no runner is left and nothing is pending."""
+        here = runtime(self.app)
+        return not here.gate.active("invoices") and not here.cursors.pending_tenants("invoices")
+
+    def wait_until_idle(self, seconds: float = 15.0) -> None:
+        wait_until(self.idle, "idle", seconds)
+
+    def close(self) -> None:
+        runtime(self.app).engine.dispose()
+        self.app.close()
+        self.redis.flushdb()
+        self.redis.close()

@@ -1,0 +1,127 @@
+"""Latency-neutral batching with real workers: at once, few runs, nothing lost, nobody mixed up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from taskbridge.gate import State
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+NUMBERS = [f"{number:03}" for number in range(50)]
+
+
+def pushed(deployment: Deployment) -> int:
+    """How many messages Redis has been given for its lists since its statistics were reset."""
+    return int(deployment.redis.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"])
+
+
+def test_the_first_event_is_published_before_notify_returns(deployment: Deployment) -> None:
+    # given a worker at rest
+    with deployment.worker():
+        deployment.save("acme", "1", notify=False)
+        deployment.redis.config_resetstat()
+        # when one event comes
+        deployment.notify_event.delay("acme")
+        # then its run has been published, with no timer before it
+        assert pushed(deployment) == 1
+        deployment.wait_until_idle()
+        assert deployment.deliveries() == [("acme", "1")]
+
+
+def test_a_burst_makes_few_runs(deployment: Deployment) -> None:
+    # given a handler that takes 50 ms
+    with deployment.worker(handler_seconds=0.05):
+        # when 50 invoices come 4 ms apart
+        start = time.monotonic()
+        for at, number in enumerate(NUMBERS):
+            time.sleep(max(0.0, start + at * 0.004 - time.monotonic()))
+            deployment.save("acme", number)
+        deployment.wait_until_idle()
+        # then at most three runs hand over records, and at most one more closes the burst
+        batches = deployment.handed_over("acme")
+        (counts,) = deployment.rows("SELECT runs, events FROM sync_cursors")
+        assert sum(map(len, batches)) == len(NUMBERS)
+        assert len(batches) <= 3
+        assert counts.runs <= len(batches) + 1
+        assert counts.events == len(NUMBERS)
+        assert deployment.deliveries() == [("acme", number) for number in NUMBERS]
+
+
+def test_an_event_while_the_handler_outlasts_the_lease_is_not_lost(deployment: Deployment) -> None:
+    # given a handler that takes longer than the lease of 1.2 s
+    with deployment.worker(handler_seconds=1.6):
+        deployment.save("acme", "before")
+        wait_until(lambda: deployment.handed_over("acme"), "handler at work")
+        # when an event comes whose lease ends before the handler does
+        deployment.save("acme", "meanwhile")
+        # then it is handled by a run after this one
+        deployment.wait_until_idle()
+        assert deployment.handed_over("acme") == [["before"], ["meanwhile"]]
+        assert deployment.deliveries() == [("acme", "before"), ("acme", "meanwhile")]
+
+
+def test_tenants_never_share_a_batch(deployment: Deployment) -> None:
+    tenants = ["acme", "acme:1", "ACME", "a" * 200, "Müller & Söhne {1}", "%s\\"]
+    with deployment.worker():
+        for number in NUMBERS[:10]:
+            for tenant in tenants:
+                deployment.save(tenant, number)
+        deployment.wait_until_idle()
+        # The handler asserts that a batch has one tenant; here each tenant has all of its own, once.
+        assert sorted(deployment.deliveries()) == sorted(
+            (tenant, number) for tenant in tenants for number in NUMBERS[:10]
+        )
+
+
+def test_a_batch_never_exceeds_its_limit(deployment: Deployment) -> None:
+    deployment.save("acme", *NUMBERS, notify=False)
+    with deployment.worker(batch_size=7):
+        deployment.notify_event.delay("acme")
+        deployment.wait_until_idle()
+        batches = deployment.handed_over("acme")
+        assert max(map(len, batches)) == 7
+        assert [number for batch in batches for number in batch] == NUMBERS
+
+
+def test_nothing_is_left_in_redis_when_traffic_ends(deployment: Deployment) -> None:
+    with deployment.worker():
+        deployment.save("acme", "1")
+        deployment.wait_until_idle()
+        (status,) = deployment.gate.look("invoices", ["acme"])
+        assert status.state is State.IDLE
+        left = [key for key in deployment.redis.scan_iter("sync:*") if deployment.redis.pttl(key) < 0]
+        assert left == []
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_every_pool_runs_the_ticker(deployment: Deployment, pool: str) -> None:
+    # The closing sweep is started by the ticker, so an idle tenant proves that there is one.
+    with deployment.worker("-P", pool, handler_seconds=0.05):
+        deployment.save("acme", *NUMBERS[:5])
+        deployment.save("other", *NUMBERS[:5])
+        deployment.wait_until_idle()
+        assert sorted(deployment.deliveries()) == sorted(
+            (tenant, number) for tenant in ("acme", "other") for number in NUMBERS[:5]
+        )
+
+
+def test_first_events_overtake_continuations(deployment: Deployment) -> None:
+    # given one slot, and tenants that have more to do than one run's budget allows
+    with deployment.worker("-P", "solo", handler_seconds=0.3, batch_size=1):
+        deployment.save("heavy 1", *NUMBERS[:6], notify=False)
+        deployment.save("heavy 2", *NUMBERS[:6], notify=False)
+        deployment.notify_event.delay("heavy 1")
+        deployment.notify_event.delay("heavy 2")
+        wait_until(lambda: deployment.redis.llen("taskbridge.next") >= 1, "a continuation in the queue")
+        # when a person saves an invoice
+        deployment.save("person", "1")
+        deployment.wait_until_idle(30)
+        # then it is handled before the heavy tenants are done
+        order = [tenant for (tenant,) in deployment.rows("SELECT tenant FROM ledger ORDER BY id")]
+        assert len(order) == 13
+        assert order.index("person") < 9

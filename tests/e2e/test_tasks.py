@@ -1,0 +1,204 @@
+"""The ways to an event: in the producer's process, as a message, by name, inline; and the message that it makes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from celery import Celery, chain
+
+from taskbridge.app import make_app
+from taskbridge.errors import InvalidName, Unavailable, UnknownPipeline
+from taskbridge.gate import Gate, Keys, Queue, Spacing, State
+from taskbridge.message import arguments_text, lua_message, same_server
+from taskbridge.notify import notify_many
+from taskbridge.runtime import runtime
+from taskbridge.settings import Settings
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+TENANTS = ["acme", "Müller & Söhne", 'a "quoted" \\ name', "{1} %s $(x) ]==]", "名前 🧾", "a/b"]
+
+
+def messages(deployment: Deployment, queue: Queue) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in reversed(deployment.redis.lrange(queue.value, 0, -1))]
+
+
+@pytest.mark.parametrize("tenant", TENANTS)
+def test_the_gates_message_is_what_celery_would_publish(deployment: Deployment, tenant: str) -> None:
+    # given a run that the script published
+    deployment.notify_event.delay(tenant)
+    (ours,) = messages(deployment, Queue.FIRST)
+    (status,) = deployment.gate.look("invoices", [tenant])
+    assert status.token is not None
+    deployment.redis.delete(Queue.FIRST.value)
+    # when Celery publishes the same run the ordinary way
+    arguments = ("invoices", tenant, status.token)
+    options: dict[str, Any] = {"task_id": ours["headers"]["id"], "argsrepr": arguments_text(*arguments)}
+    deployment.app.tasks["taskbridge.run"].apply_async(arguments, queue=Queue.FIRST.value, **options)
+    (theirs,) = messages(deployment, Queue.FIRST)
+    # then both are one message, but for the encoding of the body, the tag of the delivery, who sent it, the queue for
+    # results (there are none), and a copy of an option that nobody reads
+    assert json.loads(ours.pop("body")) == json.loads(base64.b64decode(theirs.pop("body")))
+    assert theirs["properties"].pop("body_encoding") == "base64"
+    assert theirs["properties"].pop("argsrepr")
+    for message in (ours, theirs):
+        message["properties"].pop("reply_to")
+        assert message["properties"].pop("delivery_tag")
+        assert message["headers"].pop("origin")
+        message["headers"]["argsrepr"] = json.loads(message["headers"]["argsrepr"])
+    assert ours == theirs
+
+
+@pytest.mark.e2e
+def test_a_worker_runs_messages_of_every_tenant_name(deployment: Deployment) -> None:
+    with deployment.worker("-P", "solo"):
+        for tenant in TENANTS:
+            deployment.save(tenant, "1")
+        deployment.wait_until_idle()
+    assert sorted(deployment.deliveries()) == sorted((tenant, "1") for tenant in TENANTS)
+
+
+def test_an_absorbed_event_makes_no_message(deployment: Deployment) -> None:
+    answers = [deployment.notify_event.delay("acme").get() for _ in range(20)]
+    assert answers == ["started"] + ["absorbed"] * 19
+    assert len(messages(deployment, Queue.FIRST)) == 1
+
+
+@pytest.mark.e2e
+def test_events_by_name_from_another_program_do_the_same_in_a_worker(deployment: Deployment) -> None:
+    foreign = Celery(broker=deployment.settings.redis_url, set_as_current=False)
+    with deployment.worker("-P", "threads"):
+        deployment.save("acme", "1", notify=False)
+        foreign.send_task("taskbridge.notify_event", ["acme"], queue="taskbridge.first")
+        deployment.wait_until_idle()
+        deployment.save("acme", "2", notify=False)
+        deployment.notify_event.apply_async(("acme",), countdown=0.1)
+        wait_until(lambda: len(deployment.deliveries()) == 2, "countdown delivered")
+        deployment.save("acme", "3", notify=False)
+        chain(deployment.notify_event.si("other"), deployment.notify_event.si("acme")).apply_async()
+        wait_until(lambda: len(deployment.deliveries()) == 3, "chain delivered")
+        deployment.wait_until_idle()
+    foreign.close()
+
+
+def test_a_countdown_makes_an_ordinary_message(deployment: Deployment) -> None:
+    deployment.notify_event.apply_async(("acme",), countdown=60)
+    (message,) = messages(deployment, Queue.FIRST)
+    assert message["headers"]["task"] == "taskbridge.notify_event"
+    assert message["headers"]["eta"]
+    assert deployment.gate.active("invoices") == []
+
+
+def test_many_events_cost_one_round_trip(deployment: Deployment) -> None:
+    deployment.notify_event.delay("warm")
+    deployment.redis.config_resetstat()
+    answers = notify_many(deployment.app, ["a", "b", "a", "c", "b"])
+    assert [answer.name for answer in answers] == ["STARTED", "STARTED", "ABSORBED", "STARTED", "ABSORBED"]
+    commands = deployment.redis.info("commandstats")
+    assert commands["cmdstat_evalsha"]["calls"] == 5
+    assert "cmdstat_script|exists" not in commands
+    assert len(messages(deployment, Queue.FIRST)) == 1 + 3
+
+
+def test_scripts_that_redis_forgot_are_loaded_again(deployment: Deployment) -> None:
+    deployment.notify_event.delay("acme")
+    deployment.redis.script_flush()
+    assert deployment.notify_event.delay("acme").get() == "absorbed"
+    deployment.redis.script_flush()
+    assert [answer.name for answer in notify_many(deployment.app, ["acme", "b"])] == ["ABSORBED", "STARTED"]
+
+
+@pytest.mark.e2e
+def test_a_broker_elsewhere_gets_the_run_the_ordinary_way(deployment: Deployment) -> None:
+    # given a gate whose Redis is not the broker's (here: another of its databases)
+    gate_url = deployment.settings.redis_url.rpartition("/")[0] + "/0"
+    apart = {"TASKBRIDGE_REDIS_URL": gate_url, "TASKBRIDGE_BROKER_URL": deployment.settings.redis_url}
+    settings = Settings(
+        postgres_url=deployment.settings.postgres_url,
+        redis_url=gate_url,
+        broker_url=deployment.settings.redis_url,
+        key_prefix=f"apart-{id(deployment)}",
+    )
+    app, notify_event = make_app(settings)
+    apart["TASKBRIDGE_KEY_PREFIX"] = settings.key_prefix
+    deployment.settings = settings
+    deployment.app, deployment.notify_event = app, notify_event
+    runtime(app, settings)
+    # when a burst goes through it
+    notify_event.delay("acme")
+    (message,) = messages(deployment, Queue.FIRST)
+    assert message["properties"]["body_encoding"] == "base64", "published by kombu"
+    with deployment.worker():
+        deployment.save("acme", "1", "2", "3")
+        deployment.wait_until_idle()
+    # then it is as with one server
+    assert deployment.deliveries() == [("acme", "1"), ("acme", "2"), ("acme", "3")]
+
+
+def test_a_prefix_of_the_brokers_keys_is_kept(deployment: Deployment, redis_client: Any, keys: Keys) -> None:
+    deployment.app.conf.broker_transport_options = {"global_keyprefix": "shared-"}
+    gate = Gate(redis_client, keys, message=lua_message(deployment.app, "shared-"), queue_prefix="shared-")
+    gate.notify("invoices", "acme", Spacing(delay=200, lease=1200))
+    (text,) = redis_client.lrange("shared-taskbridge.first", 0, -1)
+    redis_client.delete("shared-taskbridge.first")
+    assert json.loads(text)["properties"]["delivery_info"] == {"exchange": "", "routing_key": "taskbridge.first"}
+
+
+@pytest.mark.parametrize(
+    ("gate", "broker", "same"),
+    [
+        ("redis://:a@host:6379/0", "redis://:a@host/0", True),
+        ("redis://host", "redis://host:6379/0", True),
+        ("redis://host/0", "redis://host/1", False),
+        ("redis://host/0", "redis://other/0", False),
+        ("redis://host/0", "rediss://host/0", False),
+        ("redis://host/0", "amqp://host//", False),
+    ],
+)
+def test_one_database_of_one_server_is_recognised(gate: str, broker: str, same: bool) -> None:
+    assert same_server(gate, broker) is same
+
+
+def test_eager_mode_runs_inline(deployment: Deployment) -> None:
+    deployment.app.conf.task_always_eager = True
+    deployment.save("acme", "1", "2")
+    # Each event ran to its end: nothing is queued, nothing waits, nothing lingers.
+    assert deployment.deliveries() == [("acme", "1"), ("acme", "2")]
+    assert messages(deployment, Queue.FIRST) == []
+    assert deployment.gate.look("invoices", ["acme"])[0].state is State.IDLE
+
+
+@pytest.mark.parametrize("tenant", ["", "a" * 201, "a\nb", " a", 7])
+def test_a_tenant_that_could_be_mistaken_is_refused_before_anything_is_sent(
+    deployment: Deployment, tenant: Any
+) -> None:
+    with pytest.raises(InvalidName):
+        deployment.notify_event.delay(tenant)
+    with pytest.raises(InvalidName):
+        notify_many(deployment.app, ["good", tenant])
+    assert list(deployment.redis.scan_iter("*")) == []
+
+
+def test_an_unknown_pipeline_is_refused_with_those_that_there_are(deployment: Deployment) -> None:
+    with pytest.raises(UnknownPipeline, match="'exports'; there are: invoices"):
+        deployment.notify_event.delay("acme", pipeline="exports")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://:wrong@{place}/0", "refuses the password"),
+        ("redis://{place}/0", "refuses the password"),
+        ("redis://:wrong@127.0.0.1:1/0", "cannot be reached"),
+    ],
+)
+def test_a_redis_that_cannot_be_used_is_named_without_its_password(deployment: Deployment, url: str, text: str) -> None:
+    place = deployment.settings.redis_url.rpartition("@")[2].partition("/")[0]
+    app, notify_event = make_app(Settings(redis_url=url.format(place=place)))
+    with pytest.raises(Unavailable, match=text) as refused:
+        notify_event.delay("acme")
+    assert "wrong" not in str(refused.value)
+    app.close()

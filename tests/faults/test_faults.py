@@ -1,0 +1,158 @@
+"""After each fault the tenant goes on within its bound, and every committed invoice is delivered once."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from taskbridge.store import record_invoice
+from tests.deployment import Deployment
+from tests.waiting import PATIENCE, wait_until
+
+pytestmark = pytest.mark.e2e
+
+NUMBERS = [f"{number:03}" for number in range(20)]
+RUNNER_TTL = 5.0
+
+
+def delivered_once(deployment: Deployment, tenant: str = "acme") -> bool:
+    return sorted(deployment.deliveries()) == [(tenant, number) for number in NUMBERS]
+
+
+def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
+    # given a worker in the middle of its second batch
+    deployment.save("acme", *NUMBERS, notify=False)
+    with deployment.worker(handler_seconds=0.4, batch_size=5) as first:
+        deployment.notify_event.delay("acme")
+        wait_until(lambda: len(deployment.handed_over("acme")) == 2, "second batch handed over")
+        first.kill()
+    half = len(deployment.deliveries())
+    assert 0 < half < len(NUMBERS)
+    # when another is started
+    with deployment.worker(batch_size=5):
+        started = time.monotonic()
+        wait_until(lambda: len(deployment.deliveries()) > half, "the tenant goes on", RUNNER_TTL + 2)
+        resumed_after = time.monotonic() - started
+        deployment.wait_until_idle()
+    # then the tenant goes on in time, where it stood
+    assert resumed_after < (RUNNER_TTL + 2) * PATIENCE
+    assert delivered_once(deployment)
+    assert deployment.handed_over("acme")[2] == NUMBERS[5:10], "the batch that was lost is handed over again"
+
+
+def test_a_worker_that_was_frozen_past_its_deadline_changes_nothing(deployment: Deployment) -> None:
+    # given a run that freezes in mid-batch
+    with deployment.worker(handler_seconds=0.5) as frozen:
+        deployment.save("acme", *NUMBERS)
+        wait_until(lambda: deployment.handed_over("acme"), "first batch handed over")
+        frozen.signal_all(signal.SIGSTOP)
+        # when another worker takes the tenant over and the first one wakes
+        with deployment.worker():
+            wait_until(lambda: len(deployment.deliveries()) == len(NUMBERS), "taken over", RUNNER_TTL + 2)
+            frozen.signal_all(signal.SIGCONT)
+            wait_until(lambda: "replaced by another run" in frozen.text(), "the frozen run notices")
+            deployment.wait_until_idle()
+        # then nothing is delivered twice
+        assert delivered_once(deployment)
+
+
+def test_all_of_redis_is_lost_in_mid_burst(deployment: Deployment) -> None:
+    with deployment.worker(handler_seconds=0.05):
+        for at, number in enumerate(NUMBERS):
+            deployment.save("acme", number)
+            if at == len(NUMBERS) // 2:
+                deployment.redis.flushdb()
+                deployment.redis.script_flush()
+        deployment.wait_until_idle(35)
+        assert delivered_once(deployment)
+
+
+def test_all_of_redis_is_lost_and_no_event_follows(deployment: Deployment) -> None:
+    # given a tenant that waits for its tick
+    with deployment.worker(handler_seconds=0.05):
+        deployment.save("acme", *NUMBERS)
+        deployment.redis.flushdb()
+        # then its records are found in Postgres
+        wait_until(lambda: delivered_once(deployment), "found in Postgres", 35)
+
+
+@pytest.mark.parametrize("deployment", [{"reconcile_interval": 2.0}], indirect=True)
+def test_a_producer_dies_between_commit_and_notify(deployment: Deployment) -> None:
+    with deployment.worker():
+        deployment.save("acme", *NUMBERS, notify=False)
+        wait_until(lambda: delivered_once(deployment), "found in Postgres", 2 + 3)
+
+
+def test_a_run_message_is_lost(deployment: Deployment) -> None:
+    # given a message that vanishes from the broker
+    deployment.save("acme", *NUMBERS)
+    assert deployment.redis.delete("taskbridge.first") == 1
+    # then it is published again
+    with deployment.worker():
+        wait_until(lambda: delivered_once(deployment), "published again", 5 + 2)
+
+
+def test_a_run_message_is_doubled(deployment: Deployment) -> None:
+    deployment.save("acme", *NUMBERS)
+    (message,) = deployment.redis.lrange("taskbridge.first", 0, -1)
+    deployment.redis.lpush("taskbridge.first", message, message)
+    with deployment.worker(handler_seconds=0.3) as worker:
+        deployment.wait_until_idle()
+        assert delivered_once(deployment)
+        assert deployment.handed_over("acme") == [NUMBERS]
+        wait_until(lambda: worker.text().count("late or doubled message") == 2, "both doubles refused")
+
+
+def test_postgres_drops_every_connection_in_mid_batch(deployment: Deployment) -> None:
+    with deployment.worker(handler_seconds=0.3):
+        deployment.save("acme", *NUMBERS)
+        wait_until(lambda: deployment.handed_over("acme"), "first batch handed over")
+        deployment.rows(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        wait_until(lambda: delivered_once(deployment), "reconnected and tried again", 10)
+        deployment.wait_until_idle()
+        assert delivered_once(deployment)
+
+
+def test_a_handler_that_raises_is_tried_again_and_events_do_not_hurry_it(deployment: Deployment) -> None:
+    # given an invoice that its handler cannot take
+    with deployment.worker() as worker:
+        deployment.save("acme", "good", notify=False)
+        record_invoice(deployment.engine, "acme", "bad", {"fail": True})
+        deployment.notify_event.delay("acme")
+        wait_until(lambda: deployment.gate.look("invoices", ["acme"])[0].held, "held after the failure")
+        # when events come
+        for _ in range(20):
+            assert deployment.notify_event.delay("acme").get() == "absorbed"
+        # then the tenant waits for its back-off, the error is on record, and nothing is delivered by half
+        assert len(deployment.handed_over("acme")) == 1
+        assert deployment.deliveries() == []
+        wait_until(
+            lambda: deployment.rows(
+                "SELECT failures FROM sync_cursors WHERE last_error LIKE '%%bad cannot be handled'"
+            ),
+            "the error on record",
+        )
+        # and when the invoice is corrected, all is delivered
+        record_invoice(deployment.engine, "acme", "bad", {"fail": False})
+        wait_until(lambda: len(deployment.deliveries()) == 2, "tried again")
+        deployment.wait_until_idle()
+        assert sorted(deployment.deliveries()) == [("acme", "bad"), ("acme", "good")]
+        assert "bad cannot be handled" in worker.text()
+
+
+@pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0}], indirect=True)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_handler_longer_than_the_runner_ttl_keeps_its_tenant(deployment: Deployment, pool: str) -> None:
+    # The heartbeat moves the deadline on while the handler works.
+    with deployment.worker("-P", pool, handler_seconds=2.5) as worker:
+        deployment.save("acme", *NUMBERS, notify=False)
+        deployment.notify_event.delay("acme")
+        wait_until(lambda: delivered_once(deployment), "delivered")
+        deployment.wait_until_idle()
+        assert deployment.handed_over("acme") == [NUMBERS]
+        assert "replaced by another run" not in worker.text()

@@ -1,0 +1,24 @@
+"""The one way in which tests wait: for a condition, with a deadline that is longer in CI."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 4.0 if os.environ.get("CI") else 1.0
+
+
+def wait_until(condition: Callable[[], T], what: str, seconds: float = 15.0) -> T:
+    """Return the first true value of `condition`; fail after `seconds` (four times as long in CI)."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds * PATIENCE:g} s: {what}")
+        time.sleep(0.01)
