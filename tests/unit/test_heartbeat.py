@@ -1,0 +1,68 @@
+"""A lease is trusted from before the call that confirmed it, and never after it was refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import redis
+
+from taskbridge.heartbeat import Heartbeat
+from tests.waiting import wait_until
+
+
+def counting(beats: list[int]) -> Callable[[], bool]:
+    """Return a heartbeat that is always confirmed and counts itself."""
+
+    def beat() -> bool:
+        beats.append(1)
+        return True
+
+    return beat
+
+
+def test_a_lease_is_renewed_while_the_run_lasts_and_not_after() -> None:
+    beats: list[int] = []
+    heart = Heartbeat(ttl=0.15)
+    with heart.keep(counting(beats)) as lease:
+        wait_until(lambda: len(beats) >= 5, "five beats")
+        assert lease.owned
+    after = len(beats)
+    # One beat may have been under way. Another run's beats are the clock: no sleeping here.
+    others: list[int] = []
+    with heart.keep(counting(others)):
+        wait_until(lambda: len(others) >= 3, "three beats of another run")
+    assert len(beats) <= after + 1
+
+
+def test_a_refused_beat_ends_the_trust_for_good() -> None:
+    with Heartbeat(ttl=0.15).keep(lambda: False) as lease:
+        wait_until(lambda: not lease.owned, "lost")
+        assert not lease.owned
+
+
+def test_a_lease_that_nobody_confirms_runs_out() -> None:
+    def unreachable() -> bool:
+        raise redis.ConnectionError("gone")
+
+    with Heartbeat(ttl=0.3).keep(unreachable) as lease:
+        assert lease.owned
+        wait_until(lambda: not lease.owned, "run out")
+
+
+def test_a_confirmation_that_took_long_counts_from_before_it_was_asked_for() -> None:
+    answer = threading.Event()
+    with Heartbeat(ttl=0.3).keep(lambda: answer.wait(5)) as lease:
+        # The beat is under way and unanswered for longer than the trust lasts.
+        wait_until(lambda: not lease.owned, "run out while a beat is under way")
+        answer.set()
+
+
+def test_one_beat_that_fails_does_not_end_the_others() -> None:
+    def unreachable() -> bool:
+        raise redis.TimeoutError("slow")
+
+    beats: list[int] = []
+    heart = Heartbeat(ttl=0.15)
+    with heart.keep(unreachable), heart.keep(counting(beats)):
+        wait_until(lambda: len(beats) >= 3, "three beats")

@@ -1,0 +1,73 @@
+"""No two (pipeline, tenant) pairs share a key."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskbridge.errors import InvalidName
+from taskbridge.gate import Keys
+from taskbridge.names import check_key_prefix, check_pipeline_name, check_tenant
+
+
+def allowed(check: object, text: str) -> bool:
+    try:
+        return bool(check(text))  # type: ignore[operator]
+    except InvalidName:
+        return False
+
+
+tenants = st.text(max_size=12).filter(lambda text: allowed(check_tenant, text))
+pipelines = st.from_regex(r"[a-z][a-z0-9_-]{0,6}", fullmatch=True)
+KINDS = (Keys.runner, Keys.lease, Keys.last)
+
+
+@settings(derandomize=True)
+@given(pairs=st.lists(st.tuples(pipelines, tenants), unique=True, max_size=5))
+def test_different_pairs_have_different_keys(pairs: list[tuple[str, str]]) -> None:
+    keys = Keys("sync")
+    made = [kind(keys, *pair) for kind in KINDS for pair in pairs]
+    made += {keys.due(pipeline) for pipeline, _ in pairs}
+    made += {keys.reconciled(pipeline) for pipeline, _ in pairs}
+    assert len(made) == len(set(made))
+
+
+@settings(derandomize=True)
+@given(pipeline=pipelines, tenant=tenants)
+def test_a_key_splits_back_into_its_pair(pipeline: str, tenant: str) -> None:
+    _, _, found_pipeline, found_tenant = Keys("sync").runner(pipeline, tenant).split(":", 3)
+    assert (found_pipeline, found_tenant) == (pipeline, tenant)
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "A", "1a", "a b", "a" * 64, "a.b", "ä", "a\n", None, 7])
+def test_a_pipeline_name_that_could_share_a_key_is_refused(name: object) -> None:
+    with pytest.raises(InvalidName, match="use 1 to 63"):
+        check_pipeline_name(name)
+
+
+@pytest.mark.parametrize("prefix", ["", "a:b", "a b", "-a", "a" * 64, "a\n"])
+def test_a_prefix_that_could_share_a_key_is_refused(prefix: str) -> None:
+    with pytest.raises(InvalidName, match="TASKBRIDGE_KEY_PREFIX"):
+        check_key_prefix(prefix)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "text"),
+    [
+        ("", "is empty"),
+        ("a" * 201, "has 201 characters, at most 200"),
+        ("a\tb", "U\\+0009 at position 1"),
+        ("a\x7f", "U\\+007F at position 1"),
+        ("a ", "begins or ends with space"),
+        (b"acme", "not bytes"),
+    ],
+)
+def test_a_refused_tenant_is_named_with_its_fault(tenant: object, text: str) -> None:
+    with pytest.raises(InvalidName, match=text):
+        check_tenant(tenant)
+
+
+@pytest.mark.parametrize("tenant", ["a", "a" * 200, "Müller & Söhne", "a:b", "{x}", "می‌خواهم", "👩‍👩‍👧"])
+def test_names_of_real_businesses_are_allowed(tenant: str) -> None:
+    assert check_tenant(tenant) == tenant

@@ -1,0 +1,85 @@
+"""Policies and pipelines refuse nonsense when they are declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskbridge.batch import Batch
+from taskbridge.errors import ConfigurationError, InvalidName, InvalidPolicy, UnknownPipeline
+from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.policy import LatencyNeutral, Spacing
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"lease": -1}, "lease is -1 s"),
+        ({"tick": 0}, "tick is 0 s"),
+        ({"tick": -0.2}, "tick is -0.2 s"),
+        ({"tick": 2}, r"tick \(2 s\) is longer than the lease \(1.2 s\)"),
+        ({"lease": float("nan")}, "finite number"),
+        ({"lease": float("inf")}, "finite number"),
+        ({"lease": "1.2"}, "finite number"),
+        ({"lease": True}, "finite number"),
+        ({"lease": 3601}, "between 0 and 3600 s"),
+        ({"lease": 0, "sweep_empty_ticks": True}, "needs a lease"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidPolicy, match=text):
+        LatencyNeutral(**values)
+
+
+def test_seconds_become_the_gates_milliseconds() -> None:
+    assert LatencyNeutral().spacing == Spacing(delay=200, lease=1200, last_ttl=0, empty_tick=0)
+    assert LatencyNeutral(lease=0).spacing == Spacing(delay=200, lease=0)
+    assert LatencyNeutral(sweep_empty_ticks=True).spacing == Spacing(delay=200, lease=1200, empty_tick=200)
+
+
+def handler(batch: Batch) -> None:
+    """Take a batch."""
+
+
+def other(batch: Batch) -> None:
+    """Take a batch too."""
+
+
+@pytest.mark.parametrize("size", [0, -1, 100_001, 1.5, True, "500"])
+def test_a_batch_size_that_makes_no_sense_is_refused(size: Any) -> None:
+    with pytest.raises(InvalidPolicy, match="pipeline exports: batch_size"):
+        Pipeline("exports", handler, LatencyNeutral(), size)
+
+
+def test_a_pipeline_whose_name_could_share_a_key_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        Pipeline("a:b", handler, LatencyNeutral(), 1)
+
+
+def test_two_handlers_under_one_name_are_refused_with_both_places() -> None:
+    pipelines = Pipelines()
+    pipelines.declare(Pipeline("exports", handler, LatencyNeutral(), 1))
+    pipelines.declare(Pipeline("exports", handler, LatencyNeutral(), 2))
+    with pytest.raises(InvalidPolicy, match=r"test_policy\.handler and .*test_policy\.other"):
+        pipelines.declare(Pipeline("exports", other, LatencyNeutral(), 1))
+
+
+def test_a_declared_pipeline_takes_the_place_of_a_built_in_one() -> None:
+    pipelines = Pipelines()
+    pipelines.provide(Pipeline("invoices", handler, LatencyNeutral(), 1))
+    assert pipelines["invoices"].handler is handler
+    pipelines.declare(Pipeline("invoices", other, LatencyNeutral(), 1))
+    assert pipelines["invoices"].handler is other
+    assert pipelines.names() == ["invoices"]
+
+
+def test_an_unknown_pipeline_is_refused_with_the_next_step() -> None:
+    with pytest.raises(UnknownPipeline, match="TASKBRIDGE_PIPELINES"):
+        Pipelines()["exports"]
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "tests.unit.broken_pipelines"])
+def test_a_module_that_does_not_import_is_named_with_its_error(module: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{module}' does not import: .*TASKBRIDGE_PIPELINES"):
+        Pipelines().load([module])

@@ -1,0 +1,54 @@
+"""Settings are read whole or refused with the variable's name, never with a password."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.errors import ConfigurationError, InvalidName
+from taskbridge.settings import Settings
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = Settings.read(
+        {
+            "TASKBRIDGE_POSTGRES_URL": "postgresql://u:p@h/d",
+            "TASKBRIDGE_REDIS_URL": "redis://h",
+            "TASKBRIDGE_PIPELINES": " a.b , c ,",
+            "TASKBRIDGE_RUNNER_TTL": "7.5",
+            "TASKBRIDGE_KEY_PREFIX": "two",
+        }
+    )
+    assert settings == Settings(
+        postgres_url="postgresql://u:p@h/d",
+        redis_url="redis://h",
+        pipelines=("a.b", "c"),
+        runner_ttl=7.5,
+        key_prefix="two",
+    )
+
+
+def test_the_broker_is_the_gate_unless_it_is_named() -> None:
+    assert Settings(redis_url="redis://h/1").broker == "redis://h/1"
+    assert Settings(redis_url="redis://h/1", broker_url="redis://h/2").broker == "redis://h/2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("RUNNER_TTL", "soon", "TASKBRIDGE_RUNNER_TTL is 'soon': give a number of seconds"),
+        ("RUNNER_TTL", "0", "TASKBRIDGE_RUNNER_TTL is 0, it must lie between 0.5 and 3600 seconds"),
+        ("RUNNER_TTL", "nan", "must lie between"),
+        ("RUN_BUDGET", "-1", "TASKBRIDGE_RUN_BUDGET"),
+        ("POSTGRES_URL", "mysql://u:secret@h/d", "TASKBRIDGE_POSTGRES_URL must begin with one of postgresql"),
+        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with one of redis"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text) as refused:
+        Settings.read({f"TASKBRIDGE_{name}": value})
+    assert "secret" not in str(refused.value)
+
+
+def test_a_prefix_that_could_share_a_key_is_refused() -> None:
+    with pytest.raises(InvalidName):
+        Settings.read({"TASKBRIDGE_KEY_PREFIX": "a:b"})
