@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 from celery import Celery, Task, signals
@@ -45,8 +46,10 @@ def make_app(settings: Settings | None = None) -> tuple[Celery, Task[Any, Any]]:
 
     def configuration() -> dict[str, Any]:
         values = DEFAULTS | _celeryconfig()
-        broker = runtime(made, settings).settings.broker
-        return {**values, "broker_url": broker} if broker else values
+        # A setting that cannot be read is reported where it is used; raised here it would drown in Celery's own trace.
+        with suppress(TaskBridgeError):
+            values["broker_url"] = runtime(made, settings).settings.broker
+        return values
 
     # Not the current app: a process may have its own, and its tasks stay there.
     made = Celery("taskbridge", set_as_current=False)

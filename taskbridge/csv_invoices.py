@@ -48,8 +48,6 @@ _PRICE = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE
 # What the two patterns let through multiplies to at most 76 digits; the rest is room for the sum of all lines.
 _EXACT = Context(prec=100, traps=[Inexact])
 _ZERO = Decimal(0)
-# The invisible ones too: two numbers that look the same would each get a part of one invoice.
-_NOT_IN_A_NUMBER = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060\ufeff\ud800-\udfff]")
 # Bytes that are not UTF-8 are read as lone surrogates, which no valid UTF-8 gives.
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 _FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^",\r\n]*)'
@@ -381,7 +379,8 @@ def _number_fault(number: str, fields: int, columns: int) -> str:
         return f"InvoiceNo {_short(number)} has {len(number)} characters, at most {MAX_NUMBER_LENGTH} are allowed"
     if _NOT_UTF8.search(number):
         return f"InvoiceNo {_short(number)} holds bytes that are not UTF-8 ({_CONVERT})"
-    if _NOT_IN_A_NUMBER.search(number):
+    # The store takes no others; and two numbers that only look the same would each get a part of one invoice.
+    if not number.isprintable():
         return f"InvoiceNo {_short(number)} holds control or invisible characters"
     return ""
 

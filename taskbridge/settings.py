@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from taskbridge.errors import ConfigurationError
 from taskbridge.names import check_key_prefix
@@ -103,4 +104,12 @@ def _parse(name: str, text: str) -> object:
         if scheme not in _SCHEMES[name] or "://" not in text:
             # The value may hold a password, so the message does not repeat it.
             raise ConfigurationError(f"{_variable(name)} must begin with one of {', '.join(_SCHEMES[name])} and ://")
+    if name.endswith("_url"):
+        try:
+            _ = urlsplit(text).port
+        except ValueError:
+            raise ConfigurationError(
+                f"{_variable(name)} cannot be read: write scheme://user:password@host:port/database, "
+                "with special characters percent-encoded"
+            ) from None
     return text

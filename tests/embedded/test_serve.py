@@ -1,0 +1,260 @@
+"""Both servers answer, keep what they should keep, and one process serves a data directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from taskbridge.embedded import Servers, launch, running, serve
+from taskbridge.embedded.account import server_account
+from taskbridge.embedded.postgres import Postgres
+from taskbridge.errors import AlreadyRunning, ConfigurationError, Unavailable
+
+from .processes import alive, command_line, descendants, serving
+
+
+def query(servers: Servers, statement: str) -> str:
+    with psycopg.connect(servers.postgres_url) as connection:
+        row = connection.execute(statement.encode()).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+@dataclass(frozen=True)
+class Served:
+    data_dir: Path
+    servers: Servers
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Servers for the tests that only look at them."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        data_dir = Path(name).resolve() / "data"
+        with serve(data_dir, durable=False) as servers:
+            yield Served(data_dir, servers)
+
+
+@pytest.fixture
+def broken_cluster(data_dir: Path) -> Path:
+    """A cluster of which only the version and the owner are right; with it, everything fails quickly."""
+    cluster = data_dir / "postgres"
+    cluster.mkdir(parents=True, mode=0o700)
+    (cluster / "PG_VERSION").write_text("18\n")
+    (data_dir / "postgres.password").write_text("password")
+    account = server_account(cluster)
+    if account is not None:
+        os.chown(cluster, account.uid, account.gid)
+    return cluster
+
+
+def test_both_servers_answer_with_the_settings_that_the_project_relies_on(served: Served) -> None:
+    assert query(served.servers, "SELECT version()").startswith("PostgreSQL 18.")
+    expected = {
+        "server_encoding": "UTF8",
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "max_connections": "200",
+        "fsync": "off",
+        "synchronous_commit": "on",
+        "full_page_writes": "off",
+    }
+    assert {name: query(served.servers, f"SHOW {name}") for name in expected} == expected
+    with redis.Redis.from_url(served.servers.redis_url, decode_responses=True) as client:
+        assert client.ping()
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert client.config_get("save") == {"save": ""}
+        assert client.config_get("appendonly") == {"appendonly": "no"}
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
+
+
+def test_letters_beyond_ascii_have_case_and_order_does_not_depend_on_the_machine(served: Served) -> None:
+    assert query(served.servers, "SELECT lower('ÄÉ')") == "äé"
+    in_order = "SELECT string_agg(x, '' ORDER BY x) FROM unnest(ARRAY['a', 'B', 'é', 'z']) x"
+    assert query(served.servers, in_order) == "Bazé"
+
+
+def test_no_password_is_on_a_command_line_in_a_repr_or_in_a_file_for_others(served: Served) -> None:
+    urls = (served.servers.postgres_url, served.servers.redis_url)
+    everything = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    assert str(served.data_dir) in str(everything)
+    for password in (url.partition("@")[0].rpartition(":")[2] for url in urls):
+        assert len(password) >= 24
+        assert password not in str(everything)
+        assert password not in repr(served.servers)
+    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in served.data_dir.iterdir() if path.is_file()}
+    assert {"servers.json", "postgres.password", "postgres.log", "redis.conf"} <= set(files)
+    assert set(files.values()) == {0o600}
+
+
+def test_a_wrong_password_or_none_is_refused(served: Served) -> None:
+    url = served.servers.postgres_url
+    password = url.partition("@")[0].rpartition(":")[2]
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(url.replace(password, "wrong"))
+    with (
+        redis.Redis.from_url(f"redis://{served.servers.redis_url.rpartition('@')[2]}") as client,
+        pytest.raises(redis.AuthenticationError),
+    ):
+        client.ping()
+
+
+def test_a_second_serve_in_the_same_process_is_refused_and_harms_nothing(served: Served) -> None:
+    with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
+        serve(served.data_dir).__enter__()
+    assert running(served.data_dir) == served.servers
+    assert query(served.servers, "SELECT 1") == "1"
+
+
+def test_a_second_data_directory_is_served_from_the_same_process(served: Served, data_dir: Path) -> None:
+    with serve(data_dir, durable=False) as second:
+        assert second != served.servers
+        assert query(second, "SELECT 1") == "1"
+    # The end of the second is not kept waiting by the first, and does not end it.
+    assert query(served.servers, "SELECT 1") == "1"
+
+
+def test_another_process_is_told_who_serves_the_directory_and_finds_its_servers(data_dir: Path) -> None:
+    assert running(data_dir) is None
+    assert not data_dir.exists()
+    with serving(data_dir) as other:
+        assert running(data_dir) == Servers(other.postgres_url, other.redis_url)
+        with pytest.raises(AlreadyRunning) as caught:
+            serve(data_dir).__enter__()
+        assert str(data_dir) in str(caught.value)
+        assert f"pid {other.process.pid}" in str(caught.value)
+        assert "taskbridge env" in str(caught.value)
+        other.process.terminate()
+        other.process.wait()
+        assert running(data_dir) is None
+        assert not (data_dir / "servers.json").exists()
+
+
+def test_by_default_rows_survive_everything_and_keys_do_not_survive_a_restart(data_dir: Path) -> None:
+    with serve(data_dir) as servers:
+        for name in ("fsync", "synchronous_commit", "full_page_writes"):
+            assert query(servers, f"SHOW {name}") == "on"
+        with psycopg.connect(servers.postgres_url) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        with redis.Redis.from_url(servers.redis_url) as client:
+            client.set("key", "value")
+    with serve(data_dir) as servers:
+        assert query(servers, "SELECT answer FROM kept") == "42"
+        with redis.Redis.from_url(servers.redis_url) as client:
+            assert client.dbsize() == 0
+
+
+def test_everything_is_stopped_when_the_block_raises(data_dir: Path) -> None:
+    before = descendants(os.getpid())
+    started: set[int] = set()
+
+    def fail() -> None:
+        started.update(descendants(os.getpid()) - before)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), serve(data_dir, durable=False):
+        fail()
+    assert len(started) >= 4
+    assert not any(alive(pid) for pid in started)
+    assert running(data_dir) is None
+
+
+def test_a_path_with_spaces_quotes_and_letters_of_any_language_works(open_directory: Path) -> None:
+    data_dir = open_directory / 'Jörg\'s "Daten" für #1 日本' / "data"
+    for _ in range(2):
+        with serve(data_dir, durable=False) as servers:
+            assert query(servers, "SELECT 1") == "1"
+
+
+def test_a_data_directory_that_is_a_file_gives_a_clear_error(open_directory: Path) -> None:
+    path = open_directory / "file"
+    path.write_text("")
+    with pytest.raises(ConfigurationError, match=r"data directory .*/file cannot be used"), serve(path):
+        pass
+    assert running(path) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_data_directory_without_permission_gives_a_clear_error(open_directory: Path) -> None:
+    open_directory.chmod(0o500)
+    with pytest.raises(ConfigurationError, match="cannot be used"), serve(open_directory / "data"):
+        pass
+
+
+def test_a_port_that_is_taken_between_choice_and_use_is_tried_again(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        choose = launch.free_port
+        choices = [taken, None, taken, taken]  # PostgreSQL needs two choices, Redis three
+        monkeypatch.setattr(launch, "free_port", lambda: (choices.pop(0) if choices else None) or choose())
+        with serve(data_dir, durable=False) as servers:
+            assert query(servers, "SELECT 1") == "1"
+            with redis.Redis.from_url(servers.redis_url) as client:
+                assert client.ping()
+    assert not choices
+
+
+def test_a_cluster_that_was_left_half_made_is_made_again(data_dir: Path) -> None:
+    half_made = data_dir / "postgres.new-0123"
+    half_made.mkdir(parents=True)
+    (half_made / "PG_VERSION").write_text("18\n")
+    with serve(data_dir, durable=False) as servers:
+        assert query(servers, "SELECT 1") == "1"
+    assert [path.name for path in data_dir.glob("postgres*") if path.is_dir()] == ["postgres"]
+
+
+def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskbridge.embedded.postgres.NAME", "pg_reserved")  # initdb refuses such a name
+    with pytest.raises(Unavailable, match=r"(?s)initdb could not make a cluster.*pg_reserved"), serve(data_dir):
+        pass
+    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.log"]
+
+
+def test_a_server_that_does_not_answer_in_time_is_stopped(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Postgres, "start_seconds", 0.0)
+    with pytest.raises(Unavailable, match="PostgreSQL did not start"), serve(data_dir, durable=False):
+        pass
+    shutil.rmtree(data_dir)
+
+
+@pytest.mark.usefixtures("broken_cluster")
+def test_a_start_that_fails_shows_the_end_of_the_log(data_dir: Path) -> None:
+    with pytest.raises(Unavailable, match=r"(?s)PostgreSQL did not start.*postgresql\.conf"):
+        serve(data_dir).__enter__()
+    assert running(data_dir) is None
+
+
+def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir: Path, broken_cluster: Path) -> None:
+    (broken_cluster / "PG_VERSION").write_text("17\n")
+    with pytest.raises(Unavailable, match=r"made by PostgreSQL 17.*move that directory away.*pg_dumpall"):
+        serve(data_dir).__enter__()
+
+
+@pytest.mark.usefixtures("broken_cluster")
+def test_a_lost_password_is_said(data_dir: Path) -> None:
+    (data_dir / "postgres.password").unlink()
+    with pytest.raises(Unavailable, match=r"postgres\.password is missing.*move the cluster away"):
+        serve(data_dir).__enter__()
+
+
+def test_a_password_of_another_cluster_is_said_at_once(data_dir: Path) -> None:
+    with serve(data_dir, durable=False):
+        pass
+    (data_dir / "postgres.password").write_text("another")
+    with pytest.raises(Unavailable, match=r"postgres\.password is not that of the cluster"):
+        serve(data_dir).__enter__()
