@@ -9,7 +9,7 @@ UP_FLAGS ?=
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint format types imports clean
+.PHONY: help run test check lint format types imports docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ imports: $(READY) ## The direction of imports
 format: $(READY) ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY) ## Print the transition table into docs/protocol.md
+	$(BIN)/python -m tests.docs.protocol_text
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,12 +11,9 @@ SELECT t.tenant
 FROM tenants t
 LEFT JOIN sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
 WHERE t.tenant IS NOT NULL
-  AND (
-      c.target IS NOT NULL
-      OR EXISTS (
-          SELECT FROM invoices i
-          WHERE i.tenant = t.tenant
-            AND i.xid >= coalesce(pg_snapshot_xmin(c.snapshot), '0'::xid8)
-            AND (c.snapshot IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.snapshot))
-      )
+  AND EXISTS (
+      SELECT FROM invoices i
+      WHERE i.tenant = t.tenant
+        AND i.xid >= coalesce(pg_snapshot_xmin(c.snapshot), '0'::xid8)
+        AND (c.snapshot IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.snapshot))
   )

@@ -1,0 +1,126 @@
+"""What the documents name exists: paths, commands, options, targets, settings, words, tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import taskbridge
+from taskbridge.cli.main import cli
+from taskbridge.settings import Settings
+from tests.docs import protocol_text
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# Settings of the tests and of the command line, which are not in `Settings`.
+OTHER_VARIABLES = {"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TEST_POSTGRES_URL", "TASKBRIDGE_TEST_REDIS_URL"}
+
+
+def code(page: Path) -> list[str]:
+    """Return what the page shows as code: fenced blocks line by line, and words in backticks."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:console|bash|sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
+
+
+def everywhere() -> list[tuple[str, str]]:
+    return [(page.relative_to(ROOT).as_posix(), text) for page in PAGES for text in code(page)]
+
+
+def test_the_documents_are_found() -> None:
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/protocol.md"} <= {
+        page.relative_to(ROOT).as_posix() for page in PAGES
+    }
+
+
+def test_every_path_exists() -> None:
+    named = [
+        (page, path)
+        for page, text in everywhere()
+        for path in re.findall(r"(?<![\w./])((?:taskbridge|tests|docs|examples|migrations|\.ci)/[\w./-]*)", text)
+    ]
+    assert len(named) > 10
+    assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    links = [
+        (page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if "://" not in target
+    ]
+    assert links
+    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_every_make_target_exists() -> None:
+    named = [(page, target) for page, text in everywhere() for target in re.findall(r"\bmake ([a-z][a-z-]*)", text)]
+    assert named
+    assert [(page, target) for page, target in named if target not in TARGETS] == []
+
+
+def test_every_command_and_option_exists() -> None:
+    named = [
+        (page, name, options)
+        for page, text in everywhere()
+        for name, options in re.findall(r"(?<![\w.-])(?<!-A )taskbridge ([a-z]+)((?: +[^|#;&]*)?)", text)
+    ]
+    assert named
+    for page, name, rest in named:
+        assert name in cli.commands, f"{page}: taskbridge {name}"
+        known = {option for parameter in cli.commands[name].params for option in parameter.opts} | {"--help"}
+        for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
+            assert option in known, f"{page}: taskbridge {name} {option}"
+
+
+def test_every_command_says_what_it_is_for() -> None:
+    for name, command in cli.commands.items():
+        assert isinstance(command, click.Command)
+        assert command.get_short_help_str(), name
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{name} {parameter.name}"
+
+
+def test_every_variable_exists_and_every_setting_is_documented() -> None:
+    known = {f"TASKBRIDGE_{name.upper()}" for name in Settings.__slots__}
+    named = {variable for page in PAGES for variable in re.findall(r"\bTASKBRIDGE_[A-Z_]+\b", page.read_text("utf-8"))}
+    assert named - known - OTHER_VARIABLES == set()
+    assert known - named == set()
+
+
+def test_every_python_example_runs_as_far_as_its_names() -> None:
+    blocks = [
+        (page.name, block)
+        for page in PAGES
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    ]
+    assert blocks
+    for page, block in blocks:
+        compile(block, page, "exec")
+        for names in re.findall(r"^from taskbridge import (.+)$", block, re.MULTILINE):
+            assert {name.strip() for name in names.split(",")} <= set(taskbridge.__all__), page
+
+
+@pytest.mark.parametrize("part", ["table", "diagram"])
+def test_the_protocol_page_shows_the_table_that_the_code_has(part: str) -> None:
+    shown = protocol_text.parts(protocol_text.PAGE.read_text(encoding="utf-8"))
+    assert shown[part] == getattr(protocol_text, part)(), "run `make docs`"
+
+
+def test_the_first_screen_of_the_readme_has_claim_picture_and_code() -> None:
+    first = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30]
+    assert any("notify_event.delay" in line for line in first)
+    assert any(line.startswith("```") for line in first)
+
+
+def test_the_changelog_has_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert "## Unreleased" in changelog
+    assert f"## {version}" in changelog or "## Unreleased" in changelog
