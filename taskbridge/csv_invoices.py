@@ -11,25 +11,19 @@ goes on whole or not at all:
   invoice would be found by nobody.
 - No reader can see a change that makes another valid value: a digit for a digit, or a line that is gone without trace.
 
-Quoting follows RFC 4180, more narrowly than the csv module: a quote inside an unquoted field is refused, and so is a
-line that spans others which have a date of their own. Both are what a stray quote looks like when it happens to parse.
+How a line is told from the next is `taskbridge.csv_records`.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
-import gzip
 import re
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from decimal import Context, Decimal, Inexact
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
+from taskbridge.csv_records import CONVERT, NOT_UTF8, SPACE, Record, is_date, read_records
 from taskbridge.errors import InvalidInput, InvalidName
 from taskbridge.names import check_tenant
 
@@ -40,19 +34,11 @@ JSON: TypeAlias = "bool | int | str | list[JSON] | dict[str, JSON] | None"
 MAX_NUMBER_LENGTH = 200
 
 _COLUMNS = ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID")
-_GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK = 65536
-_SPACE = " \t"
 _QUANTITY = re.compile(r"[+-]?[0-9]{1,18}")
 _PRICE = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?0?[0-9])?")
 # What the two patterns let through multiplies to at most 76 digits; the rest is room for the sum of all lines.
 _EXACT = Context(prec=100, traps=[Inexact])
 _ZERO = Decimal(0)
-# Bytes that are not UTF-8 are read as lone surrogates, which no valid UTF-8 gives.
-_NOT_UTF8 = re.compile("[\ud800-\udfff]")
-_FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^",\r\n]*)'
-_RFC4180 = re.compile(rf"{_FIELD}(?:,{_FIELD})*[\r\n]*")
-_CONVERT = "convert the file to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +97,7 @@ def read_invoices(
     Raises InvalidInput, with the path and what to do, where the file as a whole cannot be read or holds no invoices.
     What is wrong with single lines is in `problems` of the answer.
     """
-    records = _records(_text_lines(path, progress))
+    records = read_records(path, progress)
     header = next((record for record in records if not record.blank), None)
     if header is None:
         raise InvalidInput(f"{path} is empty: pass a CSV file with a header line and invoices")
@@ -124,111 +110,12 @@ def read_invoices(
     return reading.close()
 
 
-def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[str]:
-    """Yield the physical lines, each with its line end. Only LF ends one: a lone CR is left for the CSV reader."""
-    with _translated_errors(path):
-        file = path.open("rb")
-    with file:
-        with _translated_errors(path):
-            packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-        stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
-        byte_order_mark = codecs.BOM_UTF8
-        while True:
-            with _translated_errors(path):
-                chunk = stream.readlines(_CHUNK)
-            for line in chunk:
-                yield line.removeprefix(byte_order_mark).decode("utf-8", "surrogateescape")
-                byte_order_mark = b""
-            if progress and file.seekable():
-                progress(file.tell())
-            if not chunk:
-                return
-
-
-@contextmanager
-def _translated_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidInput(f"{path} is a truncated or corrupt gzip file ({error}): copy or export it again") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidInput(
-            f"{path} cannot be read ({reason}): pass the path of a CSV file that this user may read"
-        ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """One line as CSV means it, from physical line `first` to `last`. `fault` says why its fields cannot be trusted."""
-
-    first: int
-    last: int
-    text: str
-    fields: list[str]
-    fault: str
-
-    @property
-    def blank(self) -> bool:
-        """No field holds anything, as in the lines of commas that spreadsheets append: no amount can be missing."""
-        return not self.fault and not any(value.strip(_SPACE) for value in self.fields)
-
-
-def _records(lines: Iterator[str]) -> Iterator[_Record]:
-    taken: list[str] = []
-    at_end = False
-
-    def feed() -> Iterator[str]:
-        nonlocal at_end
-        for line in lines:
-            taken.append(line)
-            yield line
-        at_end = True
-
-    reader = csv.reader(feed(), strict=True)
-    while True:
-        taken.clear()
-        first = reader.line_num + 1
-        fields: list[str] = []
-        fault = ""
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            # The reader goes on with a fresh state at the line after the one where it failed.
-            hint = ", a closing quote may be missing" if len(taken) > 1 else ""
-            fault = "a quote that is opened here is never closed" if at_end else f"not valid CSV ({error}){hint}"
-        text = "".join(taken)
-        yield _Record(first, reader.line_num, text, fields, fault or _quoting_fault(text, len(taken)))
-
-
-def _quoting_fault(text: str, physical_lines: int) -> str:
-    """Find what the csv module accepts although it is more likely a stray quote than data."""
-    if '"' not in text:
-        return ""
-    if not _RFC4180.fullmatch(text):
-        return "a field that is not quoted holds a quote (quote the field and double the quotes in it)"
-    if physical_lines > 1 and sum(map(_is_date, re.split("[,\r\n]", text.replace('"', "")))) > 1:
-        return "a quoted field spans lines that have dates of their own, so a quote is missing or one too many"
-    return ""
-
-
-def _is_date(text: str) -> bool:
-    # fromisoformat takes any character between date and time, a line end as well.
-    text = text.strip(_SPACE)
-    try:
-        return text.isascii() and text.isprintable() and bool(datetime.fromisoformat(text))
-    except ValueError:
-        return False
-
-
-def _column_names(path: Path, header: _Record, tenant_column: str) -> list[str]:
-    if "\0" in header.text or _NOT_UTF8.search(header.text):
-        raise InvalidInput(f"{path} is not UTF-8 text in its header line: if it is a CSV file, {_CONVERT}")
+def _column_names(path: Path, header: Record, tenant_column: str) -> list[str]:
+    if "\0" in header.text or NOT_UTF8.search(header.text):
+        raise InvalidInput(f"{path} is not UTF-8 text in its header line: if it is a CSV file, {CONVERT}")
     if header.fault:
         raise InvalidInput(f"{path}: the header (line {header.first}) cannot be read: {header.fault}. Correct it")
-    names = [name.strip(_SPACE) for name in header.fields]
+    names = [name.strip(SPACE) for name in header.fields]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         raise InvalidInput(f"{path} has more than one column {_listed(twice)}: rename or remove all but one")
@@ -293,7 +180,7 @@ class _Draft:
 class _Orphan:
     """A line whose invoice number cannot be trusted, and the nearest numbers that can; "" where there is none."""
 
-    record: _Record
+    record: Record
     fault: str
     before: str
     after: str = ""
@@ -312,10 +199,10 @@ class _Reading:
         self._previous = ""
         self._lines_stand_apart = False
 
-    def add(self, record: _Record) -> None:
+    def add(self, record: Record) -> None:
         self.lines += 1
         values = zip(self._names, record.fields, strict=False)
-        row = {name: value if name == "Description" else value.strip(_SPACE) for name, value in values}
+        row = {name: value if name == "Description" else value.strip(SPACE) for name, value in values}
         number = row.get("InvoiceNo", "")
         orphaned = record.fault or _number_fault(number, len(record.fields), len(self._names))
         faults = [orphaned] if orphaned else _value_faults(record.text, row, self._tenant_column)
@@ -377,8 +264,8 @@ def _number_fault(number: str, fields: int, columns: int) -> str:
         return "InvoiceNo is empty"
     if len(number) > MAX_NUMBER_LENGTH:
         return f"InvoiceNo {_short(number)} has {len(number)} characters, at most {MAX_NUMBER_LENGTH} are allowed"
-    if _NOT_UTF8.search(number):
-        return f"InvoiceNo {_short(number)} holds bytes that are not UTF-8 ({_CONVERT})"
+    if NOT_UTF8.search(number):
+        return f"InvoiceNo {_short(number)} holds bytes that are not UTF-8 ({CONVERT})"
     # The store takes no others; and two numbers that only look the same would each get a part of one invoice.
     if not number.isprintable():
         return f"InvoiceNo {_short(number)} holds control or invisible characters"
@@ -388,8 +275,8 @@ def _number_fault(number: str, fields: int, columns: int) -> str:
 def _value_faults(text: str, row: dict[str, str], tenant_column: str) -> list[str]:
     if "\0" in text:
         return ["the line holds a NUL byte, so the file is damaged here: export it again"]
-    if _NOT_UTF8.search(text):
-        return [f"the line holds bytes that are not UTF-8: {_CONVERT}"]
+    if NOT_UTF8.search(text):
+        return [f"the line holds bytes that are not UTF-8: {CONVERT}"]
     faults = []
     if not row["StockCode"]:
         faults.append("StockCode is empty")
@@ -397,7 +284,7 @@ def _value_faults(text: str, row: dict[str, str], tenant_column: str) -> list[st
         faults.append(f"Quantity {_short(row['Quantity'])} is not a whole number of at most 18 digits")
     if not _PRICE.fullmatch(row["UnitPrice"]):
         faults.append(f"UnitPrice {_short(row['UnitPrice'])} is not a decimal number such as 4.95")
-    if not _is_date(row["InvoiceDate"]):
+    if not is_date(row["InvoiceDate"]):
         faults.append(f"InvoiceDate {_short(row['InvoiceDate'])} is not an ISO 8601 date such as 2011-12-01T08:12:00")
     try:
         check_tenant(row[tenant_column])
