@@ -9,7 +9,8 @@ from celery import Celery
 from taskbridge.gate import Answer, Queue, Spacing
 from taskbridge.names import check_tenant
 from taskbridge.pipeline import INVOICES
-from taskbridge.runtime import Runtime, runtime, speaking_plainly
+from taskbridge.runtime import Runtime, runtime
+from taskbridge.translation import speaking_plainly
 
 __all__ = ["notify", "notify_many"]
 

@@ -11,7 +11,8 @@ from taskbridge import notify, store
 from taskbridge.app import app
 from taskbridge.gate import Answer
 from taskbridge.pipeline import INVOICES
-from taskbridge.runtime import runtime, speaking_plainly
+from taskbridge.runtime import runtime
+from taskbridge.translation import speaking_plainly
 
 __all__ = ["notify_many", "record_invoice"]
 

@@ -6,28 +6,25 @@ A forked child makes its own: connections are not shared across a fork.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import redis
 from celery import Celery
-from kombu.exceptions import KombuError
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge import message
-from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Gate, Keys, Queue, Timing
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.pipeline import DECLARED, Pipelines
 from taskbridge.settings import Settings
 from taskbridge.store import Cursors, check_schema, check_version, connect
+from taskbridge.translation import speaking_plainly
 
-__all__ = ["Runtime", "runtime", "speaking_plainly"]
+__all__ = ["Runtime", "runtime"]
 
 DECLARED.provide(JOURNAL)
 
@@ -147,76 +144,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-@contextmanager
-def speaking_plainly() -> Iterator[None]:
-    """Translate connection errors of Postgres, Redis and the broker into `Unavailable`, without address or password.
-
-    For the calls that people and producers make. A run lets them pass: it is tried again.
-    """
-    try:
-        yield
-    except redis.RedisError as error:
-        raise Unavailable(_redis_text(error)) from error
-    except KombuError as error:
-        raise Unavailable(_broker_text(error)) from error
-    except DBAPIError as error:
-        text = _postgres_text(error)
-        if text is None:
-            raise
-        raise Unavailable(text) from error
-
-
-def _redis_text(error: redis.RedisError) -> str:
-    text = str(error)
-    if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
-        return "Redis refuses the password: correct it in TASKBRIDGE_REDIS_URL"
-    if isinstance(error, redis.TimeoutError):
-        return "Redis does not answer in time: look at its load, and at TASKBRIDGE_REDIS_URL (rediss:// is for TLS)"
-    if "Error -" in text:  # of the resolver; those of the system are positive
-        return "the host in TASKBRIDGE_REDIS_URL is not known: correct it, or the name service"
-    if "SSL" in text or "certificate" in text:
-        return "Redis and this process do not agree on TLS: correct rediss:// and its options in TASKBRIDGE_REDIS_URL"
-    if isinstance(error, redis.ConnectionError):
-        return "Redis cannot be reached: start it, or correct TASKBRIDGE_REDIS_URL (`taskbridge doctor` checks it)"
-    return f"Redis refuses the command: {text}"
-
-
-def _broker_text(error: KombuError) -> str:
-    text = str(error).lower()
-    if any(part in text for part in ("password", "authentication", "access_refused", "noauth")):
-        return "the broker refuses the password: correct it in TASKBRIDGE_BROKER_URL"
-    return "the broker cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)"
-
-
-# What libpq says when it cannot connect. A server in another language gets the last sentence of `_postgres_text`.
-_POSTGRES_TEXTS: Final = (
-    (("password authentication", "no password"), "refuses the password: correct it in TASKBRIDGE_POSTGRES_URL"),
-    (("does not exist",), "has no such database or role: create it, or correct TASKBRIDGE_POSTGRES_URL"),
-    (("pg_hba.conf",), "does not let this machine in: add it to pg_hba.conf"),
-    (("SSL", "certificate"), "and this process do not agree on TLS: correct sslmode in TASKBRIDGE_POSTGRES_URL"),
-    (("too many clients", "connection slots"), "has no connection left: raise max_connections, or run fewer processes"),
-    (("starting up", "shutting down", "recovery"), "is starting or stopping: try again in a moment"),
-    (("timeout",), "does not answer in time: look at its load, and at TASKBRIDGE_POSTGRES_URL"),
-)
-
-
-def _postgres_text(error: DBAPIError) -> str | None:
-    """Say what keeps Postgres from being used; None where it is something else."""
-    text = str(error.orig)
-    state = getattr(error.orig, "sqlstate", None)
-    if state == "42P01":  # undefined table
-        return "the database has no schema of TaskBridge: run `taskbridge migrate`"
-    if state in ("25006", "42501"):  # read only, no privilege
-        return f"Postgres refuses the statement: {text.splitlines()[0]}"
-    if not isinstance(error, OperationalError):
-        return None
-    if state is not None and not state.startswith(("08", "28", "3D", "53", "57P")):
-        return f"Postgres ended the statement: {text.splitlines()[0]}"
-    if "resolve host" in text:
-        return "the host in TASKBRIDGE_POSTGRES_URL is not known: correct it, or the name service"
-    for parts, sentence in _POSTGRES_TEXTS:
-        if any(part in text for part in parts):
-            return f"Postgres {sentence}"
-    return "Postgres cannot be reached: start it, or correct TASKBRIDGE_POSTGRES_URL (`taskbridge doctor` checks it)"

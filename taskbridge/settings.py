@@ -104,12 +104,12 @@ def _parse(name: str, text: str) -> object:
         if scheme not in _SCHEMES[name] or "://" not in text:
             # The value may hold a password, so the message does not repeat it.
             raise ConfigurationError(f"{_variable(name)} must begin with one of {', '.join(_SCHEMES[name])} and ://")
-    if name.endswith("_url"):
+    if text.startswith(_SCHEMES["redis_url"]) and ";" not in text:  # Celery takes a list of brokers
         try:
             _ = urlsplit(text).port
         except ValueError:
             raise ConfigurationError(
-                f"{_variable(name)} cannot be read: write scheme://user:password@host:port/database, "
+                f"{_variable(name)} cannot be read: write redis://:password@host:port/0, "
                 "with special characters percent-encoded"
             ) from None
     return text

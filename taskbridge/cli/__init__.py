@@ -1,0 +1,1 @@
+"""The command line `taskbridge`: one file per command, put together in `main`."""

@@ -1,0 +1,218 @@
+"""The checks of `taskbridge doctor`: each looks at one thing and says what it found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from kombu.exceptions import ChannelError
+from sqlalchemy import text
+
+from taskbridge.errors import TaskBridgeError
+from taskbridge.gate import Queue
+from taskbridge.runtime import Runtime
+from taskbridge.store import check_schema, check_version
+from taskbridge.store.schema import head
+from taskbridge.translation import speaking_plainly
+
+__all__ = ["Finding", "Level", "examine"]
+
+SKEW_SECONDS: Final = 1.0
+OVERDUE_SECONDS: Final = 30.0
+OVERDUE_LOOK: Final = 200
+ANSWER_SECONDS: Final = 1.0
+BROKER_SECONDS: Final = 5
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found; `remedy` is empty where there is nothing to do."""
+
+    level: Level
+    check: str
+    text: str
+    remedy: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def examine(here: Runtime, *, alone: bool) -> list[Finding]:
+    """Make all checks; one that needs what another found out of reach is left out.
+
+    `alone`: the servers live for this command only, so neither a schema nor a worker is expected.
+    """
+    found: list[Finding] = []
+
+    def usable(check: Callable[[Runtime], Findings], name: str, level: Level = Level.PROBLEM) -> bool:
+        try:
+            with speaking_plainly():
+                found.extend(check(here))
+        except TaskBridgeError as error:
+            what, _, remedy = str(error).partition(": ")
+            found.append(Finding(level, name, what, remedy))
+            return False
+        return True
+
+    postgres = usable(_postgres, "Postgres")
+    if postgres:
+        usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM)
+    redis = usable(_redis, "Redis")
+    if postgres and redis:
+        usable(_clocks, "clocks")
+    pipelines = usable(_pipelines, "pipelines")
+    if usable(_queues, "broker"):
+        usable(_workers_alone if alone else _workers, "workers")
+    if redis and pipelines:
+        usable(_overdue, "deadlines")
+    return found
+
+
+def _postgres(here: Runtime) -> Findings:
+    check_version(here.engine)
+    with here.engine.connect() as connection:
+        version = connection.execute(text("SHOW server_version")).scalar_one()
+        standby = connection.execute(text("SELECT pg_is_in_recovery()")).scalar_one()
+    if standby:
+        yield Finding(Level.PROBLEM, "Postgres", f"{version} is a standby, which takes no writes", "name the primary")
+    else:
+        yield Finding(Level.OK, "Postgres", str(version))
+
+
+def _schema(here: Runtime) -> Findings:
+    check_schema(here.engine)
+    yield Finding(Level.OK, "schema", f"{head()}, the newest")
+
+
+def _redis(here: Runtime) -> Findings:
+    here.gate.check_version()
+    info: dict[str, Any] = here.redis.info()
+    version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else info["redis_version"]
+    if info.get("cluster_enabled"):
+        yield Finding(
+            Level.PROBLEM, "Redis", f"{version} is a cluster: it parts a tenant's keys", "use a single server"
+        )
+    elif info.get("role") != "master":
+        yield Finding(Level.PROBLEM, "Redis", f"{version} is a replica, which takes no writes", "name the primary")
+    else:
+        yield Finding(Level.OK, "Redis", version)
+    policy, limit = info.get("maxmemory_policy", "unknown"), info.get("maxmemory", 0)
+    if policy == "noeviction":
+        yield Finding(Level.OK, "eviction", "noeviction: no key is dropped")
+    elif not limit:
+        yield Finding(Level.OK, "eviction", f"{policy}, and without a limit of memory no key is dropped")
+    else:
+        yield Finding(
+            Level.WARNING,
+            "eviction",
+            f"{policy} with {limit:,} bytes: keys of the gate and queues can vanish when memory is full",
+            "set maxmemory-policy noeviction",
+        )
+
+
+def _clocks(here: Runtime) -> Findings:
+    before = time.time()
+    with here.engine.connect() as connection:
+        postgres = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    between = time.time()
+    seconds, microseconds = here.redis.time()
+    after = time.time()
+    redis = seconds + microseconds / 1_000_000
+    measured = (
+        ("Postgres and this machine", postgres - (before + between) / 2, between - before),
+        ("Redis and Postgres", (redis - postgres) - (after - before) / 2, after - before),
+    )
+    for clocks, skew, took in measured:
+        # When within the time of the question the answer was made is unknown.
+        if abs(skew) - took / 2 > SKEW_SECONDS:
+            remedy = "let NTP set the clock of each machine"
+            yield Finding(Level.WARNING, "clocks", f"{clocks} are {abs(skew):.1f} s apart", remedy)
+        else:
+            yield Finding(Level.OK, "clocks", f"{clocks} are {abs(skew):.3f} s apart")
+
+
+def _pipelines(here: Runtime) -> Findings:
+    yield Finding(Level.OK, "pipelines", ", ".join(here.pipelines.names()))
+
+
+def _queues(here: Runtime) -> Findings:
+    options: dict[str, Any] = {}
+    if str(here.app.conf.broker_url).startswith("redis"):
+        # Without these, kombu waits for ever for a server that accepts and says nothing.
+        options["transport_options"] = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
+    with here.app.connection_for_read(**options) as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
+        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in Queue]
+    yield Finding(Level.OK, "broker", f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
+
+
+def _length(connection: Any, queue: str) -> int:
+    """Return how many messages wait; an empty queue of Redis is one that does not exist."""
+    channel = connection.channel()
+    try:
+        length: int = channel.queue_declare(queue, passive=True).message_count
+    except ChannelError:
+        return 0
+    finally:
+        channel.close()
+    return length
+
+
+def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
+    control: Any = here.app.control
+    answers: dict[str, list[dict[str, Any]]] = control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
+    if not answers:
+        yield Finding(
+            missing,
+            "workers",
+            f"no worker answers within {ANSWER_SECONDS:g} s, so nothing is handled",
+            "start `celery -A taskbridge worker`, or `taskbridge up`",
+        )
+        return
+    for queue in Queue:
+        serving = sum(any(one["name"] == queue for one in queues) for queues in answers.values())
+        if serving:
+            yield Finding(Level.OK, "workers", f"{serving:,} serve {queue}")
+        else:
+            yield Finding(
+                Level.PROBLEM,
+                "workers",
+                f"none of {len(answers):,} serves {queue}",
+                f"name it in -Q: {', '.join(Queue)}",
+            )
+
+
+def _workers_alone(here: Runtime) -> Findings:
+    return _workers(here, Level.WARNING)
+
+
+def _overdue(here: Runtime) -> Findings:
+    """Look for deadlines that nobody acts on."""
+    late = 0
+    for name in here.pipelines.names():
+        tenants, _ = here.gate.peek(name, OVERDUE_LOOK)
+        now_ms = here.redis.time()[0] * 1000
+        late += sum(
+            one.deadline_ms is not None and now_ms - one.deadline_ms > OVERDUE_SECONDS * 1000
+            for one in here.gate.look(name, tenants)
+        )
+    if late:
+        yield Finding(
+            Level.PROBLEM,
+            "deadlines",
+            f"nobody starts {late:,} that are due for more than {OVERDUE_SECONDS:.0f} s",
+            "start a worker; its ticker does that",
+        )
+    else:
+        yield Finding(Level.OK, "deadlines", f"no runner is due for more than {OVERDUE_SECONDS:.0f} s")

@@ -1,0 +1,54 @@
+"""`taskbridge doctor`: what is wrong with a deployment, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.checks import Finding, Level, examine
+from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.cli.surroundings import Origin
+from taskbridge.runtime import runtime
+
+__all__ = ["doctor"]
+
+_STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+
+
+@click.command(short_help="Check a deployment, with remedies.", epilog=examples("taskbridge doctor"))
+@data_dir_option
+@json_option
+def doctor(data_dir: Path, as_json: bool) -> None:
+    """Check the servers, the schema, the broker, the workers and the pipelines.
+
+    Each finding comes with its remedy. No password is shown.
+
+    Exit status: 0 all is well or there are warnings; 1 there is a problem.
+    """
+    with surroundings.enter(data_dir) as origin:
+        findings = examine(runtime(app), alone=origin is Origin.OURS)
+    if as_json:
+        rows = [{"level": one.level, "check": one.check, "text": one.text, "remedy": one.remedy} for one in findings]
+        screen.emit_json({"level": _worst(findings), "findings": rows})
+    else:
+        _show(findings)
+    if _worst(findings) is Level.PROBLEM:
+        raise click.exceptions.Exit(1)
+
+
+def _worst(findings: list[Finding]) -> Level:
+    return max((one.level for one in findings), key=list(Level).index)
+
+
+def _show(findings: list[Finding]) -> None:
+    console = screen.stdout()
+    for one in findings:
+        line = screen.cell(f"{one.level:<8}", _STYLES[one.level])
+        line.append_text(screen.cell(f" {one.check}: {one.text}", "default"))
+        console.print(line)
+        if one.remedy:
+            console.print(screen.cell(f"         -> {one.remedy}"))

@@ -1,0 +1,61 @@
+"""How a command fails: one line on stderr and a status, for each kind of error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from taskbridge.cli.interrupts import Interrupted
+from taskbridge.cli.screen import complain
+from taskbridge.errors import TaskBridgeError
+from taskbridge.translation import speaking_plainly
+
+__all__ = ["Commands"]
+
+FAULT = 70
+"""An error that nobody foresaw (EX_SOFTWARE of sysexits.h)."""
+PIPE_CLOSED = 141
+"""Whoever read our stdout went away; what a shell reports for SIGPIPE."""
+
+
+class Commands(click.Group):
+    """A group whose commands end with a message and a status, and with a traceback only where one is asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command.
+
+        Raises:
+            click.exceptions.Exit: it failed; what was wrong stands on stderr.
+        """
+        try:
+            with speaking_plainly():
+                result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except (Exception, Interrupted) as error:
+            status = _report(error, with_traceback=bool(ctx.params.get("traceback")))
+            raise click.exceptions.Exit(status) from error
+        return result
+
+
+def _report(error: Exception | Interrupted, *, with_traceback: bool) -> int:
+    """Say on stderr what was wrong and return the exit status."""
+    if isinstance(error, BrokenPipeError):
+        # Python flushes stdout once more when it ends; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    if with_traceback:
+        traceback.print_exception(error)
+    if isinstance(error, Interrupted):
+        complain("interrupted")
+        return error.exit_status
+    if isinstance(error, TaskBridgeError):
+        complain(str(error))
+        return error.exit_status
+    complain(f"unexpected {type(error).__name__}: {error} (TASKBRIDGE_TRACEBACK=1 shows where)")
+    return FAULT

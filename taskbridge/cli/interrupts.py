@@ -1,0 +1,86 @@
+"""Ctrl-C, SIGTERM and SIGHUP end a command in order: what it started is stopped before the process ends.
+
+The first signal raises `Interrupted` where the program stands. Once a command is being stopped, by a signal or because
+it is done, another signal only tells what is slow to stop to hurry.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["Interrupted", "hurrying", "install", "stopping", "uninterrupted"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asks the process to end. A KeyboardInterrupt, so that psycopg cancels the statement it waits for."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def exit_status(self) -> int:
+        """128 + the signal's number, as a shell reports it."""
+        return 128 + self.number
+
+
+class _State:
+    """Of this process: whether a step must not be cut, which signal waits for its end, and whom a later one hurries."""
+
+    steps = 0
+    kept: int | None = None
+    stopping = False
+    hurry: tuple[Callable[[], None], ...] = ()
+
+
+def install() -> None:
+    """Catch the signals. SIGHUP stays ignored where it was, which is what `nohup` asks for."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _caught)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let a short step come to its end: a first signal inside raises after it. A second one raises at once."""
+    _State.steps += 1
+    try:
+        yield
+    finally:
+        _State.steps -= 1
+    if _State.kept is not None and not _State.stopping:
+        _raise(_State.kept)
+
+
+def stopping() -> None:
+    """Raise no more: what was started is being stopped in order."""
+    _State.stopping = True
+
+
+@contextmanager
+def hurrying(hurry: Callable[[], None]) -> Iterator[None]:
+    """Inside, `hurry` is called for each signal that comes when the command is being stopped already."""
+    before = _State.hurry
+    _State.hurry = (*before, hurry)
+    try:
+        yield
+    finally:
+        _State.hurry = before
+
+
+def _caught(number: int, _frame: FrameType | None) -> None:
+    if _State.stopping:
+        for hurry in _State.hurry:
+            hurry()
+    elif _State.steps and _State.kept is None:
+        _State.kept = number
+    else:
+        _raise(number)
+
+
+def _raise(number: int) -> None:
+    _State.stopping = True
+    raise Interrupted(number)

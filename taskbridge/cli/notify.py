@@ -1,0 +1,40 @@
+"""`taskbridge notify`: one event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from taskbridge import notify as notifying
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.gate import Answer
+from taskbridge.names import check_tenant
+from taskbridge.pipeline import INVOICES
+
+__all__ = ["notify"]
+
+_WORDS: Final = {
+    Answer.STARTED: "started: the tenant was idle, its run is published",
+    Answer.DELAYED: "delayed: the tenant's last run was a moment ago, the next one is set",
+    Answer.ABSORBED: "absorbed: the tenant has a runner, which takes this event along",
+}
+
+
+@click.command(short_help="Send one event.", epilog=examples("taskbridge notify France"))
+@click.argument("tenant")
+@click.option("--pipeline", default=INVOICES, show_default=True, metavar="NAME", help="The pipeline.")
+@data_dir_option
+@json_option
+def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
+    """Tell TENANT's runner that there are new records, and print the gate's answer."""
+    check_tenant(tenant)
+    surroundings.existing(data_dir)
+    answer = notifying.notify(app, tenant, pipeline)
+    if as_json:
+        screen.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer.name.lower()})
+    else:
+        click.echo(_WORDS[answer])

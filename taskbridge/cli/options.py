@@ -1,0 +1,37 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+__all__ = ["DEFAULT_DATA_DIR", "data_dir_option", "examples", "file_type", "json_option", "tenant_column_option"]
+
+DEFAULT_DATA_DIR: Final = Path(".taskbridge")
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_DATA_DIR,
+    envvar="TASKBRIDGE_DATA_DIR",
+    show_default=True,
+    show_envvar=True,
+    metavar="DIR",
+    help="Where the embedded servers keep their data.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+tenant_column_option = click.option(
+    "--tenant-column",
+    default="Country",
+    show_default=True,
+    metavar="COLUMN",
+    help="The column of the file whose value is the tenant.",
+)
+file_type: Final = click.Path(path_type=Path)
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: lines that can be typed as they are."""
+    return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))

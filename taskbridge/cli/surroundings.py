@@ -1,0 +1,148 @@
+"""Which servers a command works with.
+
+Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; where neither is set, those that another process serves in
+the data directory; where there are none either, embedded ones for the time of the command, if it makes sense alone.
+
+The choice goes into the environment, so that `Settings.read`, Celery and child processes see it: make it before the
+first call of `taskbridge.runtime.runtime`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from taskbridge import embedded, store
+from taskbridge.embedded import Servers, lock
+from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.runtime import Runtime
+from taskbridge.settings import Settings
+
+__all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "need_data", "ready", "served"]
+
+POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
+REDIS: Final = "TASKBRIDGE_REDIS_URL"
+
+
+class Origin(Enum):
+    """Where the servers of a command come from."""
+
+    CONFIGURED = "the environment"
+    RUNNING = "another process that serves the data directory"
+    OURS = "this process"
+
+
+def existing(data_dir: Path) -> Origin:
+    """Choose among servers that run already.
+
+    Raises:
+        ConfigurationError: one of the two variables is set and the other is not, or one cannot be read.
+        Unavailable: there are none.
+    """
+    origin = _find(data_dir)
+    if origin is None:
+        raise Unavailable(
+            f"no servers: start `taskbridge up` (it serves {data_dir}; another directory is chosen with --data-dir), "
+            f"or set {POSTGRES} and {REDIS}"
+        )
+    return origin
+
+
+@contextmanager
+def enter(data_dir: Path) -> Iterator[Origin]:
+    """Choose among servers that run already, and start embedded ones for the `with` block where there are none.
+
+    Raises: as `existing` and `taskbridge.embedded.serve`.
+    """
+    origin = _find(data_dir)
+    if origin is not None:
+        yield origin
+        return
+    with embedded.serve(data_dir) as servers:
+        _choose(servers)
+        yield Origin.OURS
+
+
+def need_data(data_dir: Path) -> None:
+    """Refuse to look into a data directory that is not there, rather than make one.
+
+    Raises:
+        Unavailable: no servers are configured, and nothing was ever served in the directory.
+    """
+    if not _configured() and not (data_dir / "lock").exists():
+        raise Unavailable(
+            f"there is nothing in {data_dir} yet: start `taskbridge up`, choose another directory with --data-dir, or "
+            f"set {POSTGRES} and {REDIS}"
+        )
+
+
+def ready(here: Runtime, *, migrate: bool) -> None:
+    """See that everything can be used; with `migrate` the schema is brought up to date, else it must be.
+
+    Raises:
+        TaskBridgeError: it cannot; the message says what to do.
+    """
+    if migrate:
+        store.check_version(here.engine)
+        store.migrate(here.engine)
+    here.check()
+
+
+@contextmanager
+def served(data_dir: Path) -> Iterator[Origin]:
+    """Use the configured servers, or else serve the data directory for the `with` block; either way it is locked.
+
+    Raises: as `enter`; AlreadyRunning where another process holds the directory.
+    """
+    if _configured():
+        with _held(data_dir):
+            yield Origin.CONFIGURED
+        return
+    with embedded.serve(data_dir) as servers:
+        _choose(servers)
+        yield Origin.OURS
+
+
+@contextmanager
+def _held(data_dir: Path) -> Iterator[None]:
+    """Hold the directory for the logs of workers that use other servers."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        stack = ExitStack()
+        stack.enter_context(lock.hold(data_dir / "lock", data_dir))
+    except OSError as error:
+        raise ConfigurationError(f"the data directory {data_dir} cannot be used ({error}): choose another") from error
+    with stack:
+        yield
+
+
+def _find(data_dir: Path) -> Origin | None:
+    if _configured():
+        return Origin.CONFIGURED
+    servers = embedded.running(data_dir)
+    if servers is None:
+        return None
+    _choose(servers)
+    return Origin.RUNNING
+
+
+def _configured() -> bool:
+    # As the `celery` command does, so that celeryconfig.py and pipeline modules are found beside it.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    settings = Settings.read()
+    if bool(settings.postgres_url) != bool(settings.redis_url):
+        there, missing = (POSTGRES, REDIS) if settings.postgres_url else (REDIS, POSTGRES)
+        raise ConfigurationError(f"{there} is set and {missing} is not: set both, or neither for the embedded servers")
+    return bool(settings.postgres_url)
+
+
+def _choose(servers: Servers) -> None:
+    os.environ[POSTGRES] = servers.postgres_url
+    os.environ[REDIS] = servers.redis_url

@@ -1,0 +1,75 @@
+"""How tenants stand: what Postgres counts, beside what the gate knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from taskbridge.gate import RunnerStatus
+from taskbridge.runtime import Runtime
+
+__all__ = ["TenantView", "is_idle", "view"]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """One tenant of one pipeline. `counts` are the columns of `tenant_counts.sql`."""
+
+    tenant: str
+    runner: RunnerStatus
+    lease_seconds: float
+    counts: dict[str, Any]
+
+    @property
+    def state(self) -> str:
+        """The runner's state; a back-off, a rate limit or a pause is named."""
+        return f"{self.runner.state}, held" if self.runner.held else str(self.runner.state)
+
+    @property
+    def last_run_at(self) -> datetime | None:
+        """Start of the last run."""
+        at: datetime | None = self.counts["last_run_at"]
+        return at
+
+
+_NOTHING: dict[str, Any] = {
+    "pending": 0,
+    "handled": 0,
+    "quarantined": 0,
+    "events": 0,
+    "runs": 0,
+    "sweeps": 0,
+    "records": 0,
+    "burst_events": 0,
+    "burst_runs": 0,
+    "first_event_ms": None,
+    "last_run_at": None,
+    "failures": 0,
+    "last_error": None,
+}
+
+
+def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[TenantView]:
+    """Return the tenants that have records, a cursor or a runner, by name; with `tenant` that one or none."""
+    counts = {row["tenant"]: row for row in here.cursors.counts(pipeline, tenant)}
+    active = here.gate.active(pipeline) if tenant is None else [tenant]
+    names = sorted(counts.keys() | set(active))
+    seconds, microseconds = here.redis.time()
+    now_ms = seconds * 1000 + microseconds / 1000
+    views = [
+        TenantView(
+            name,
+            runner,
+            max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
+            counts.get(name) or {"tenant": name, **_NOTHING},
+        )
+        for name, runner in zip(names, here.gate.look(pipeline, names), strict=True)
+    ]
+    return [one for one in views if one.tenant in counts or one.runner.deadline_ms is not None]
+
+
+def is_idle(here: Runtime) -> bool:
+    """Whether no tenant of any pipeline has a runner or a pending record."""
+    names = here.pipelines.names()
+    return not any(here.gate.active(name) for name in names) and not any(map(here.cursors.pending_tenants, names))

@@ -1,0 +1,143 @@
+"""`taskbridge up`: servers, schema and workers of one machine, until somebody stops them or the work is done."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from taskbridge.app import app
+from taskbridge.cli import report, screen, sending, surroundings
+from taskbridge.cli.interrupts import Interrupted
+from taskbridge.cli.options import (
+    DEFAULT_DATA_DIR,
+    data_dir_option,
+    examples,
+    file_type,
+    json_option,
+    tenant_column_option,
+)
+from taskbridge.cli.sending import Sending
+from taskbridge.cli.surroundings import Origin
+from taskbridge.cli.tenants import is_idle
+from taskbridge.cli.watching import Watcher
+from taskbridge.cli.workers import Workers
+from taskbridge.csv_invoices import InvoiceFile
+from taskbridge.errors import TaskBridgeError, Unavailable
+from taskbridge.runtime import runtime
+
+__all__ = ["up"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the user asked for; `content` is what their file holds."""
+
+    content: InvoiceFile
+    exit_when_idle: bool
+    timeout: float | None
+    workers: int
+    concurrency: int
+    data_dir: Path
+
+
+@click.command(
+    short_help="Run everything on this machine.",
+    epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"),
+)
+@click.option("--import", "file", type=file_type, metavar="FILE", help="Import this CSV file first (gzip too).")
+@tenant_column_option
+@click.option("--exit-when-idle", is_flag=True, help="End with a report when all records are handled.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="With --exit-when-idle: end after waiting this long in any case.",
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1024), default=2, show_default=True, help="Runs at a time of each worker."
+)
+@data_dir_option
+@json_option
+def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **wish: Any) -> None:
+    """Run everything on this machine: servers where none are configured, the schema, workers.
+
+    Ctrl-C, SIGTERM and SIGHUP stop all of it in order; a second Ctrl-C does not wait for the runs under way. A worker
+    that dies is started again; its output is in DIR/worker-1.log and so on.
+
+    With --exit-when-idle it ends by itself when no record is pending and no tenant active, and prints what was done.
+
+    Exit status: 0 a signal stopped it when it was up, or all records are handled or in quarantine; 1 lines of the
+    file were not taken, records are pending after --timeout, or something cannot run; 2 the file cannot be read;
+    128 + n a signal cut the start, the import or the waiting of --exit-when-idle short.
+    """
+    if not wish["exit_when_idle"] and (as_json or wish["timeout"]):
+        raise click.UsageError("--json and --timeout go with --exit-when-idle")
+    content = InvoiceFile([], [], [], 0)
+    if file is not None:
+        content = sending.read(file, tenant_column)
+        sending.list_problems(file, content)
+    figures = _run(_Wish(content, data_dir=data_dir, **wish))
+    if figures is None:
+        return
+    if as_json:
+        screen.emit_json(figures)
+    else:
+        report.show(figures)
+    if figures["problems"] or figures["pending"]:
+        raise click.exceptions.Exit(1)
+
+
+def _run(wish: _Wish) -> dict[str, Any] | None:
+    """Start all, do what was asked, stop all. Return the figures of --exit-when-idle."""
+    screen.tell("taskbridge: starting")
+    with surroundings.served(wish.data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=True)
+        with Workers(wish.workers, wish.concurrency, wish.data_dir, screen.complain) as workers:
+            workers.wait_until_ready()
+            started = time.monotonic()
+            sent = _import(wish.content, workers)
+            watcher = Watcher(here, workers, ours=origin is Origin.OURS)
+            workers.announce = watcher.announce
+            if not wish.exit_when_idle:
+                _stay_up(watcher, sent, _other_shell(wish.data_dir) if origin is Origin.OURS else None)
+                return None
+            if not watcher.until(is_idle, wish.timeout):
+                screen.complain(f"not idle after {wish.timeout:g} s; `taskbridge status` shows the tenants' errors")
+            return report.collect(here, sent, time.monotonic() - started)
+
+
+def _import(content: InvoiceFile, workers: Workers) -> Sending:
+    sent = Sending(content)
+    try:
+        sending.send(sent, workers.watch)
+    except Interrupted:
+        screen.tell(sent.how_far())
+        raise
+    except TaskBridgeError as error:
+        raise Unavailable(f"{error}. {sent.how_far()}") from error
+    return sent
+
+
+def _stay_up(watcher: Watcher, sent: Sending, other_shell: str | None) -> None:
+    if sent.done:
+        watcher.announce(f"{sent.done:,} invoices: {sent.written:,} written, {sent.unchanged:,} unchanged")
+    if other_shell is not None:
+        watcher.announce(f"ready; in another shell: {other_shell}")
+    watcher.announce("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
+    try:
+        watcher.until(lambda _: False, None)
+    except Interrupted:
+        watcher.announce("stopping; a second Ctrl-C does not wait for the runs under way")
+
+
+def _other_shell(data_dir: Path) -> str:
+    """Return what gives another shell the URLs."""
+    option = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
+    return f"export $(taskbridge env{option})"

@@ -1,0 +1,156 @@
+"""What `taskbridge up` does and shows while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from taskbridge.cli import screen
+from taskbridge.cli.tenants import TenantView, view
+from taskbridge.errors import Unavailable
+from taskbridge.runtime import Runtime
+from taskbridge.translation import speaking_plainly
+
+__all__ = ["Watcher"]
+
+POLL_SECONDS: Final = 0.1
+# A look counts every record, so it is taken this much of the time at the most.
+LOOKS_SHARE: Final = 0.05
+LOOK_SECONDS: Final = 0.5
+LOST_SECONDS: Final = 30.0
+
+
+class Watched(Protocol):
+    """The workers, as far as they are needed here."""
+
+    def watch(self) -> None:
+        """Start again those that died."""
+
+
+class Watcher:
+    """Looks at the tenants and the workers until told to stop, and shows a table on a terminal, else lines.
+
+    Args:
+        here: the process's runtime.
+        workers: are watched as well.
+        ours: whether the servers live as long as this process. Then nobody else starts them again, so it gives up
+            when they have not answered for half a minute.
+    """
+
+    def __init__(self, here: Runtime, workers: Watched, *, ours: bool) -> None:
+        self._here = here
+        self._workers = workers
+        self._ours = ours
+        self._console = screen.stderr()
+        self._live: Live | None = None
+        self._next_look = 0.0
+        self._line = ""
+        self._lost_since: float | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show a table inside the `with` block, where stderr is a terminal."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def announce(self, text: str) -> None:
+        """Write a line, above the table where there is one."""
+        self._console.print(f"taskbridge: {screen.plain(text)}", soft_wrap=True)
+
+    def until(self, finished: Callable[[Runtime], bool], timeout: float | None) -> bool:
+        """Go on until `finished` says so, or for `timeout` seconds; return whether it did.
+
+        Raises:
+            Unavailable: a worker died again and again, or servers of our own no longer answer.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self.shown():
+            while True:
+                self._workers.watch()
+                if self._answer(finished):
+                    return True
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                time.sleep(POLL_SECONDS)
+
+    def _answer(self, finished: Callable[[Runtime], bool]) -> bool:
+        try:
+            with speaking_plainly():
+                self._look()
+                done = finished(self._here)
+        except Unavailable as error:
+            self._lost(error)
+            return False
+        self._lost_since = None
+        return done
+
+    def _lost(self, error: Unavailable) -> None:
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+            self.announce(f"{error}. Trying again")
+        elif self._ours and now - self._lost_since > LOST_SECONDS:
+            raise Unavailable(
+                f"the embedded servers have not answered for {LOST_SECONDS:.0f} s ({str(error).partition(':')[0]}): "
+                "start `taskbridge up` again; their logs are in the data directory"
+            ) from error
+
+    def _look(self) -> None:
+        before = time.monotonic()
+        if before < self._next_look:
+            return
+        views = {name: view(self._here, name) for name in self._here.pipelines.names()}
+        if self._live is not None:
+            self._live.update(_table(self._console, views), refresh=True)
+        else:
+            self._print_change(views)
+        after = time.monotonic()
+        self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
+
+    def _print_change(self, views: dict[str, list[TenantView]]) -> None:
+        parts = []
+        for name, tenants in views.items():
+            handled, pending, quarantined = (
+                sum(one.counts[state] for one in tenants) for state in ("handled", "pending", "quarantined")
+            )
+            active = sum(one.runner.deadline_ms is not None for one in tenants)
+            parts.append(
+                f"{name}: {handled:,} handled, {pending:,} pending, {quarantined:,} in quarantine, {active:,} active"
+            )
+        line = "; ".join(parts)
+        if line != self._line:
+            self._line = line
+            screen.tell(line)
+
+
+def _table(console: Console, views: dict[str, list[TenantView]]) -> Table:
+    """Show as many tenants as the terminal has lines for, the busiest first, and what it has columns for."""
+    rows = [(name, one) for name, tenants in views.items() for one in tenants]
+    rows.sort(key=lambda row: (row[1].runner.deadline_ms is None, -row[1].counts["pending"], row[0], row[1].tenant))
+    shown = {"pending": "pending", "handled": "handled"}
+    if console.width >= screen.NARROW:
+        shown |= {"quarantine": "quarantined", "events": "burst_events", "runs": "burst_runs"}
+    made = screen.table(console, "tenant", "state", "lease", *shown)
+    room = max(1, console.size.height - 6)
+    for name, one in rows[:room]:
+        text = screen.cell(one.tenant if len(views) == 1 else f"{name}: {one.tenant}")
+        text.truncate(max(8, console.width - 65), overflow="ellipsis")
+        numbers = (f"{one.counts[key]:,}" for key in shown.values())
+        lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
+        made.add_row(text, one.state, lease, *numbers)
+    if len(rows) > room:
+        made.caption = f"and {len(rows) - room:,} more tenants"
+    return made

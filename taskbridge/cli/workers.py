@@ -1,0 +1,160 @@
+"""The worker processes of `taskbridge up`: started, awaited, restarted, stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from celery.utils.nodenames import host_format
+
+from taskbridge.app import app
+from taskbridge.cli.interrupts import hurrying, stopping
+from taskbridge.embedded import Guarded
+from taskbridge.embedded.files import open_log, tail
+from taskbridge.errors import Unavailable
+
+__all__ = ["Workers"]
+
+READY_SECONDS: Final = 60.0
+QUICK_SECONDS: Final = 30.0
+# Before the second process of a worker that died soon after its start, the third, and so on. Then it is given up.
+PAUSES: Final = (0.0, 1.0, 2.0, 4.0)
+# A warm shutdown ends the runs that are under way; what a cold one cuts off comes back through its deadline.
+_STOP: Final = ((signal.SIGTERM, 10.0), (signal.SIGQUIT, 3.0))
+IMPATIENT_SECONDS: Final = 0.5
+
+
+class _Worker:
+    """One worker process, and those that took its place."""
+
+    def __init__(self, number: int, concurrency: int, data_dir: Path) -> None:
+        self.name = f"worker{number}"
+        self.node = host_format(f"{self.name}@%h")
+        self.log = data_dir / f"worker-{number}.log"
+        self.quick_deaths = 0
+        self.start_at = 0.0
+        self._concurrency = concurrency
+        self._log_start = 0
+        self.process = self.start()
+
+    def start(self) -> Guarded:
+        """Start the process; its output is appended to the log."""
+        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-n", f"{self.name}@%h"]
+        command += ["--concurrency", str(self._concurrency), "--loglevel", "INFO"]
+        # What workers tell each other at start takes a second and is of no use here.
+        command += ["--without-mingle", "--without-gossip"]
+        self.started = time.monotonic()
+        with open_log(self.log) as output:
+            self._log_start = output.seek(0, 2)
+            return Guarded(command, stop=_STOP, output=output)
+
+    def last_words(self) -> str:
+        """Return the end of what the process wrote, with the place of its log."""
+        return f"the end of its log, {self.log}:\n{tail(self.log, self._log_start)}"
+
+
+class Workers:
+    """Worker processes that live as long as the `with` block.
+
+    Args:
+        count: how many processes.
+        concurrency: runs at a time of each.
+        data_dir: where `worker-1.log` and so on lie.
+        announce: takes a line of text when a worker died and when it is started again.
+    """
+
+    def __init__(self, count: int, concurrency: int, data_dir: Path, announce: Callable[[str], None]) -> None:
+        self._count = count
+        self._concurrency = concurrency
+        self._data_dir = data_dir
+        self.announce = announce
+        self._workers: list[_Worker] = []
+        self._impatient = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(hurrying(self._be_impatient))
+        self._stack.callback(self._stop)
+        try:
+            for number in range(1, self._count + 1):
+                self._workers.append(_Worker(number, self._concurrency, self._data_dir))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker answers.
+
+        Raises:
+            Unavailable: one ended, or does not answer within a minute; the message has the end of its log.
+        """
+        control: Any = app.control
+        deadline = time.monotonic() + READY_SECONDS
+        missing = {worker.node: worker for worker in self._workers}
+        while missing:
+            for worker in missing.values():
+                status = worker.process.poll()
+                if status is not None:
+                    raise Unavailable(f"{worker.name} ended with status {status}; {worker.last_words()}")
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"{worker.name} does not answer after {READY_SECONDS:.0f} s; {worker.last_words()}"
+                    )
+            for answer in control.ping(destination=list(missing), timeout=0.5, limit=len(missing)):
+                for node in answer:
+                    missing.pop(node, None)
+
+    def watch(self) -> None:
+        """Start again the workers that died.
+
+        Raises:
+            Unavailable: one died five times in a row, each time within half a minute of its start.
+        """
+        now = time.monotonic()
+        for worker in self._workers:
+            status = worker.process.poll()
+            if status is None:
+                continue
+            if not worker.start_at:
+                self._mourn(worker, status, now)
+            elif now >= worker.start_at:
+                worker.start_at = 0.0
+                worker.process = worker.start()
+
+    def _mourn(self, worker: _Worker, status: int, now: float) -> None:
+        """Say that a worker died, and set when the next process starts."""
+        quick = now - worker.started < QUICK_SECONDS
+        worker.quick_deaths = worker.quick_deaths + 1 if quick else 1
+        text = f"{worker.name} (pid {worker.process.pid}) ended with status {status}"
+        if worker.quick_deaths > len(PAUSES):
+            raise Unavailable(f"{text}, {worker.quick_deaths} times soon after its start; {worker.last_words()}")
+        pause = PAUSES[worker.quick_deaths - 1]
+        worker.start_at = now + pause
+        self.announce(f"{text}; it is started again{f' in {pause:.0f} s' if pause else ''}; {worker.last_words()}")
+
+    def _be_impatient(self) -> None:
+        self._impatient = True
+
+    def _stop(self) -> None:
+        """Stop all at once. Once somebody is impatient, each goes on to the next way of stopping it at every look."""
+        stopping()
+        with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
+            left = {pool.submit(worker.process.stop) for worker in self._workers}
+            while left:
+                left = wait(left, timeout=IMPATIENT_SECONDS).not_done
+                if self._impatient:
+                    for worker in self._workers:
+                        worker.process.hurry()

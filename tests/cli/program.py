@@ -1,0 +1,121 @@
+"""Run the program as its users do, in a process of its own, and look at all that it says."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = "from taskbridge.cli.main import main; main()"
+SECONDS = 30.0
+
+# Children are forked from a process that has imported the program, because importing takes most of a command's time.
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(["taskbridge.cli.main"])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        value = json.loads(self.stdout)
+        assert isinstance(value, dict)
+        return value
+
+
+class Program:
+    """The program in a directory and an environment; called with its arguments."""
+
+    def __init__(self, directory: Path, variables: Mapping[str, str]) -> None:
+        self.directory = directory
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TASKBRIDGE_", "CELERY_"))}
+        for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
+            kept.pop(name, None)
+        self.environment = {**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm", **variables}
+
+    def __call__(self, *arguments: str | Path, **variables: str) -> Ended:
+        """Run a command to its end, with stdout and stderr in files."""
+        out, err = self.directory / ".stdout", self.directory / ".stderr"
+        command = ["taskbridge", *map(str, arguments)]
+        process = _forkserver.Process(
+            target=_run, args=(command, {**self.environment, **variables}, self.directory, out, err)
+        )
+        process.start()
+        process.join(SECONDS * PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise AssertionError(f"{command} still runs after {SECONDS} s: {err.read_text()}")
+        return Ended(process.exitcode, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
+
+    @contextmanager
+    def started(self, *arguments: str | Path, **variables: str) -> Iterator[Running]:
+        """Start a command in a process group of its own, as a shell does; it is killed at the end of the block."""
+        out, err = self.directory / "started.stdout", self.directory / "started.stderr"
+        with (
+            out.open("wb") as stdout,
+            err.open("wb") as stderr,
+            subprocess.Popen(
+                [sys.executable, "-c", MAIN, *map(str, arguments)],
+                env={**self.environment, **variables},
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                process_group=0,
+            ) as process,
+        ):
+            try:
+                yield Running(process, out, err)
+            finally:
+                process.kill()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command that runs."""
+
+    process: subprocess.Popen[bytes]
+    _stdout: Path
+    _stderr: Path
+
+    @property
+    def stderr(self) -> str:
+        """What it has said so far."""
+        return self._stderr.read_text(errors="surrogateescape")
+
+    def end(self) -> Ended:
+        """Wait for its own end."""
+        status = self.process.wait(SECONDS * PATIENCE)
+        return Ended(status, self._stdout.read_text(), self.stderr)
+
+
+def _run(command: list[str], environment: dict[str, str], directory: Path, out: Path, err: Path) -> None:
+    for descriptor, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    sys.argv = command
+    from taskbridge.cli.main import main  # noqa: PLC0415 - only in the child
+
+    main()

@@ -1,0 +1,198 @@
+"""Bad input ends with one clear line and a status; nothing is written, and no traceback or password is shown."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import Engine, make_url
+
+from tests.cli.files import HEADER, line, write
+from tests.cli.program import Ended, Program
+
+
+def assert_one_clear_line(ended: Ended, *parts: str, status: int) -> None:
+    assert ended.status == status, ended.stderr
+    assert not ended.stdout
+    assert "Traceback" not in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(("taskbridge: ", "Error: ")), ended.stderr
+    for part in parts:
+        assert part in last
+
+
+def _missing(_: Path) -> str:
+    return "cannot be read"
+
+
+def _empty(path: Path) -> str:
+    path.touch()
+    return "is empty"
+
+
+def _wrong_columns(path: Path) -> str:
+    write(path, ["1,2"], header="Number,Amount")
+    return "lacks the columns"
+
+
+def _only_a_header(path: Path) -> str:
+    write(path, [])
+    return "only a header line"
+
+
+def _a_directory(path: Path) -> str:
+    path.mkdir()
+    return "cannot be read"
+
+
+def _no_text(path: Path) -> str:
+    path.write_bytes(b"\x00\xff\xfe" * 100)
+    return "not UTF-8"
+
+
+@pytest.mark.parametrize("make", [_missing, _empty, _wrong_columns, _only_a_header, _a_directory, _no_text])
+def test_a_file_that_cannot_be_read_ends_up_before_any_server_is_started(
+    make: Callable[[Path], str], bare: Program
+) -> None:
+    expected = make(bare.directory / "invoices.csv")
+    ended = bare("up", "--import", "invoices.csv", "--exit-when-idle", "--json")
+    assert_one_clear_line(ended, "invoices.csv", expected, status=2)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_a_tenant_column_that_the_file_lacks_is_named_and_nothing_is_written(
+    taskbridge: Program, engine: Engine
+) -> None:
+    file = write(taskbridge.directory / "invoices.csv", [line("1")])
+    ended = taskbridge("import", file, "--tenant-column", "Shop")
+    assert_one_clear_line(ended, "'Shop'", "--tenant-column", status=2)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM invoices").scalar_one() == 0
+
+
+SECRET = "s3cr3t-Pa55"
+
+
+@pytest.mark.parametrize(
+    ("variable", "change", "expected"),
+    [
+        ("TASKBRIDGE_POSTGRES_URL", {"password": SECRET}, "Postgres refuses the password"),
+        ("TASKBRIDGE_POSTGRES_URL", {"port": None}, "Postgres cannot be reached"),
+        ("TASKBRIDGE_POSTGRES_URL", {"database": "nowhere"}, "Postgres has no such database"),
+        ("TASKBRIDGE_POSTGRES_URL", {"host": "nowhere.invalid"}, "the host in TASKBRIDGE_POSTGRES_URL is not known"),
+        ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "require"}}, "do not agree on TLS"),
+        ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
+        ("TASKBRIDGE_REDIS_URL", {"port": None}, "Redis cannot be reached"),
+        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "the host in TASKBRIDGE_REDIS_URL is not known"),
+        ("TASKBRIDGE_REDIS_URL", {"database": "9999"}, "Redis refuses the command"),
+    ],
+)
+def test_servers_that_cannot_be_used_are_told_apart(
+    variable: str, change: dict[str, object], expected: str, taskbridge: Program, configured: dict[str, str]
+) -> None:
+    if "port" in change:
+        change = {"port": _closed_port()}
+    url = make_url(configured[variable]).set(**change)  # type: ignore[arg-type]
+    file = write(taskbridge.directory / "invoices.csv", [line("1")])
+    ended = taskbridge("import", file, **{variable: url.render_as_string(hide_password=False)})
+    assert_one_clear_line(ended, expected, status=1)
+    assert str(make_url(configured[variable]).password) not in ended.stderr
+    assert SECRET not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [("up", "--exit-when-idle"), ("migrate",)])
+def test_commands_that_make_the_schema_speak_plainly_too(
+    command: tuple[str, ...], taskbridge: Program, configured: dict[str, str]
+) -> None:
+    url = make_url(configured["TASKBRIDGE_POSTGRES_URL"]).set(password=SECRET).render_as_string(hide_password=False)
+    ended = taskbridge(*command, TASKBRIDGE_POSTGRES_URL=url)
+    assert_one_clear_line(ended, "Postgres refuses the password", status=1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"TASKBRIDGE_POSTGRES_URL": "mysql://u:s3cr3t-Pa55@h/d"}, "TASKBRIDGE_POSTGRES_URL must begin with"),
+        ({"TASKBRIDGE_POSTGRES_URL": "postgresql://u:s3cr3t-Pa55@h:x/d"}, "TASKBRIDGE_POSTGRES_URL cannot be read"),
+        ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_REDIS_URL cannot be read"),
+        ({"TASKBRIDGE_BROKER_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_BROKER_URL cannot be read"),
+        ({"TASKBRIDGE_REDIS_URL": ""}, "TASKBRIDGE_POSTGRES_URL is set and TASKBRIDGE_REDIS_URL is not"),
+        ({"TASKBRIDGE_POSTGRES_URL": ""}, "TASKBRIDGE_REDIS_URL is set and TASKBRIDGE_POSTGRES_URL is not"),
+        ({"TASKBRIDGE_RUN_BUDGET": "soon"}, "give a number of seconds"),
+        ({"TASKBRIDGE_PIPELINES": "no_such_module"}, "the pipeline module 'no_such_module' does not import"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(variables: dict[str, str], expected: str, taskbridge: Program) -> None:
+    ended = taskbridge("status", **variables)
+    assert_one_clear_line(ended, expected, status=1)
+    assert SECRET not in ended.stderr
+
+
+def test_a_handler_module_with_an_error_in_it_is_named_with_the_error(taskbridge: Program) -> None:
+    (taskbridge.directory / "handlers.py").write_text("1 / 0\n", encoding="utf-8")
+    ended = taskbridge("notify", "France", TASKBRIDGE_PIPELINES="handlers")
+    assert_one_clear_line(ended, "'handlers'", "ZeroDivisionError", status=1)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "expected"),
+    [("", "the tenant is empty"), ("x" * 201, "201 characters"), ("a\x1b[2Jb", "U+001B"), (" a", "space")],
+)
+def test_a_tenant_that_is_not_allowed_is_no_event(
+    tenant: str, expected: str, taskbridge: Program, gate_redis: redis.Redis
+) -> None:
+    assert_one_clear_line(taskbridge("notify", tenant), expected, status=2)
+    assert_one_clear_line(taskbridge("status", tenant), expected, status=2)
+    assert gate_redis.dbsize() == 0
+
+
+@pytest.mark.parametrize("arguments", [("notify", "France", "--pipeline", "nix"), ("status", "--pipeline", "nix")])
+def test_an_unknown_pipeline_is_named_beside_those_that_there_are(
+    arguments: tuple[str, ...], taskbridge: Program
+) -> None:
+    assert_one_clear_line(taskbridge(*arguments), "'nix'", "invoices", status=2)
+
+
+@pytest.mark.parametrize("command", [("import", "invoices.csv"), ("status",), ("migrate",)])
+def test_a_schema_that_this_version_does_not_know_is_left_alone(
+    command: tuple[str, ...], taskbridge: Program, engine: Engine
+) -> None:
+    write(taskbridge.directory / "invoices.csv", [line("1")])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge_schema SET version_num = '9999'")
+    assert_one_clear_line(taskbridge(*command), "9999", "does not know", status=1)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM invoices").scalar_one() == 0
+
+
+def test_without_servers_a_command_that_needs_a_worker_says_how_to_get_them(bare: Program) -> None:
+    for command in (("env",), ("notify", "France"), ("status",)):
+        assert_one_clear_line(bare(*command), "taskbridge up", "TASKBRIDGE_POSTGRES_URL", status=1)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_a_wrong_option_is_a_matter_of_usage(bare: Program) -> None:
+    for arguments in (("up", "--workers", "0"), ("up", "--json"), ("nix",), ("import",), ("migrate", "--to", "base")):
+        assert_one_clear_line(bare(*arguments), status=2)
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_is_there_on_demand(taskbridge: Program) -> None:
+    (taskbridge.directory / "oddconfig.py").write_text("raise LookupError('odd')\n", encoding="utf-8")
+    odd = {"CELERY_CONFIG_MODULE": "oddconfig"}
+    assert_one_clear_line(taskbridge("notify", "France", **odd), "LookupError", "odd", status=70)
+    shown = taskbridge("notify", "France", TASKBRIDGE_TRACEBACK="1", **odd)
+    assert "Traceback" in shown.stderr
+
+
+def test_the_header_of_the_examples_is_what_the_reader_wants(a_day: Path) -> None:
+    assert a_day.read_text(encoding="utf-8").splitlines()[0] == HEADER
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,104 @@
+"""`taskbridge doctor` finds what is wrong, says what to do, and shows no password."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine, make_url
+
+from taskbridge.cli import checks
+from taskbridge.embedded import Servers
+from tests.cli.program import Ended, Program
+
+
+def findings(ended: Ended) -> dict[str, list[str]]:
+    """Level and text of what was found, by check."""
+    found: dict[str, list[str]] = {}
+    for one in ended.json["findings"]:
+        found.setdefault(one["check"], []).append(f"{one['level']}: {one['text']}")
+    return found
+
+
+def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: Program) -> None:
+    ended = taskbridge("doctor", "--json")
+    assert ended.status == 1
+    assert ended.json["level"] == "problem"
+    found = findings(ended)
+    assert found.pop("workers") == ["problem: no worker answers within 1 s, so nothing is handled"]
+    assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
+    assert set(found) == {"Postgres", "schema", "Redis", "eviction", "clocks", "pipelines", "broker", "deadlines"}
+
+
+@pytest.fixture
+def evicting(gate_redis: redis.Redis) -> Iterator[None]:
+    before: Any = gate_redis.config_get("maxmemory*")
+    gate_redis.config_set("maxmemory", 100_000_000)
+    gate_redis.config_set("maxmemory-policy", "allkeys-lru")
+    yield
+    gate_redis.config_set("maxmemory", before["maxmemory"])
+    gate_redis.config_set("maxmemory-policy", before["maxmemory-policy"])
+
+
+@pytest.mark.usefixtures("evicting")
+def test_a_redis_that_drops_keys_is_warned_of(taskbridge: Program) -> None:
+    shown = taskbridge("doctor")
+    assert "warning  eviction: allkeys-lru with 100,000,000 bytes" in shown.stdout
+    assert "-> set maxmemory-policy noeviction" in shown.stdout
+
+
+def test_a_runner_that_nobody_starts_is_found(taskbridge: Program, gate_redis: redis.Redis) -> None:
+    taskbridge("notify", "France")
+    due = f"{taskbridge.environment['TASKBRIDGE_KEY_PREFIX']}:due:invoices"
+    gate_redis.zincrby(due, -60_000, "France")
+    ended = taskbridge("doctor", "--json")
+    assert findings(ended)["deadlines"][0].startswith("problem: nobody starts 1 that are due for more than 30 s")
+    assert "1 in taskbridge.first" in findings(ended)["broker"][0]
+
+
+def test_a_missing_schema_comes_with_its_remedy(taskbridge: Program) -> None:
+    taskbridge("migrate", "--to", "base", "--yes")
+    remedies = {one["check"]: one["remedy"] for one in taskbridge("doctor", "--json").json["findings"]}
+    assert remedies["schema"] == "run `taskbridge migrate`"
+
+
+def test_each_server_that_cannot_be_used_is_named_without_its_password(
+    taskbridge: Program, servers: Servers, engine: Engine
+) -> None:
+    closed = {
+        "TASKBRIDGE_POSTGRES_URL": "postgresql://u:s3cr3t-Pa55@127.0.0.1:1/d",
+        "TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@127.0.0.1:1/0",
+        "TASKBRIDGE_BROKER_URL": make_url(servers.redis_url)
+        .set(password="s3cr3t-Pa55")
+        .render_as_string(hide_password=False),
+    }
+    ended = taskbridge("doctor", "--json", **closed)
+    assert ended.status == 1
+    problems = {name: texts for name, texts in findings(ended).items() if texts[0].startswith("problem")}
+    assert problems == {
+        "Postgres": ["problem: Postgres cannot be reached"],
+        "Redis": ["problem: Redis cannot be reached"],
+        "broker": ["problem: the broker refuses the password"],
+    }
+    assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
+    assert str(engine.url.password) not in json.dumps(ended.json)
+
+
+def test_without_servers_it_tries_the_embedded_ones_where_no_worker_is_expected(bare: Program) -> None:
+    ended = bare("doctor", "--json")
+    assert ended.status == 0
+    assert findings(ended)["workers"][0].startswith("warning: ")
+    assert findings(ended)["schema"] == ["warning: the database has no schema of TaskBridge"]
+
+
+def test_a_queue_that_no_worker_serves_is_named() -> None:
+    answers = {"one@here": [{"name": "taskbridge.first"}], "two@here": [{"name": "other"}]}
+    inspect = SimpleNamespace(active_queues=lambda: answers)
+    here: Any = SimpleNamespace(app=SimpleNamespace(control=SimpleNamespace(inspect=lambda **_: inspect)))
+    first, following = checks._workers(here)
+    assert (first.level, first.text) == ("ok", "1 serve taskbridge.first")
+    assert (following.level, following.text) == ("problem", "none of 2 serves taskbridge.next")

@@ -1,0 +1,104 @@
+"""What is printed can be read by programs and does no harm to a terminal, whatever a tenant is called."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from taskbridge.cli.main import cli
+from tests.cli.files import line, write
+from tests.cli.program import MAIN, Program
+
+MARKUP = "[red]shop[/red] :smile:"
+TURNED = "a\u202eb\u200bc"
+LONG = "x" * 200
+
+
+@pytest.fixture
+def odd_tenants(taskbridge: Program) -> Program:
+    """Servers with records of tenants whose names could do harm."""
+    file = write(taskbridge.directory / "odd.csv", [line("1", MARKUP), line("2", TURNED), line("3", LONG)])
+    assert taskbridge("import", file).status == 0
+    return taskbridge
+
+
+def test_a_table_in_a_pipe_has_no_control_sequences_and_nothing_is_cut(odd_tenants: Program) -> None:
+    shown = odd_tenants("status")
+    assert shown.status == 0
+    assert "\x1b" not in shown.stdout
+    rows = {row.partition("  ")[0] for row in shown.stdout.splitlines()}
+    assert {MARKUP, "a\\u202eb\\u200bc", LONG} <= rows
+
+
+def test_json_is_one_object_with_the_names_as_they_are(odd_tenants: Program) -> None:
+    shown = odd_tenants("status", "--json")
+    assert set(shown.json["pipelines"]["invoices"]["tenants"]) == {MARKUP, TURNED, LONG}
+    assert shown.stdout.isascii()
+    assert shown.stdout.count("\n") == 1
+
+
+def test_a_terminal_is_sent_names_as_text_and_colours_only_if_wanted(odd_tenants: Program) -> None:
+    coloured = on_a_terminal(odd_tenants, "status")
+    assert "\x1b[" in coloured
+    plain = on_a_terminal(odd_tenants, "status", NO_COLOR="1")
+    assert "\x1b[3" not in plain
+    for screen in (coloured, plain):
+        assert MARKUP in screen
+        assert "a\\u202eb\\u200bc" in screen
+        assert all(len(row) <= 400 for row in screen.splitlines())
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(odd_tenants: Program) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-c", MAIN, "status"],
+            env=odd_tenants.environment,
+            cwd=odd_tenants.directory,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert ended.returncode == 141
+    assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("command", [None, *sorted(cli.commands)])
+def test_every_help_has_an_example_that_names_the_command(command: str | None) -> None:
+    shown = CliRunner().invoke(cli, ["--help"] if command is None else [command, "--help"], prog_name="taskbridge")
+    assert shown.exit_code == 0
+    assert f"\n    taskbridge {command or 'up'}" in shown.output.replace("$(", "\n    ")
+
+
+def test_the_version_is_that_of_the_package(bare: Program) -> None:
+    assert bare("--version").stdout.startswith("taskbridge ")
+
+
+def on_a_terminal(program: Program, *arguments: str, **variables: str) -> str:
+    """Run a command on a terminal of 120 columns and return what it sent there."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, *arguments],
+        env={**program.environment, "COLUMNS": "120", **variables},
+        cwd=program.directory,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    ) as process:
+        os.close(follower)
+        sent = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # the last process on the terminal ended
+                break
+            sent += part
+    os.close(leader)
+    assert process.returncode == 0, sent
+    return sent.decode()

@@ -1,0 +1,202 @@
+"""`taskbridge up` does the work, notices what dies, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.cli.conftest import open_directory
+from tests.cli.files import line, write
+from tests.cli.program import Program, Running
+from tests.embedded.processes import alive, command_line, descendants, guards_of
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+if not Path("/proc/self/stat").exists():
+    pytest.skip("looks at processes through /proc, which this system does not have", allow_module_level=True)
+
+# Tests that share the fixture `living` run in one process.
+together = pytest.mark.xdist_group("up-living")
+
+READY = "Ctrl-C stops everything"
+
+
+def wait_for(running: Running, text: str) -> None:
+    wait_until(lambda: text in running.stderr or running.process.poll() is not None, text, 60)
+    assert text in running.stderr, running.stderr
+
+
+def workers(running: Running) -> list[int]:
+    """The pids of the workers' main processes."""
+    found = descendants(running.process.pid) - guards_of(running.process.pid)
+    found = {pid for pid in found if "celery" in command_line(pid)}
+    return sorted(pid for pid in found if not any(pid in descendants(other) for other in found))
+
+
+def test_a_day_of_invoices_is_delivered_once_each_and_reported_as_one_object(bare: Program, a_day: Path) -> None:
+    with bare.started("up", "--import", a_day, "--exit-when-idle", "--json", "--data-dir", "data") as running:
+        ended = running.end()
+    assert ended.status == 0, ended.stderr
+    report = ended.json
+    tenants = report.pop("tenants")
+    assert 1 < report.pop("seconds") < 60
+    assert report == {
+        "imported": 169,
+        "unchanged": 0,
+        "problems": 0,
+        "handled": 169,
+        "pending": 0,
+        "quarantined": 0,
+        "deliveries": 169,
+        "duplicate_deliveries": 0,
+    }
+    assert len(tenants) == 6
+    assert sum(one["records"] for one in tenants.values()) == 169
+    assert sum(one["events"] for one in tenants.values()) == 169
+    assert all(0 <= one["first_event_ms"] < 5_000 and one["runs"] >= one["sweeps"] >= 1 for one in tenants.values())
+    assert "\x1b" not in ended.stderr
+    assert "\r" not in ended.stderr
+
+
+def test_records_that_stay_pending_and_bad_lines_end_with_status_1(taskbridge: Program) -> None:
+    (taskbridge.directory / "handlers.py").write_text(
+        "from taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): raise ValueError('no')\n",
+        encoding="utf-8",
+    )
+    file = write(taskbridge.directory / "invoices.csv", [line("1"), line("2", "Malta", quantity="many")])
+    command = ("up", "--import", file, "--exit-when-idle", "--timeout", "1", "--json")
+    with taskbridge.started(*command, TASKBRIDGE_PIPELINES="handlers") as running:
+        ended = running.end()
+    assert ended.status == 1
+    counts: dict[str, Any] = {"imported": 1, "problems": 1, "pending": 1, "handled": 0, "deliveries": 0}
+    assert ended.json | counts == ended.json
+    assert f"{file}:3: invoice 2: Quantity 'many'" in ended.stderr
+    assert "not idle after 1 s" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[tuple[Program, Running]]:
+    """An `up` that stays, with embedded servers in the default data directory."""
+    with open_directory() as directory:
+        program = Program(directory, {})
+        with program.started("up") as running:
+            wait_for(running, READY)
+            yield program, running
+
+
+@together
+def test_a_second_up_on_the_same_directory_refuses_and_says_who_serves_it(living: tuple[Program, Running]) -> None:
+    program, running = living
+    second = program("up")
+    assert second.status == 1
+    assert f"is served by another process (pid {running.process.pid})" in second.stderr.splitlines()[-1]
+    assert running.process.poll() is None
+
+
+@together
+def test_doctor_finds_nothing_wrong_while_up_runs(living: tuple[Program, Running]) -> None:
+    program, _ = living
+    ended = program("doctor", "--json")
+    assert ended.status == 0
+    assert ended.json["level"] == "ok", ended.json
+
+
+@together
+def test_other_commands_find_the_servers_and_a_worker_that_was_killed_is_started_again(
+    living: tuple[Program, Running],
+) -> None:
+    program, running = living
+    assert "@127.0.0.1:" in program("env").stdout
+    (worker,) = workers(running)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(running, f"worker1 (pid {worker}) ended with status 137; it is started again")
+    imported = program("import", write(program.directory / "invoices.csv", [line("1")]), "--json")
+    assert imported.json["written"] == 1
+    assert "No worker runs yet" not in imported.stderr
+
+    def handled() -> bool:
+        (tenant,) = program("status", "France", "--json").json["pipelines"]["invoices"]["tenants"].values()
+        return bool(tenant["handled"] == 1)
+
+    wait_until(handled, "the invoice is handled", 30)
+    assert workers(running) != [worker]
+
+
+def assert_all_ends(running: Running, number: signal.Signals, status: int) -> None:
+    """Send a signal to a ready `up`: its processes end too, and before it unless it was killed."""
+    wait_for(running, READY)
+    family = descendants(running.process.pid)
+    assert len(workers(running)) >= 1
+    running.process.send_signal(number)
+    ended = running.end()
+    assert ended.status == status, ended.stderr
+    assert "Traceback" not in ended.stderr
+    if number is not signal.SIGKILL:
+        assert not any(alive(pid) for pid in family)
+    wait_until(lambda: not any(alive(pid) for pid in family), "all have ended", 30)
+
+
+@together
+def test_sigkill_leaves_no_process_behind(living: tuple[Program, Running]) -> None:
+    """The last test that uses `living`."""
+    assert_all_ends(living[1], signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_ctrl_c_ends_servers_and_workers_in_order(bare: Program) -> None:
+    with bare.started("up", "--workers", "2") as running:
+        wait_for(running, READY)
+        programs = {Path(command_line(pid)[0]).name for pid in descendants(running.process.pid)}
+        assert "postgres" in programs
+        assert programs & {"redis-server", "valkey-server"}
+        assert len(workers(running)) == 2
+        assert_all_ends(running, signal.SIGINT, 0)
+    for name in ("worker-1.log", "worker-2.log"):
+        log = (bare.directory / ".taskbridge" / name).read_text(encoding="utf-8")
+        assert "Warm shutdown" in log
+        assert "Cold shutdown" not in log
+
+
+def test_sigterm_ends_the_workers_of_configured_servers_and_a_second_up_would_have_been_refused(
+    taskbridge: Program,
+) -> None:
+    with taskbridge.started("up") as running:
+        wait_for(running, READY)
+        second = taskbridge("up")
+        assert second.status == 1
+        assert f"pid {running.process.pid}" in second.stderr
+        assert_all_ends(running, signal.SIGTERM, 0)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_run_that_hangs(taskbridge: Program, gate_redis: redis.Redis) -> None:
+    (taskbridge.directory / "handlers.py").write_text(
+        "import time\nfrom taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): time.sleep(600)\n",
+        encoding="utf-8",
+    )
+    file = write(taskbridge.directory / "invoices.csv", [line("1")])
+    runner = f"{taskbridge.environment['TASKBRIDGE_KEY_PREFIX']}:runner:invoices:France"
+    with taskbridge.started("up", "--import", file, TASKBRIDGE_PIPELINES="handlers") as running:
+        wait_for(running, READY)
+        wait_until(lambda: gate_redis.hget(runner, "state") == "running", "the run began")
+        family = descendants(running.process.pid)
+        running.process.send_signal(signal.SIGINT)
+        wait_for(running, "stopping")
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=8) == 0  # a warm shutdown alone takes 10 s
+        wait_until(lambda: not any(alive(pid) for pid in family), "all have ended")
+
+
+def test_a_worker_that_cannot_start_is_shown_by_the_end_of_its_log(taskbridge: Program) -> None:
+    (taskbridge.directory / "oddconfig.py").write_text("worker_pool = 'nonsense'\n", encoding="utf-8")
+    with taskbridge.started("up", CELERY_CONFIG_MODULE="oddconfig") as running:
+        ended = running.end()
+    assert ended.status == 1
+    assert "worker1 ended with status 1; the end of its log" in ended.stderr
+    assert "nonsense" in ended.stderr
