@@ -82,7 +82,8 @@ def _sweep(this: _Run, lease: Lease) -> Outcome:
     while True:
         if page.moves_cursor:
             _hand_over(this, lease, page)
-        if page.finished:
+        # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
+        if page.finished and not page.resumed:
             return Outcome.DONE
         if not lease.owned:
             raise CursorLost

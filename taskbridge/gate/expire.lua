@@ -20,8 +20,11 @@ end
 local answer, wait_ms = PUBLISHED, republish_ms
 if state == "queued" then
   answer, wait_ms = REPUBLISHED, math.min(patience * 2, longest_ms)
-elseif state == "running" then
-  answer, token = REISSUED, new_token(us, token, nonce)
+else
+  token = new_token(us, token, nonce)
+  if state == "running" then
+    answer = REISSUED
+  end
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
 publish(queue_key, pipeline, tenant, token, us)

@@ -17,32 +17,27 @@ local state, token, held, began, pending_ms = runner[1], runner[2], runner[3], r
 
 if not state then
   began = redis.call("GET", last_key)
-  token = new_token(us, false, nonce)
-  redis.call("HSET", runner_key, "state", "waiting", "token", token, "events", 1, "swept", 0, "runs", 0,
-    "first", now, "delay", delay_ms)
+  redis.call("HSET", runner_key, "state", "waiting", "events", 1, "swept", 0, "runs", 0, "first", now,
+    "delay", delay_ms)
   if began then
     redis.call("HSET", runner_key, "began", began)
-    if began + delay_ms > now then
-      redis.call("ZADD", due_key, began + delay_ms, tenant)
-      return { DELAYED }
-    end
   end
-  queue_run(due_key, runner_key, tenant, token, republish_ms, us)
-  publish(queue_key, pipeline, tenant, token, us)
-  return { STARTED, token }
+  redis.call("ZREM", due_key, tenant)
+else
+  redis.call("HINCRBY", runner_key, "events", 1)
+  if not pending_ms or delay_ms < tonumber(pending_ms) then
+    redis.call("HSET", runner_key, "delay", delay_ms)
+  end
+  if state ~= "waiting" or held then
+    return { ABSORBED }
+  end
 end
 
-redis.call("HINCRBY", runner_key, "events", 1)
-if not pending_ms or delay_ms < tonumber(pending_ms) then
-  redis.call("HSET", runner_key, "delay", delay_ms)
+if began and began + delay_ms > now then
+  redis.call("ZADD", due_key, "LT", began + delay_ms, tenant)
+  return { DELAYED }
 end
-if state ~= "waiting" or held then
-  return { ABSORBED }
-end
-if not began or began + delay_ms <= now then
-  queue_run(due_key, runner_key, tenant, token, republish_ms, us)
-  publish(queue_key, pipeline, tenant, token, us)
-  return { STARTED, token }
-end
-redis.call("ZADD", due_key, "LT", began + delay_ms, tenant)
-return { DELAYED }
+token = new_token(us, token, nonce)
+queue_run(due_key, runner_key, tenant, token, republish_ms, us)
+publish(queue_key, pipeline, tenant, token, us)
+return { STARTED, token }

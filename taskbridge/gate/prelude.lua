@@ -13,7 +13,7 @@ local function milliseconds(us)
   return math.floor(us / 1000)
 end
 
--- A token above `floor`, another token or false. 16 digits of microseconds order tokens as text until the year 2286.
+-- The token of a new run, above `floor`: another token, or false. 16 digits of microseconds order tokens as text until the year 2286.
 local function new_token(us, floor, nonce)
   if floor then
     us = math.max(us, tonumber(string.sub(floor, 1, 16)) + 1)

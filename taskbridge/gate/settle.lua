@@ -16,7 +16,8 @@ if state ~= "running" or current ~= token then
   return { LOST }
 end
 
-local function continue(answer, next_token)
+local function continue(answer, floor)
+  local next_token = new_token(us, floor, nonce)
   queue_run(due_key, runner_key, tenant, next_token, republish_ms, us)
   publish(queue_key, pipeline, tenant, next_token, us)
   return { answer, next_token }
@@ -34,7 +35,7 @@ end
 if outcome == "more" then
   return continue(CONTINUED, token)
 elseif outcome == "outranked" then
-  return continue(REISSUED, new_token(us, owner, nonce))
+  return continue(REISSUED, owner)
 elseif outcome == "retry" then
   redis.call("HSET", runner_key, "held", 1)
   redis.call("HINCRBY", runner_key, "failures", 1)

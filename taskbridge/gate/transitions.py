@@ -10,9 +10,9 @@ States, how each is left, and who frees it when its owner dies
               its deadline; any worker's ticker fires it.
     queued    a run message is on its way. Left by the run that begins with the current token. A lost message is
               published again by the ticker with the same token, after 5 s, then 10 s, 20 s ...
-    running   a run holds the token and moves its deadline on while it works. Left by its settle. A runner that died
-              stops moving its deadline: the ticker issues a new token and publishes, and from then on the old runner's
-              token opens nothing, neither here nor in Postgres.
+    running   a run holds the token and moves its deadline on while it works. Left by its settle. A run that died stops
+              moving its deadline: the ticker issues a new token and publishes, and from then on the old one opens
+              nothing, neither here nor in Postgres.
 
 Why no event is lost
     `notify` asks whether a runner is alive and `settle` asks whether it may stop; both are atomic and both look at the
@@ -23,10 +23,13 @@ Why the first event does not wait
     The script that finds no runner publishes the run itself; no timer stands before it.
 
 Trust window
-    A token is ordered: its first 16 digits are the server's microseconds when it was issued, and a runner's next token
-    is always above its last. Postgres keeps the highest token that claimed a cursor and refuses a lower one, so a run
-    that froze between `begin` and its claim cannot take the cursor back from its successor. Should the clock of Redis
-    step back (a failover), the claim is refused, and `outranked` lifts the runner's token above the one in Postgres.
+    A token belongs to one run: each run that is published gets a new one, and a message that is published again keeps
+    its own. So nothing that comes late or twice (a message, or a command that a client sends again because its reply
+    got lost) can begin or end another run. Tokens are ordered: the first 16 digits are the server's microseconds when
+    it was issued, and a tenant's next token is always above its last. Postgres keeps the highest token that claimed a
+    cursor and refuses a lower one, so a run that froze between `begin` and its claim cannot take the cursor back from
+    its successor. Should the clock of Redis step back (a failover), the claim is refused, and `outranked` issues a
+    token above the cursor's owner.
 """
 
 from __future__ import annotations
@@ -112,10 +115,24 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
 
 # The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
-    Row(_I, Verb.NOTIFY, (_C.SPACING_OVER,), _Q, Answer.STARTED, "publish to the first-event queue, in this step"),
+    Row(
+        _I,
+        Verb.NOTIFY,
+        (_C.SPACING_OVER,),
+        _Q,
+        Answer.STARTED,
+        "new token; publish to the first-event queue, in this step",
+    ),
     Row(_I, Verb.NOTIFY, (), _W, Answer.DELAYED, "due at last run + delay"),
     Row(_W, Verb.NOTIFY, (_C.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
-    Row(_W, Verb.NOTIFY, (_C.SPACING_OVER,), _Q, Answer.STARTED, "publish to the first-event queue, in this step"),
+    Row(
+        _W,
+        Verb.NOTIFY,
+        (_C.SPACING_OVER,),
+        _Q,
+        Answer.STARTED,
+        "new token; publish to the first-event queue, in this step",
+    ),
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
@@ -123,7 +140,7 @@ TRANSITIONS: tuple[Row, ...] = (
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another runner took over"),
-    Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "publish to the continuation queue"),
+    Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
     Row(
         _R,
@@ -131,7 +148,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER),
         _Q,
         Answer.CONTINUED,
-        "publish to the continuation queue",
+        "new token; publish to the continuation queue",
     ),
     Row(_R, Verb.DONE, (_C.CURRENT, _C.NEW_EVENTS), _W, Answer.LINGERING, "due at last run + pending delay"),
     Row(_R, Verb.DONE, (_C.CURRENT, _C.LEASE_ALIVE), _W, Answer.LINGERING, "due when the lease ends: a closing sweep"),
@@ -148,9 +165,18 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token above the cursor's owner; publish to the continuation queue",
     ),
     *_everywhere(Verb.OUTRANKED, Answer.LOST, "none: another runner took over"),
-    Row(_W, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.PUBLISHED, "publish to the continuation queue"),
-    Row(_Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again, same token; the wait doubles"),
-    Row(_R, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REISSUED, "new token fences the old runner off; publish"),
+    Row(_W, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
+    Row(
+        _Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again with the same token; the wait doubles"
+    ),
+    Row(
+        _R,
+        Verb.DEADLINE,
+        (_C.OVERDUE,),
+        _Q,
+        Answer.REISSUED,
+        "new token, which fences the old run off; publish to the continuation queue",
+    ),
     *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was quicker"),
 )
 

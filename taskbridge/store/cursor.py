@@ -42,7 +42,11 @@ class Outranked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One batch of records and where the cursor goes when they are handled."""
+    """One batch of records and where the cursor goes when they are handled.
+
+    `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
+    committed since are not part of it.
+    """
 
     records: tuple[Record, ...]
     sweeps: int

@@ -1,0 +1,160 @@
+"""The story of one run, told in this process: real Redis, real Postgres, and messages taken from the queue by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from taskbridge import runner
+from taskbridge.batch import Batch
+from taskbridge.gate import Queue, State
+from taskbridge.pipeline import Handler, Pipeline, Pipelines
+from taskbridge.policy import LatencyNeutral
+from taskbridge.runtime import runtime
+from taskbridge.store import record_invoice
+from tests.deployment import Deployment
+
+
+class Inline:
+    """Runs of one tenant, one after another, with a handler and a batch size of the test's choice."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.here = runtime(deployment.app)
+        self.seen: list[str] = []
+
+    def handle(self, handler: Callable[[Batch], None], batch_size: int = 500, lease: float = 0) -> None:
+        """Let `handler` handle invoices; what it was given is in `seen`."""
+
+        def noting(batch: Batch) -> None:
+            self.seen += [record.external_id for record in batch]
+            handler(batch)
+
+        pipelines = Pipelines()
+        named: Handler = noting
+        pipelines.declare(Pipeline("invoices", named, LatencyNeutral(lease=lease, tick=0.001), batch_size))
+        self.here.__dict__["pipelines"] = pipelines
+
+    def message(self) -> tuple[str, str, str] | None:
+        """Take the next run message: pipeline, tenant, token."""
+        for queue in Queue:
+            text = self.deployment.redis.rpop(queue.value)
+            if text is not None:
+                (pipeline, tenant, token), _, _ = json.loads(json.loads(str(text))["body"])
+                return pipeline, tenant, token
+        return None
+
+    def run_all(self) -> int:
+        """Run every message, and those that these runs make; return how many there were."""
+        count = 0
+        while (message := self.message()) is not None:
+            runner.run(self.here, *message)
+            count += 1
+        return count
+
+    def state(self) -> State:
+        return self.here.gate.look("invoices", ["acme"])[0].state
+
+
+@pytest.fixture
+def inline(deployment: Deployment) -> Inline:
+    return Inline(deployment)
+
+
+@pytest.mark.parametrize("deployment", [{"run_budget": 0.01}], indirect=True)
+def test_an_event_during_a_sweep_that_the_next_run_resumes_is_not_forgotten(inline: Inline) -> None:
+    # given a sweep of two batches, of which a run's budget allows one
+    def one_comes_meanwhile(_: Batch) -> None:
+        time.sleep(0.02)
+        if len(inline.seen) == 1:
+            inline.deployment.save("acme", "c")
+
+    inline.handle(one_comes_meanwhile, batch_size=1)
+    inline.deployment.save("acme", "a", "b", notify=False)
+    inline.deployment.notify_event.delay("acme")
+    # when an invoice comes after that sweep began, and its event is absorbed
+    runs = inline.run_all()
+    # then the runner does not end before it is handled
+    assert inline.seen == ["a", "b", "c"]
+    assert runs > 1
+    assert inline.state() is State.IDLE
+
+
+def test_a_cursor_with_a_higher_owner_costs_one_run_and_is_not_stuck(inline: Inline) -> None:
+    # given a cursor whose owner's token is an hour ahead: the clock of Redis stepped back
+    inline.handle(lambda _: None)
+    ahead = f"{int((time.time() + 3600) * 1_000_000):016d}-ffffffffffff"
+    with inline.deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO sync_cursors (pipeline, tenant, owner) VALUES ('invoices', 'acme', %s)", (ahead,)
+        )
+    inline.deployment.save("acme", "a")
+    assert inline.run_all() == 2
+    assert inline.seen == ["a"]
+    assert inline.state() is State.IDLE
+    ((owner,),) = inline.deployment.rows("SELECT owner FROM sync_cursors")
+    assert owner > ahead
+
+
+def test_a_late_message_does_nothing(inline: Inline) -> None:
+    inline.handle(lambda _: None)
+    inline.deployment.save("acme", "a")
+    message = inline.message()
+    assert message is not None
+    runner.run(inline.here, *message)
+    inline.deployment.save("acme", "b")
+    runner.run(inline.here, *message)
+    assert inline.seen == ["a"]
+    assert inline.state() is State.QUEUED
+
+
+def test_what_a_handler_writes_takes_effect_with_the_cursor_or_not_at_all(inline: Inline) -> None:
+    def write_and_fail_once(batch: Batch) -> None:
+        batch.connection.exec_driver_sql("INSERT INTO ledger (tenant) VALUES (%s)", (batch.tenant,))
+        if len(inline.seen) == 1:
+            raise ValueError("no")
+
+    inline.handle(write_and_fail_once)
+    inline.deployment.save("acme", "a")
+    with pytest.raises(ValueError, match="no"):
+        inline.run_all()
+    assert inline.deployment.rows("SELECT * FROM ledger") == []
+    while inline.state() is not State.IDLE:
+        inline.here.gate.expire("invoices", ["acme"])
+        inline.run_all()
+    assert len(inline.deployment.rows("SELECT * FROM ledger")) == 1
+    assert inline.seen == ["a", "a"]
+
+
+def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) -> None:
+    standing: list[bool] = []
+
+    def ask(batch: Batch) -> None:
+        standing.append(batch.owned)
+        inline.deployment.redis.flushdb()
+        deadline = time.monotonic() + 10
+        while batch.owned and time.monotonic() < deadline:
+            time.sleep(0.01)
+        standing.append(batch.owned)
+
+    inline.handle(ask)
+    inline.deployment.save("acme", "a")
+    inline.run_all()
+    assert standing == [True, False]
+
+
+def test_a_batch_is_a_sequence_of_its_records(inline: Inline) -> None:
+    batches: list[Batch] = []
+    inline.handle(batches.append)
+    for number in ("a", "b", "c"):
+        record_invoice(inline.deployment.engine, "acme", number, {"number": number})
+    inline.deployment.notify_event.delay("acme")
+    inline.run_all()
+    (batch,) = batches
+    assert (len(batch), batch[0].external_id, batch[-1].document) == (3, "a", {"number": "c"})
+    assert [record.external_id for record in batch[1:]] == ["b", "c"]
+    assert repr(batch) == "<Batch invoices 'acme': 3 records>"
+    assert len({record.idempotency_key for record in batch}) == 3

@@ -1,0 +1,507 @@
+"""The real gate and the reference model see the same events; after each they must stand alike.
+
+Time is injected: a day ahead of the real clock, so that no key with a TTL goes by itself. When such keys go is a rule
+of its own (`redis_expires_keys`), so both are tried: a lease or a last run that has passed but is still there, and one
+that is gone. The scripts compare the values, and must not care.
+
+Every command sees its own microsecond, as on a real server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import redis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue, State, Timing
+from taskbridge.gate.transitions import TRANSITIONS, Row
+from taskbridge.policy import Spacing
+from tests.model.reference import (
+    PUBLISHING,
+    Beat,
+    Begin,
+    Deadline,
+    Event,
+    Notify,
+    Settle,
+    Tenant,
+    step,
+)
+
+EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
+SETTINGS = settings(
+    max_examples=EXAMPLES or 200,
+    stateful_step_count=50,
+    derandomize=not EXAMPLES,
+    deadline=None,
+    database=None,
+)
+
+TIMING = Timing(runner_ttl=5_000, republish=4_000)
+DAY_US = 86_400_000_000
+
+BURSTS = Spacing(delay=200, lease=1_200)
+EMPTY_TICKS = Spacing(delay=200, lease=1_200, empty_tick=200)
+NO_LEASE = Spacing(delay=200)
+RULES = Spacing(delay=0, last_ttl=300_000)
+SPACINGS = {"bursts": BURSTS, "ticks": EMPTY_TICKS, "no_lease": NO_LEASE, "rules": RULES}
+RULE_DELAYS = (0, 1_000, 60_000, 300_000)
+
+Subject = tuple[str, str]
+SUBJECTS: tuple[Subject, ...] = tuple((pipeline, tenant) for pipeline in SPACINGS for tenant in ("acme", "a:b {c}"))
+FOREIGN = 1
+
+# An index into the few subjects of one example, so that each has a long life.
+subjects = st.sampled_from((0, 0, 0, 1, 2))
+delays = st.sampled_from(RULE_DELAYS)
+spans = st.one_of(st.integers(0, 50), st.integers(50, 1_500), st.sampled_from((5_000, 60_000, 400_000)))
+outcomes = st.sampled_from((Outcome.DONE, Outcome.DONE, *Outcome))
+retries = st.sampled_from((0, 500, 30_000))
+leads = st.sampled_from((1, 1_000, 10**9))
+# Mostly the token that counts, else how many issues ago it was, or one of nobody.
+token_ages = st.sampled_from((0, 0, 0, 0, 0, 0, 1, 2, None))
+
+
+class InjectedClock(Gate):
+    """A gate whose scripts are told the time; `given` keeps what they were told, in microseconds."""
+
+    def start_at(self, us: int) -> None:
+        self.us = us
+        self.given: list[int] = []
+
+    def _now(self) -> str:
+        self.us += 1
+        self.given.append(self.us)
+        return f"{self.us // 1000}.{self.us % 1000:03d}"
+
+
+class GateAndModel(RuleBasedStateMachine):
+    """Events for several tenants of several pipelines. The clock moves forward only."""
+
+    clock_steps_back = False
+
+    def __init__(self, client: redis.Redis, keys: Keys, rows: set[Row]) -> None:
+        super().__init__()
+        self.client = client
+        self.rows = rows
+        self.keys = keys
+        self.published: list[tuple[Queue, str, str, str]] = []
+        self.gate = InjectedClock(client, keys, TIMING, publish=lambda *message: self.published.append(message))
+        # A whole second, so that an example is the same whenever it runs.
+        self.gate.start_at(int(self.client.time()[0]) * 1_000_000 + DAY_US)
+        self.model: dict[Subject, Tenant] = {subject: Tenant() for subject in SUBJECTS}
+        self.tokens: dict[Subject, list[str]] = defaultdict(list)
+        self.holding: dict[Subject, set[str]] = defaultdict(set)
+        self.damaged: set[Subject] = set()
+
+    def teardown(self) -> None:
+        self._delete(self._present())
+
+    @initialize(active=st.lists(st.sampled_from(SUBJECTS), min_size=3, max_size=3))
+    def choose_subjects(self, active: list[Subject]) -> None:
+        self.active = active
+
+    # Events
+
+    @rule(which=subjects, delay=delays)
+    def notify(self, which: int, delay: int) -> None:
+        subject = self.active[which]
+        spacing = self._spacing(subject, delay)
+        answer = self.gate.notify(*subject, spacing)
+        self._agree(subject, Notify(), answer, spacing)
+
+    @rule(events=st.lists(st.tuples(subjects, delays), min_size=2, max_size=4))
+    def notify_many(self, events: list[tuple[int, int]]) -> None:
+        active = [(self.active[which], delay) for which, delay in events]
+        calls = [(subject, self._spacing(subject, delay)) for subject, delay in active]
+        answers = self.gate.notify_many([(*subject, spacing) for subject, spacing in calls])
+        given, published = self._taken(len(calls))
+        for (subject, spacing), answer, us in zip(calls, answers, given, strict=True):
+            self._step(subject, Notify(), answer, spacing, us, published)
+        assert published == []
+        self._look()
+
+    @rule(which=subjects, age=token_ages)
+    def begin(self, which: int, age: int | None) -> None:
+        subject = self.active[which]
+        token = self._token(subject, age)
+        before = self.model[subject]
+        begun = self.gate.begin(*subject, token)
+        now_ms = self.gate.us // 1000
+        if begun is not None:
+            assert token not in self.holding[subject], "two runs hold one token"
+            self.holding[subject].add(token)
+            assert begun == (
+                before.events,
+                before.events - before.swept,
+                before.runs + 1,
+                before.failures,
+                now_ms - before.first,
+            )
+        self._agree(subject, Begin(_number(token)), Answer.REFUSED if begun is None else Answer.BEGUN)
+
+    @rule(which=subjects, age=token_ages)
+    def beat(self, which: int, age: int | None) -> None:
+        subject = self.active[which]
+        token = self._token(subject, age)
+        kept = self.gate.beat(*subject, token)
+        self._agree(subject, Beat(_number(token)), Answer.KEPT if kept else Answer.LOST)
+
+    @rule(which=subjects, age=token_ages, outcome=outcomes, retry=retries, lead=leads)
+    def settle(self, which: int, age: int | None, outcome: Outcome, retry: int, lead: int) -> None:
+        subject = self.active[which]
+        token, spacing = self._token(subject, age), SPACINGS[subject[0]]
+        # Where the clock never steps back, a later runner's token is at most a moment ahead.
+        owner = _number(token) + (lead if self.clock_steps_back else 1)
+        answer = self.gate.settle(*subject, token, outcome, spacing, retry_ms=retry, owner=f"{owner:016d}-ffffffffffff")
+        if answer is not Answer.LOST:
+            self.holding[subject].discard(token)
+        self._agree(subject, Settle(_number(token), outcome, retry, owner), answer, spacing)
+
+    @rule(
+        which=subjects,
+        took=st.one_of(spans, st.sampled_from(("all its spacing", "nearly its spacing"))),
+        events=st.lists(delays, max_size=2),
+        late=token_ages,
+        outcome=outcomes,
+        retry=retries,
+    )
+    def a_run(
+        self, which: int, took: int | str, events: list[int], late: int | None, outcome: Outcome, retry: int
+    ) -> None:
+        """A run from its event to settle, with more events, a beat and another run's late commands in between."""
+        self._wait_for_a_run(which)
+        if self.model[self.active[which]].state is State.IDLE:
+            self.notify(which, 0)
+        self.begin(which, 0)
+        for delay in events:
+            self.notify(which, delay)
+        if late != 0:
+            self.beat(which, late)
+            self.settle(which, late, outcome, retry, 1)
+            self.expire(which)
+        if events:
+            self.beat(which, 0)
+        if isinstance(took, int):
+            self.time_passes(took)
+        else:
+            self.time_passes_to_the_moment_when_something_changes(which, 5, int(took != "all its spacing"), 0)
+        self.settle(which, 0, outcome, retry, 1)
+        if late is None:
+            for foreign in Outcome:
+                self.settle(which, None, foreign, retry, 1)
+            self.notify(which, 1_000)
+
+    @rule(which=subjects, steps=st.integers(1, 4))
+    def work_goes_on(self, which: int, steps: int) -> None:
+        """Runs that find nothing, and deadlines that bring the next: the way to idle, or a part of it."""
+        for _ in range(steps):
+            if self.model[self.active[which]].state is State.QUEUED:
+                self.begin(which, 0)
+                self.settle(which, 0, Outcome.DONE, 0, 1)
+            else:
+                self._wait_for_a_run(which)
+
+    def _wait_for_a_run(self, which: int) -> None:
+        if self.model[self.active[which]].state is State.WAITING:
+            self.the_deadline_passes(which)
+
+    @rule(which=subjects)
+    def expire(self, which: int) -> None:
+        subject = self.active[which]
+        (answer,) = self.gate.expire(subject[0], [subject[1]])
+        self._agree(subject, Deadline(), answer)
+
+    @rule(which=subjects)
+    def the_deadline_passes(self, which: int) -> None:
+        deadline = self.model[self.active[which]].deadline
+        if deadline is not None:
+            self.gate.us = max(self.gate.us, deadline * 1000 - 1)
+        self.expire(which)
+
+    @rule(which=subjects)
+    def expire_what_is_due(self, which: int) -> None:
+        pipeline = self.active[which][0]
+        due, wait = self.gate.peek(pipeline, 100)
+        (us,), _ = self._taken(1)
+        deadlines = {
+            tenant: model.deadline
+            for (name, tenant), model in self.model.items()
+            if name == pipeline and model.deadline is not None
+        }
+        assert set(due) == {tenant for tenant, deadline in deadlines.items() if deadline <= us // 1000}
+        ahead = [deadline - us // 1000 for deadline in deadlines.values() if deadline > us // 1000]
+        assert wait == min(ahead, default=None)
+        assert sorted(self.gate.active(pipeline)) == sorted(deadlines)
+        answers = self.gate.expire(pipeline, due)
+        given, published = self._taken(len(due))
+        for tenant, answer, us in zip(due, answers, given, strict=True):
+            self._step((pipeline, tenant), Deadline(), answer, SPACINGS[pipeline], us, published)
+        assert published == []
+        self._look()
+
+    # Time
+
+    @rule(ms=spans)
+    def time_passes(self, ms: int) -> None:
+        self.gate.us += ms * 1000
+
+    @rule(which=subjects, moment_at=st.integers(0, 5), early=st.sampled_from((0, 1)), delay=delays)
+    def time_passes_to_the_moment_when_something_changes(
+        self, which: int, moment_at: int, early: int, delay: int
+    ) -> None:
+        subject = self.active[which]
+        model = self.model[subject]
+        spacing = self._spacing(subject, delay).delay
+        moments = (
+            model.deadline,
+            model.deadline,
+            model.lease_end,
+            model.last_end,
+            model.last and model.last + spacing,
+            model.began and model.began + (spacing if model.delay is None else model.delay),
+        )
+        moment = moments[moment_at]
+        # The next command sees the first microsecond of that moment, or the last one before it.
+        if moment is not None and moment * 1000 - 1 - early > self.gate.us:
+            self.gate.us = moment * 1000 - 1 - early
+
+    @rule()
+    def redis_expires_keys(self) -> None:
+        now = self.gate.us // 1000
+        for subject, model in self.model.items():
+            if model.lease_end is not None and model.lease_end <= now:
+                self.client.delete(self.keys.lease(*subject))
+                self.model[subject] = replace(self.model[subject], lease_end=None)
+            if model.last_end is not None and model.last_end <= now:
+                self.client.delete(self.keys.last(*subject))
+                self.model[subject] = replace(self.model[subject], last=None, last_end=None)
+        self._look()
+
+    # The comparison
+
+    def _agree(self, subject: Subject, event: Event, answer: Answer, spacing: Spacing | None = None) -> None:
+        (us,), published = self._taken(1)
+        self._step(subject, event, answer, spacing or SPACINGS[subject[0]], us, published)
+        assert published == []
+        self._look()
+
+    def _taken(self, commands: int) -> tuple[list[int], list[tuple[Queue, str, str, str]]]:
+        """Return when each command was run, by the injected clock, and what was published since the last look."""
+        given, published = self.gate.given, self.published
+        self.gate.given, self.published = [], []
+        # Commands are told the time again where Redis had to be given the scripts first.
+        return given[len(given) - commands :], published
+
+    def _step(
+        self,
+        subject: Subject,
+        event: Event,
+        answer: Answer,
+        spacing: Spacing,
+        us: int,
+        published: list[tuple[Queue, str, str, str]],
+    ) -> None:
+        """Take the model's step, and take the run that it publishes, if it does, from `published`."""
+        before = self.model[subject]
+        after, expected = step(before, event, us, spacing, TIMING, self.rows)
+        assert answer is expected, (subject, event, before)
+        self.model[subject] = after
+        if after.state is State.IDLE and after.deadline is None:
+            self.damaged.discard(subject)
+        if expected in PUBLISHING:
+            queue, *of, token = published.pop(0)
+            assert tuple(of) == subject
+            assert queue is (Queue.FIRST if isinstance(event, Notify) else Queue.NEXT)
+            assert _number(token) == after.token
+
+    def _look(self) -> None:
+        for subject in set(self.active):
+            self._look_at(subject, self.model[subject])
+        assert self._present() == self._expected_keys()
+
+    def _look_at(self, subject: Subject, model: Tenant) -> None:
+        pipeline, tenant = subject
+        (found,) = self.gate.look(pipeline, [tenant])
+        assert found.state is model.state
+        assert found.deadline_ms == model.deadline
+        assert found.lease_ends_ms == model.lease_end
+        assert found.held is model.held
+        assert (found.events, found.runs) == (model.events, model.runs)
+        if model.state is not State.IDLE:
+            self._look_at_hash(subject, model)
+        self._look_at_token(subject, found.token, model)
+        self._look_at_lifetimes(subject, model)
+        if subject not in self.damaged:
+            assert (model.state is State.IDLE) == (found.deadline_ms is None)
+            current_run_is_there = found.token in self.holding[subject]
+            assert (model.state is State.RUNNING) == current_run_is_there
+
+    def _look_at_hash(self, subject: Subject, model: Tenant) -> None:
+        """The fields that `look` does not show, but that decide what comes next."""
+        fields: Any = self.client.hgetall(self.keys.runner(*subject))
+        found = {name: int(value) for name, value in fields.items() if name not in ("state", "token")}
+        expected = {
+            "events": model.events,
+            "swept": model.swept,
+            "runs": model.runs,
+            "first": model.first,
+            "delay": model.delay,
+            "began": model.began,
+            "held": 1 if model.held else None,
+            "failures": model.failures or None,
+            "patience": model.patience if model.state is State.QUEUED else None,
+        }
+        if model.state is not State.QUEUED:
+            found.pop("patience", None)
+        assert found == {name: value for name, value in expected.items() if value is not None}
+
+    def _look_at_token(self, subject: Subject, token: str | None, model: Tenant) -> None:
+        seen = self.tokens[subject]
+        if token is None:
+            assert model.token is None, "a runner has a token from its first run on"
+            return
+        assert _number(token) == model.token
+        if token in seen:
+            assert token == seen[-1], "an old token is the current one again"
+            return
+        # A runner's first token is the clock's; those after it in its life grow whatever the clock does.
+        if seen and (model.runs or not self.clock_steps_back):
+            assert token > seen[-1], "tokens do not grow"
+        seen.append(token)
+
+    def _look_at_lifetimes(self, subject: Subject, model: Tenant) -> None:
+        """A key that may outlive its tenant's work goes by itself, when its value says."""
+        for key, end in ((self.keys.lease(*subject), model.lease_end), (self.keys.last(*subject), model.last_end)):
+            if end is not None:
+                with self.client.pipeline() as pipe:
+                    pipe.time()
+                    pipe.pttl(key)
+                    (seconds, micros), left = pipe.execute()
+                real_now = seconds * 1000 + micros // 1000
+                assert abs(real_now + left - end) <= 100
+
+    def _present(self) -> set[str]:
+        found: Any = self.client.keys(f"{self.keys.prefix}:*")
+        return set(found)
+
+    def _expected_keys(self) -> set[str]:
+        expected = set()
+        for subject, model in self.model.items():
+            if model.state is not State.IDLE:
+                expected.add(self.keys.runner(*subject))
+            if model.deadline is not None:
+                expected.add(self.keys.due(subject[0]))
+            if model.lease_end is not None:
+                expected.add(self.keys.lease(*subject))
+            if model.last is not None:
+                expected.add(self.keys.last(*subject))
+        return expected
+
+    def _delete(self, keys: set[str]) -> None:
+        if keys:
+            self.client.delete(*keys)
+
+    def _spacing(self, subject: Subject, delay: int) -> Spacing:
+        spacing = SPACINGS[subject[0]]
+        return replace(spacing, delay=delay) if spacing is RULES else spacing
+
+    def _token(self, subject: Subject, age: int | None) -> str:
+        seen = self.tokens[subject]
+        if age is None or age >= len(seen):
+            return f"{FOREIGN:016d}-000000000000"
+        return seen[-1 - age]
+
+
+class LossyGateAndModel(GateAndModel):
+    """The same, and Redis loses keys."""
+
+    @rule(which=subjects, lost=st.sampled_from(("hash", "deadline", "lease", "last", "all", "everybody's")))
+    def part_of_redis_is_lost(self, which: int, lost: str) -> None:
+        if lost == "everybody's":
+            self._lose_redis()
+            return
+        subject = self.active[which]
+        model = self.model[subject]
+        if lost in ("hash", "all"):
+            self.client.delete(self.keys.runner(*subject))
+            model = Tenant(deadline=model.deadline, lease_end=model.lease_end, last=model.last, last_end=model.last_end)
+            self.holding[subject].clear()
+        if lost in ("deadline", "all"):
+            self.client.zrem(self.keys.due(subject[0]), subject[1])
+            model = replace(model, deadline=None)
+        if lost in ("lease", "all"):
+            self.client.delete(self.keys.lease(*subject))
+            model = replace(model, lease_end=None)
+        if lost in ("last", "all"):
+            self.client.delete(self.keys.last(*subject))
+            model = replace(model, last=None, last_end=None)
+        self.model[subject] = model
+        self.damaged.add(subject)
+        self._look()
+
+    def _lose_redis(self) -> None:
+        self._delete(self._present())
+        self.model = {subject: Tenant() for subject in SUBJECTS}
+        self.holding.clear()
+        self.damaged.clear()
+        self._look()
+
+    @precondition(lambda self: self.damaged)
+    @rule(data=st.data())
+    def reconcile_adopts(self, data: st.DataObject) -> None:
+        subject = data.draw(st.sampled_from(sorted(self.damaged)))
+        self.gate.adopt(*subject)
+        model = self.model[subject]
+        if model.deadline is None:
+            self.model[subject] = replace(model, deadline=0)
+        self._look()
+
+
+class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
+    """The same, and a failover may put a Redis in charge whose clock is behind."""
+
+    clock_steps_back = True
+
+    @rule(ms=spans)
+    def the_clock_steps_back(self, ms: int) -> None:
+        self.gate.us -= ms * 1000
+
+    @rule(which=subjects, ms=spans)
+    def a_run_dies_whose_token_is_ahead_of_the_clock(self, which: int, ms: int) -> None:
+        self.the_clock_steps_back(ms)
+        self.begin(which, 0)
+        self.the_deadline_passes(which)
+
+
+def _number(token: str) -> int:
+    """The microsecond that a token stands for: what orders tokens. The rest only tells two of one microsecond apart."""
+    return int(token[:16])
+
+
+def _run(machine: Callable[[], GateAndModel]) -> None:
+    run_state_machine_as_test(cast(type[GateAndModel], machine), settings=SETTINGS)
+
+
+def test_the_gate_does_what_the_table_says(redis_client: redis.Redis, keys: Keys) -> None:
+    rows: set[Row] = set()
+
+    _run(partial(GateAndModel, redis_client, keys, rows))
+
+    assert set(TRANSITIONS) - rows == set(), "these rows were never taken, so nothing was shown about them"
+
+
+@pytest.mark.parametrize("machine", [LossyGateAndModel, LossyGateAndModelWithAClockThatStepsBack])
+def test_a_gate_that_lost_keys_or_time_goes_on_from_what_is_left(
+    redis_client: redis.Redis, keys: Keys, machine: type[LossyGateAndModel]
+) -> None:
+    _run(partial(machine, redis_client, keys, set()))

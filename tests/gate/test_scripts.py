@@ -1,0 +1,417 @@
+"""Each script is what its header and the registry say, and costs one command, whatever it is called with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import taskbridge.gate
+from taskbridge.gate import Answer, Gate, Keys, Outcome, State
+from taskbridge.gate.scripts import SCRIPTS, read
+from taskbridge.gate.transitions import TRANSITIONS, Verb
+from taskbridge.names import check_pipeline_name, check_tenant
+from taskbridge.policy import Spacing
+
+SPACING = Spacing(delay=200, lease=1_200)
+LASTING = Spacing(delay=60_000, last_ttl=60_000)
+OWNER = "9999999999999999-ffffffffffff"
+
+VERBS = {
+    "notify": {Verb.NOTIFY},
+    "begin": {Verb.BEGIN},
+    "beat": {Verb.BEAT},
+    "settle": {Verb.MORE, Verb.DONE, Verb.RETRY, Verb.OUTRANKED},
+    "expire": {Verb.DEADLINE},
+    "peek": set[Verb](),
+}
+
+LUA_FILES = {file.name for file in files(taskbridge.gate).iterdir() if file.name.endswith(".lua")}
+
+scripts = pytest.mark.parametrize("name", sorted(SCRIPTS))
+
+
+class Source:
+    """A script's text, taken apart: the comment at its head, the statements that name its arguments, the rest."""
+
+    def __init__(self, name: str) -> None:
+        text = read(f"{name}.lua")
+        lines = text.splitlines()
+        in_code = next(at for at, line in enumerate(lines) if not line.startswith("--"))
+        self.header = [line.removeprefix("--").strip() for line in lines[:in_code]]
+        code = re.sub(r"--[^\n]*", "", "\n".join(lines[in_code:]))
+        named = list(re.finditer(r"^local ([\w, ]+)=\s*(.*(?:KEYS|ARGV)\[.*)$", code, re.MULTILINE))
+        self.bindings = [binding for match in named for binding in _bindings(match[1], match[2])]
+        self.rest = code[named[-1].end() :]
+        self.between = "".join(code[: named[-1].end()].split(match[0])[0] for match in named[:1]).strip()
+
+    def declared(self, label: str) -> str:
+        (found,) = (line.removeprefix(f"{label}:").strip() for line in self.header if line.startswith(f"{label}:"))
+        return found
+
+    def named(self, array: str) -> dict[int, str]:
+        return {position: name for name, of, position in self.bindings if of == array}
+
+
+def _bindings(names: str, values: str) -> list[tuple[str, str, int]]:
+    """Return (name, KEYS or ARGV, position) for `local names = values`."""
+    positions = [(match[1], int(match[2])) for match in re.finditer(r"(KEYS|ARGV)\[(\d+)\]", values)]
+    listed = [name.strip() for name in names.split(",")]
+    assert len(listed) == len(positions), f"local {names} = {values}"
+    return [(name, *position) for name, position in zip(listed, positions, strict=True)]
+
+
+def _argument(variable: str) -> str:
+    """The time is the one argument that is read under another name: `clock_us` asks the server where it is empty."""
+    return "now_ms" if variable == "us" else variable
+
+
+@scripts
+def test_a_header_that_tells_of_other_arguments_than_the_registry(name: str) -> None:
+    source = Source(name)
+
+    assert source.header[0], "the purpose"
+    assert source.declared("KEYS").split() == list(SCRIPTS[name].keys)
+    assert source.declared("ARGV").split() == list(SCRIPTS[name].args)
+
+
+@scripts
+def test_a_body_that_reads_other_positions_than_the_registry_sends(name: str) -> None:
+    source, script = Source(name), SCRIPTS[name]
+
+    assert source.named("KEYS") == {at: f"{key}_key" for at, key in enumerate(script.keys, 1)}
+    assert {at: _argument(variable) for at, variable in source.named("ARGV").items()} == dict(enumerate(script.args, 1))
+    assert source.between == "", "arguments are named first"
+    assert not re.search(r"KEYS|ARGV", source.rest), "after the first lines, arguments have names"
+
+
+@scripts
+def test_an_argument_that_is_sent_and_never_read(name: str) -> None:
+    source = Source(name)
+
+    unread = [variable for variable, _, _ in source.bindings if not re.search(rf"\b{variable}\b", source.rest)]
+
+    assert unread == []
+
+
+@pytest.mark.parametrize("file_name", sorted(LUA_FILES))
+def test_a_key_that_a_script_makes_itself(file_name: str) -> None:
+    code = re.sub(r"--[^\n]*", "", read(file_name))
+
+    commands = re.findall(r'redis\.call\("(\w+)"(?:, ([^,)]+))?', code)
+    keyed = [key for command, key in commands if command != "TIME"]
+
+    assert len(commands) == len(re.findall(r"\bredis\.p?call\b", code)), "every call is read by this test"
+    assert all(re.fullmatch(r"\w+_key", key) for key in keyed), keyed
+    assert not re.search(r"_key\s*\.\.|\.\.\s*\w+_key", code)
+    assert not re.search(r"_key\s*=(?!\s*KEYS\[)", code), "a key comes from KEYS or as a parameter"
+
+
+@scripts
+def test_an_answer_that_is_a_number_or_that_the_header_does_not_tell_of(name: str) -> None:
+    source = Source(name)
+    names = {answer.name for answer in Answer}
+
+    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r'"[^"]*"', "", source.rest)))
+
+    assert used <= names
+    assert used == set(re.findall(r"\{(\w+)", source.declared("RETURNS"))) & names
+    assert used == {row.answer.name for row in TRANSITIONS if row.verb in VERBS[name]}
+    assert not re.search(r"return\s*\{?\s*\d", source.rest)
+
+
+@scripts
+def test_a_reply_whose_length_differs_from_what_the_header_says(name: str) -> None:
+    told = re.findall(r"\{(\w+)(, [\w, ]+)?\}", Source(name).declared("RETURNS"))
+
+    with_token = {answer for answer, rest in told if rest == ", token"}
+
+    publishing = {row.answer.name for row in TRANSITIONS if row.verb in VERBS[name] and "publish" in row.effect}
+    assert with_token == publishing
+
+
+def test_a_script_that_nobody_can_call() -> None:
+    parts = {"prelude.lua", "publish.lua", "publish_elsewhere.lua"}
+
+    assert parts | {f"{name}.lua" for name in SCRIPTS} == LUA_FILES
+    assert all(name == script.name for name, script in SCRIPTS.items())
+
+
+# Against the server
+
+
+@dataclass
+class Run:
+    """What the gate published last."""
+
+    token: str = ""
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+@pytest.fixture
+def gate(redis_client: redis.Redis, keys: Keys, run: Run) -> Gate:
+    def publish(*message: str) -> None:
+        run.token = message[-1]
+
+    return Gate(redis_client, keys, publish=publish)
+
+
+def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.Redis, run: Run) -> None:
+    def forget() -> None:
+        redis_client.script_flush()
+
+    forget()
+    assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
+    forget()
+    assert gate.begin("invoices", "acme", run.token) is not None
+    forget()
+    assert gate.beat("invoices", "acme", run.token)
+    forget()
+    assert gate.settle("invoices", "acme", run.token, Outcome.MORE, SPACING) is Answer.CONTINUED
+    forget()
+    assert gate.expire("invoices", ["acme", "other"]) == [Answer.NOT_DUE, Answer.NOT_DUE]
+    forget()
+    assert gate.notify_many([("invoices", "acme", SPACING), ("invoices", "b", SPACING)]) == [
+        Answer.ABSORBED,
+        Answer.STARTED,
+    ]
+    forget()
+    assert gate.peek("invoices", 10)[0] == []
+
+
+def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
+    gate: Gate, redis_client: redis.Redis
+) -> None:
+    for name in SCRIPTS:
+        gate._scripts[name] = redis_client.register_script("return {99}")
+
+    for call in (
+        lambda: gate.notify("invoices", "acme", SPACING),
+        lambda: gate.notify_many([("invoices", "acme", SPACING)]),
+        lambda: gate.begin("invoices", "acme", OWNER),
+        lambda: gate.beat("invoices", "acme", OWNER),
+        lambda: gate.settle("invoices", "acme", OWNER, Outcome.DONE, SPACING),
+        lambda: gate.expire("invoices", ["acme"]),
+    ):
+        with pytest.raises(ValueError, match="99 is not a valid Answer"):
+            call()
+
+
+def test_an_outcome_that_this_version_does_not_know_changes_nothing(gate: Gate, run: Run) -> None:
+    class Newer:
+        value = "newer"
+
+    _queue(gate)
+    gate.begin("invoices", "acme", run.token)
+    before = gate.look("invoices", ["acme"])
+
+    unknown: Any = Newer()
+    with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
+        gate.settle("invoices", "acme", run.token, unknown, SPACING)
+
+    assert gate.look("invoices", ["acme"]) == before
+
+
+# One command each (I5)
+
+
+def _queue(gate: Gate) -> None:
+    assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
+
+
+def _nothing(_: Gate, __: Run) -> None:
+    """The tenant is idle."""
+
+
+def _queued(gate: Gate, _: Run) -> None:
+    _queue(gate)
+
+
+def _running(gate: Gate, run: Run) -> None:
+    _queue(gate)
+    assert gate.begin("invoices", "acme", run.token) is not None
+
+
+def _running_with_news(gate: Gate, run: Run) -> None:
+    _running(gate, run)
+    assert gate.notify("invoices", "acme", SPACING) is Answer.ABSORBED
+
+
+def _waiting(gate: Gate, run: Run) -> None:
+    _running(gate, run)
+    assert gate.settle("invoices", "acme", run.token, Outcome.DONE, SPACING) is Answer.LINGERING
+
+
+def _held(gate: Gate, run: Run) -> None:
+    _running(gate, run)
+    assert gate.settle("invoices", "acme", run.token, Outcome.RETRY, SPACING, retry_ms=60_000) is Answer.HELD
+
+
+def _lately_run(gate: Gate, run: Run) -> None:
+    assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
+    assert gate.begin("invoices", "acme", run.token) is not None
+    assert gate.settle("invoices", "acme", run.token, Outcome.DONE, LASTING) is Answer.FINISHED
+
+
+SITUATIONS = (_nothing, _queued, _running, _running_with_news, _waiting, _held, _lately_run)
+
+CALLS: dict[str, Callable[[Gate, str], object]] = {
+    "notify": lambda gate, _: gate.notify("invoices", "acme", SPACING),
+    "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
+    "begin": lambda gate, token: gate.begin("invoices", "acme", token),
+    "beat": lambda gate, token: gate.beat("invoices", "acme", token),
+    "peek": lambda gate, _: gate.peek("invoices", 10),
+} | {
+    f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
+        "invoices", "acme", token, outcome, SPACING, owner=OWNER
+    )
+    for outcome in Outcome
+}
+
+
+def _commands(packed: Iterable[bytes] | bytes) -> Iterator[bytes]:
+    """Return the name of each command in what a client sends: arrays of strings, each with its length before it."""
+    data = packed if isinstance(packed, bytes) else b"".join(packed)
+    while data:
+        count, _, data = data.partition(b"\r\n")
+        assert count.startswith(b"*")
+        for at in range(int(count[1:])):
+            length, _, data = data.partition(b"\r\n")
+            if at == 0:
+                yield data[: int(length[1:])].upper()
+            data = data[int(length[1:]) + 2 :]
+
+
+@contextmanager
+def counted(client: redis.Redis) -> Iterator[list[list[bytes]]]:
+    """What `client` sends, as it leaves: one list of commands for each time that it sends and waits."""
+    sent: list[list[bytes]] = []
+    client.ping()
+    connection: Any = client.connection_pool.get_connection()
+    client.connection_pool.release(connection)
+    kind = type(connection)
+    send = kind.send_packed_command
+
+    def counting(self: Any, command: Any, check_health: bool = True) -> Any:
+        sent.append(list(_commands(command)))
+        return send(self, command, check_health)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "send_packed_command", counting)
+        yield sent
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__).strip("_"))
+@pytest.mark.parametrize("call", CALLS)
+def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
+    gate: Gate, redis_client: redis.Redis, run: Run, situation: Callable[[Gate, Run], None], call: str
+) -> None:
+    for name in SCRIPTS:
+        redis_client.script_load(gate._scripts[name].script)
+    situation(gate, run)
+
+    with counted(redis_client) as sent:
+        CALLS[call](gate, run.token or OWNER)
+
+    assert sent == [[b"EVALSHA"]]
+
+
+def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, redis_client: redis.Redis) -> None:
+    tenants = [f"tenant {at}" for at in range(50)]
+    gate.notify_many([("invoices", "warm", SPACING)])
+    gate.expire("invoices", ["warm"])
+
+    with counted(redis_client) as sent:
+        gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
+        gate.expire("invoices", tenants)
+        gate.look("invoices", tenants)
+
+    assert [len(commands) for commands in sent] == [50, 50, 150]
+    assert set(sent[0] + sent[1]) == {b"EVALSHA"}
+
+
+# Tenants with names that mean something to somebody
+
+TENANTS = (
+    "acme",
+    "ACME",
+    "a:b",
+    "a",
+    "b",
+    "c",
+    "b:c",
+    "b-c",
+    "b_c",
+    ":",
+    "invoices:acme",
+    "acme:",
+    "{acme}",
+    "{",
+    "a b",
+    "100%",
+    "%s",
+    'say "hi"',
+    "it's",
+    "\\",
+    "*",
+    "?[a-z]",
+    "0",
+    "-1",
+    "nan",
+    "café",
+    "cafe\u0301",
+    "🧾",
+    "発注",
+)
+PIPELINES = ("invoices", "a", "a-b", "a_b", "due", "runner", "acme")
+
+
+def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run: Run) -> None:
+    tokens = {}
+    for pipeline in PIPELINES:
+        for tenant in TENANTS:
+            check_pipeline_name(pipeline)
+            check_tenant(tenant)
+            assert gate.notify(pipeline, tenant, SPACING) is Answer.STARTED, (pipeline, tenant)
+            tokens[pipeline, tenant] = run.token
+
+    for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
+        begun = gate.begin(pipeline, tenant, token)
+        assert begun is not None
+        assert begun[:4] == (1, 1, 1, 0)
+        running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)
+        assert running == at + 1
+
+    for pipeline in PIPELINES:
+        assert sorted(gate.active(pipeline)) == sorted(TENANTS)
+
+
+pipeline_names = st.text("ab-_", min_size=0, max_size=4).map("a{}".format)
+tenant_names = st.text(":-_{}%b ", min_size=0, max_size=4).map("b{}b".format)
+
+
+@given(one=st.tuples(pipeline_names, tenant_names), other=st.tuples(pipeline_names, tenant_names))
+def test_two_tenants_that_share_a_key(one: tuple[str, str], other: tuple[str, str]) -> None:
+    assume(one != other)
+    keys = Keys()
+
+    made = [
+        {keys.runner(*pair), keys.lease(*pair), keys.last(*pair), keys.due(pair[0]), keys.reconciled(pair[0])}
+        for pair in (one, other)
+    ]
+
+    of_the_pipeline = {keys.due(one[0]), keys.reconciled(one[0])} if one[0] == other[0] else set()
+    assert len(made[0]) == len(made[1]) == 5
+    assert made[0] & made[1] == of_the_pipeline
