@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from taskbridge.embedded import Servers, serve
 from taskbridge.gate import Keys
 from taskbridge.store import connect, migrate
 from tests.deployment import Deployment
+from tests.directories import open_directory
 
 TEMPLATE = "taskbridge_template"
 
@@ -31,11 +31,8 @@ def servers() -> Iterator[Servers]:
     if postgres and gate:
         yield Servers(postgres, gate)
         return
-    with tempfile.TemporaryDirectory() as directory:
-        # Postgres does not run as root; another user must be able to reach its data.
-        Path(directory).chmod(0o755)
-        with serve(Path(directory) / "servers", durable=False) as started:
-            yield started
+    with open_directory() as directory, serve(directory / "servers", durable=False) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -233,7 +233,8 @@ class Gate:
         info: Any = self._client.info("server")
         found = str(info["redis_version"])
         if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_REDIS:
-            raise Unavailable(f"Redis {found} is too old: upgrade it to 6.2 or newer, or use Valkey")
+            oldest = ".".join(map(str, OLDEST_REDIS))
+            raise Unavailable(f"Redis {found} is too old: upgrade it to {oldest} or newer, or use Valkey")
 
     def _notify_args(self, pipeline: str, tenant: str, spacing: Spacing) -> tuple[str | int, ...]:
         return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())

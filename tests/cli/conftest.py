@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,18 +10,10 @@ from sqlalchemy import make_url
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys
 from tests.cli.program import Program
+from tests.directories import open_directory
 
 # Queues have fixed names, so what tests publish stays in a Redis database that no other folder of tests uses.
 DATABASE = 15
-
-
-@contextmanager
-def open_directory() -> Iterator[Path]:
-    """An empty directory that every user may enter, so that the cluster of an embedded Postgres lies in it."""
-    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
-        made = Path(name).resolve()
-        made.chmod(0o755)
-        yield made
 
 
 @pytest.fixture

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from taskbridge.embedded import place
+from tests import directories
 
-from .processes import descendants, until
+from .processes import descendants, started_since, until
 
 if not Path("/proc/self/stat").exists():
     pytest.skip("looks at processes through /proc, which this system does not have", allow_module_level=True)
@@ -18,9 +18,7 @@ if not Path("/proc/self/stat").exists():
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
     """A directory that every user may enter, unlike pytest's own: there the cluster lies in the data directory."""
-    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
-        directory = Path(name).resolve()
-        directory.chmod(0o755)
+    with directories.open_directory() as directory:
         yield directory
 
 
@@ -41,4 +39,4 @@ def shared(monkeypatch: pytest.MonkeyPatch, open_directory: Path) -> Path:
 def _nothing_left_running() -> Iterator[None]:
     before = descendants(os.getpid())
     yield
-    until(lambda: descendants(os.getpid()) <= before)
+    until(lambda: not started_since(before))

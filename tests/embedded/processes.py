@@ -54,6 +54,15 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
+def started_since(before: set[int]) -> set[int]:
+    """This process's descendants that are neither in `before` nor below one that is.
+
+    The servers of the whole session run here too, and theirs come and go.
+    """
+    known = before.union(*(descendants(pid) for pid in before))
+    return descendants(os.getpid()) - known
+
+
 def guards_of(pid: int) -> set[int]:
     return {each for each in descendants(pid) if any(part.endswith("/guard.py") for part in command_line(each))}
 

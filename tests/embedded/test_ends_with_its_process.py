@@ -15,7 +15,7 @@ import pytest
 from taskbridge.embedded import Guarded, running, serve
 from taskbridge.errors import Unavailable
 
-from .processes import alive, descendants, guards_of, serving, until
+from .processes import alive, descendants, guards_of, serving, started_since, until
 
 # Says "ready" in a file, then ignores SIGTERM and waits.
 _STUBBORN = """
@@ -106,9 +106,10 @@ def test_a_later_command_does_not_keep_an_earlier_one_alive() -> None:
 
 def test_a_command_without_a_guard_is_not_waited_for(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
+    before = descendants(os.getpid())
     with Guarded([sys.executable, "-c", _STUBBORN.replace("SIG_IGN", "SIG_DFL"), ready]) as guarded:
         until(ready.exists)
-        (guard,) = guards_of(os.getpid())
+        (guard,) = guards_of(os.getpid()) & started_since(before)
         os.kill(guard, signal.SIGKILL)
         until(lambda: not alive(guarded.pid))
     assert guarded.poll() is not None

@@ -20,7 +20,7 @@ from taskbridge.embedded.account import server_account
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import AlreadyRunning, ConfigurationError, Unavailable
 
-from .processes import alive, command_line, descendants, serving
+from .processes import alive, command_line, descendants, serving, started_since
 
 
 def query(servers: Servers, statement: str) -> str:
@@ -160,7 +160,7 @@ def test_everything_is_stopped_when_the_block_raises(data_dir: Path) -> None:
     started: set[int] = set()
 
     def fail() -> None:
-        started.update(descendants(os.getpid()) - before)
+        started.update(started_since(before))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), serve(data_dir, durable=False):
