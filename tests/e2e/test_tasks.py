@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery, chain
@@ -196,7 +197,10 @@ def test_an_unknown_pipeline_is_refused_with_those_that_there_are(deployment: De
     ],
 )
 def test_a_redis_that_cannot_be_used_is_named_without_its_password(deployment: Deployment, url: str, text: str) -> None:
-    place = deployment.settings.redis_url.rpartition("@")[2].partition("/")[0]
+    parts = urlsplit(deployment.settings.redis_url)
+    if parts.password is None:
+        pytest.skip("the Redis of these tests asks for no password")
+    place = f"{parts.hostname}:{parts.port}"
     app, notify_event = make_app(Settings(redis_url=url.format(place=place)))
     with pytest.raises(Unavailable, match=text) as refused:
         notify_event.delay("acme")
