@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from taskbridge.app import app, notify_event
 from taskbridge.batch import Batch, Record
+from taskbridge.criteria import Criterion
 from taskbridge.pipeline import pipeline
-from taskbridge.policy import LatencyNeutral
-from taskbridge.producer import notify_many, record_invoice
+from taskbridge.policy import DelaySinceLastRun, LatencyNeutral
+from taskbridge.producer import notify_many, record_event, record_invoice
 
 __all__ = [
     "Batch",
+    "Criterion",
+    "DelaySinceLastRun",
     "LatencyNeutral",
     "Record",
     "app",
     "notify_event",
     "notify_many",
     "pipeline",
+    "record_event",
     "record_invoice",
 ]

@@ -17,7 +17,7 @@ from taskbridge.gate import Queue
 from taskbridge.message import RUN_TASK
 from taskbridge.runtime import runtime
 from taskbridge.settings import Settings
-from taskbridge.tasks import NOTIFY_TASK, register
+from taskbridge.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.ticker import TickerStep
 
 __all__ = ["app", "make_app", "notify_event"]
@@ -30,7 +30,11 @@ DEFAULTS: Final[dict[str, Any]] = {
     "task_default_queue": Queue.FIRST.value,
     "task_ignore_result": True,
     "task_queues": tuple(KombuQueue(name, Exchange(name), routing_key=name) for name in Queue),
-    "task_routes": {NOTIFY_TASK: {"queue": Queue.FIRST.value}, RUN_TASK: {"queue": Queue.NEXT.value}},
+    "task_routes": {
+        NOTIFY_TASK: {"queue": Queue.FIRST.value},
+        RECORD_TASK: {"queue": Queue.FIRST.value},
+        RUN_TASK: {"queue": Queue.NEXT.value},
+    },
     "task_serializer": "json",
     # What a worker has reserved it no longer takes in order, so it reserves little.
     "worker_prefetch_multiplier": 1,

@@ -29,9 +29,9 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES) -> Answer:
         Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
     """
     here = runtime(app)
-    spacing = _spacing(here, pipeline)
     check_tenant(tenant)
     with speaking_plainly():
+        spacing = _spacing(here, pipeline, tenant)
         if here.eager:
             # Nothing else fires deadlines inline; a tenant that waits after a failure is tried again here.
             here.gate.expire(pipeline, [tenant])
@@ -44,12 +44,18 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
     Raises: as `notify`. Nothing is sent when a tenant is not allowed.
     """
     here = runtime(app)
-    spacing = _spacing(here, pipeline)
-    events = [(pipeline, check_tenant(tenant), spacing) for tenant in tenants]
+    checked = [check_tenant(tenant) for tenant in tenants]
     with speaking_plainly():
+        events = [(pipeline, tenant, _spacing(here, pipeline, tenant)) for tenant in checked]
         return here.gate.notify_many(events) if events else []
 
 
-def _spacing(here: Runtime, pipeline: str) -> Spacing:
+def _spacing(here: Runtime, pipeline: str, tenant: str) -> Spacing:
+    """Return how the tenant's next run is spaced. Where records have delays of their own, those that wait are asked."""
     declared = here.pipelines[pipeline]
-    return EAGER if here.eager else declared.policy.spacing
+    if here.eager:
+        return EAGER
+    if declared.criteria is None:
+        return declared.policy.spacing
+    waiting = here.records.waiting(pipeline, tenant)
+    return declared.policy.spacing if waiting is None else declared.criteria.spacing_for(waiting.delay_ms)

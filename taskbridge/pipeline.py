@@ -12,7 +12,7 @@ from typing import Final
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 from taskbridge.names import check_pipeline_name
-from taskbridge.policy import LatencyNeutral, Policy
+from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Policy
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
@@ -30,6 +30,11 @@ class Pipeline:
     handler: Handler
     policy: Policy
     batch_size: int
+
+    @property
+    def criteria(self) -> DelaySinceLastRun | None:
+        """The policy, where the pipeline's records are those that match criteria; None: they are invoices."""
+        return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
 
     def __post_init__(self) -> None:
         check_pipeline_name(self.name)

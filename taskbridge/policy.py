@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from taskbridge.criteria import Criterion, check_criteria
 from taskbridge.errors import InvalidPolicy
 
-__all__ = ["LatencyNeutral", "Policy", "Spacing"]
+__all__ = ["DelaySinceLastRun", "LatencyNeutral", "Policy", "Spacing"]
 
 LONGEST_LEASE = 3600.0
 
@@ -80,11 +82,45 @@ class LatencyNeutral:
         return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class DelaySinceLastRun:
+    """Act at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
+
+    The delay is that of the criterion that the event's payload matched. A run takes all records of its tenant, also
+    those that are not yet due.
+
+    Args:
+        criteria: at least one; kept as a tuple.
+
+    Raises:
+        InvalidPolicy: there is no criterion, or two are the same or contradict each other.
+    """
+
+    criteria: Sequence[Criterion]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "criteria", check_criteria(self.criteria))
+
+    @property
+    def spacing(self) -> Spacing:
+        """The policy in the gate's units, for an event that names no delay of its own: the smallest one."""
+        return self.spacing_for(min(criterion.delay_ms for criterion in self.criteria))
+
+    def spacing_for(self, delay_ms: int) -> Spacing:
+        """The policy in the gate's units, for an event with this delay.
+
+        The last run is kept for the longest delay of any criterion: the next event may match that one.
+        """
+        return Spacing(delay=delay_ms, last_ttl=max(criterion.delay_ms for criterion in self.criteria))
+
+
 def _check_seconds(name: str, value: object, *, at_least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
+    if isinstance(value, float) and not math.isfinite(value):
         raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
     if not at_least <= value <= LONGEST_LEASE:
-        raise InvalidPolicy(f"the {name} is {value:g} s: it must lie between {at_least:g} and {LONGEST_LEASE:g} s")
+        raise InvalidPolicy(f"the {name} is {value} s: it must lie between {at_least:g} and {LONGEST_LEASE:g} s")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -7,14 +7,15 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from taskbridge import notify, store
+from taskbridge import notify, recording, store
 from taskbridge.app import app
 from taskbridge.gate import Answer
 from taskbridge.pipeline import INVOICES
+from taskbridge.recording import Recorded
 from taskbridge.runtime import runtime
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["notify_many", "record_invoice"]
+__all__ = ["notify_many", "record_event", "record_invoice"]
 
 
 def record_invoice(tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None) -> bool:
@@ -38,6 +39,29 @@ def record_invoice(tenant: str, number: str, document: Mapping[str, Any], connec
     """
     with speaking_plainly():
         return store.record_invoice(runtime(app).engine, tenant, number, document, connection)
+
+
+def record_event(
+    pipeline: str, payload: Any, *, message_id: str | None = None, connection: Connection | None = None
+) -> Recorded:
+    """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
+
+    A message that no criterion matches is stored as well, with the reason; `taskbridge unmatched list` shows it.
+
+    Args:
+        pipeline: a pipeline declared with `DelaySinceLastRun`.
+        payload: any JSON value.
+        message_id: the sender's id of the message, 1 to 200 printable characters; a second message with it changes
+            nothing. None: a new id.
+        connection: a SQLAlchemy connection to the same database. The record is then part of its transaction, and
+            whoever commits notifies: `notify_event.delay(recorded.tenant, pipeline)`.
+
+    Raises:
+        UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or a
+            payload that is no JSON.
+        Unavailable: Postgres or Redis cannot be used. A record that is written is found within the reconcile interval.
+    """
+    return recording.record_event(app, pipeline, payload, message_id, connection)
 
 
 def notify_many(tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:

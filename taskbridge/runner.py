@@ -19,7 +19,7 @@ from taskbridge.gate import Begun, Outcome
 from taskbridge.heartbeat import Lease
 from taskbridge.pipeline import Pipeline
 from taskbridge.runtime import Runtime
-from taskbridge.store import CursorLost, Outranked, Page
+from taskbridge.store import CursorLost, Cursors, Outranked, Page
 
 __all__ = ["run"]
 
@@ -37,6 +37,10 @@ class _Run:
     token: str
     begun: Begun
     started: float
+
+    @property
+    def cursors(self) -> Cursors:
+        return self.runtime.cursors_of(self.pipeline)
 
     @property
     def key(self) -> dict[str, str]:
@@ -60,7 +64,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
     settle = partial(gate.settle, pipeline_name, tenant, token, spacing=pipeline.policy.spacing)
     with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token)) as lease:
         try:
-            outcome = _sweep(this, lease)
+            outcome, took = _sweep(this, lease)
         except CursorLost:
             log.warning("run of %s for tenant %r: replaced by another run, stops", pipeline_name, tenant)
             return
@@ -71,24 +75,29 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             settle(outcome=Outcome.RETRY, retry_ms=round(_backoff(begun.failures) * 1000))
             _write_down(this, error)
             raise
-        settle(outcome=outcome)
+        settle(outcome=outcome, took=took)
 
 
-def _sweep(this: _Run, lease: Lease) -> Outcome:
-    """Read and hand over batch by batch. MORE: the budget is spent and records are left."""
-    cursors, begun = this.runtime.cursors, this.begun
+def _sweep(this: _Run, lease: Lease) -> tuple[Outcome, int]:
+    """Read and hand over batch by batch; return how it ended and how many records it took.
+
+    MORE: the budget is spent and records are left.
+    """
+    cursors, begun = this.cursors, this.begun
     limit = this.pipeline.batch_size
     page = cursors.claim(this.key, limit, events=begun.events, new_events=begun.new_events, runs=begun.runs)
+    took = 0
     while True:
         if page.moves_cursor:
             _hand_over(this, lease, page)
+            took += len(page.records)
         # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
         if page.finished and not page.resumed:
-            return Outcome.DONE
+            return Outcome.DONE, took
         if not lease.owned:
             raise CursorLost
         if time.monotonic() - this.started >= this.runtime.settings.run_budget:
-            return Outcome.MORE
+            return Outcome.MORE, took
         page = cursors.read(this.key, limit)
 
 
@@ -97,7 +106,7 @@ def _hand_over(this: _Run, lease: Lease, page: Page) -> None:
     first_event_ms = None
     if this.begun.runs == 1 and page.records:
         first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
-    with this.runtime.cursors.transaction(this.key) as transaction:
+    with this.cursors.transaction(this.key) as transaction:
         if page.records:
             this.pipeline.handler(
                 Batch(
@@ -120,7 +129,7 @@ def _backoff(failures: int) -> float:
 
 def _write_down(this: _Run, error: Exception) -> None:
     try:
-        this.runtime.cursors.fail(this.key, f"{type(error).__name__}: {error}")
+        this.cursors.fail(this.key, f"{type(error).__name__}: {error}")
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
         log.warning("the failure of tenant %r could not be written down: %s", this.tenant, second)

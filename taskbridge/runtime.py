@@ -19,9 +19,9 @@ from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Gate, Keys, Queue, Timing
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
-from taskbridge.pipeline import DECLARED, Pipelines
+from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
-from taskbridge.store import Cursors, check_schema, check_version, connect
+from taskbridge.store import RECORD_ROWS, Cursors, Records, check_schema, check_version, connect
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["Runtime", "runtime"]
@@ -86,8 +86,22 @@ class Runtime:
 
     @cached_property
     def cursors(self) -> Cursors:
-        """The cursors."""
+        """The cursors of pipelines of invoices."""
         return Cursors(self.engine)
+
+    @cached_property
+    def record_cursors(self) -> Cursors:
+        """The cursors of pipelines with criteria."""
+        return Cursors(self.engine, RECORD_ROWS)
+
+    @cached_property
+    def records(self) -> Records:
+        """The records of pipelines with criteria."""
+        return Records(self.engine)
+
+    def cursors_of(self, pipeline: Pipeline) -> Cursors:
+        """Return the cursors over the rows that `pipeline` reads."""
+        return self.cursors if pipeline.criteria is None else self.record_cursors
 
     @cached_property
     def heartbeat(self) -> Heartbeat:

@@ -8,15 +8,16 @@ from celery import Celery, Task, states
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
-from taskbridge import runner
+from taskbridge import recording, runner
 from taskbridge.message import RUN_TASK
 from taskbridge.notify import notify
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import runtime
 
-__all__ = ["NOTIFY_TASK", "register"]
+__all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
 
 NOTIFY_TASK: Final = "taskbridge.notify_event"
+RECORD_TASK: Final = "taskbridge.record_event"
 
 
 class NotifyTask(Task[Any, Any]):
@@ -58,6 +59,12 @@ def register(app: Celery) -> Task[Any, Any]:
     def notify_event(tenant: str, pipeline: str = INVOICES) -> str:
         """Tell the tenant's runner that there are new records."""
         return notify(app, tenant, pipeline).name.lower()
+
+    # It carries data, so it is acknowledged when that is committed. A message that comes again has the same id.
+    @app.task(name=RECORD_TASK, shared=False, bind=True, acks_late=True, reject_on_worker_lost=True, ignore_result=True)
+    def record(self: Task[Any, Any], pipeline: str, payload: Any, message_id: str | None = None) -> str:
+        """Record one message of a pipeline with criteria; without an id of its own the message has the task's."""
+        return recording.record_event(app, pipeline, payload, message_id or self.request.id).message_id
 
     @app.task(name=RUN_TASK, shared=False, acks_late=False, ignore_result=True)
     def run(pipeline: str, tenant: str, token: str) -> None:

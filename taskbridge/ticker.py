@@ -16,8 +16,9 @@ from typing import Any, Final
 import redis
 from celery import Celery, bootsteps
 
-from taskbridge.gate import Queue, State
+from taskbridge.gate import Queue, Spacing, State
 from taskbridge.runtime import Runtime, runtime
+from taskbridge.store import Waiting
 
 __all__ = ["TickerStep", "fire_due", "reconcile"]
 
@@ -45,22 +46,38 @@ def fire_due(here: Runtime) -> float:
 
 
 def reconcile(here: Runtime, pipeline: str) -> list[str]:
-    """Give every tenant with pending records and no runner one; return those tenants.
+    """Give every tenant with records to take and no runner one; return those tenants.
 
     Such tenants are left by a producer that died between its commit and its notify, and by a Redis that lost its data.
+    Tenants that wait for their delay are looked at after such a loss and once a day; else only those that are due.
     """
-    pending = here.cursors.pending_tenants(pipeline)
-    spacing = here.pipelines[pipeline].policy.spacing
+    rebuild = here.pipelines[pipeline].criteria is not None and not here.gate.is_rebuilt(pipeline)
+    pending = _pending(here, pipeline, every=rebuild)
+    runners = here.gate.look(pipeline, [waiting.tenant for waiting, _ in pending])
     forgotten = []
-    for tenant, runner in zip(pending, here.gate.look(pipeline, pending), strict=True):
+    for (waiting, spacing), runner in zip(pending, runners, strict=True):
         if runner.deadline_ms is not None:
             continue
-        forgotten.append(tenant)
-        if runner.state is State.IDLE:
-            here.gate.notify(pipeline, tenant, spacing, Queue.NEXT)
-        else:
-            here.gate.adopt(pipeline, tenant)
+        forgotten.append(waiting.tenant)
+        if runner.state is not State.IDLE:
+            here.gate.adopt(pipeline, waiting.tenant)
+            continue
+        if waiting.last_ms is not None:
+            here.gate.remember_last(pipeline, waiting.tenant, waiting.last_ms, spacing)
+        here.gate.notify(pipeline, waiting.tenant, spacing, Queue.NEXT)
+    if rebuild:
+        here.gate.mark_rebuilt(pipeline)
     return forgotten
+
+
+def _pending(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting, Spacing]]:
+    """Return the tenants that have records to take now, or with `every` ever, each with its spacing."""
+    declared = here.pipelines[pipeline]
+    if declared.criteria is None:
+        spacing = declared.policy.spacing
+        return [(Waiting(tenant, spacing.delay, None), spacing) for tenant in here.cursors.pending_tenants(pipeline)]
+    waiting = here.records.waiting_tenants(pipeline, every=every)
+    return [(one, declared.criteria.spacing_for(one.delay_ms)) for one in waiting]
 
 
 def reconcile_in_turn(here: Runtime) -> float:

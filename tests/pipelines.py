@@ -7,7 +7,7 @@ import time
 
 from sqlalchemy import create_engine
 
-from taskbridge import Batch, LatencyNeutral, pipeline
+from taskbridge import Batch, Criterion, DelaySinceLastRun, LatencyNeutral, pipeline
 from taskbridge.handlers.journal import journal
 
 SECONDS = float(os.environ.get("TEST_HANDLER_SECONDS", "0"))
@@ -17,6 +17,18 @@ ledger = create_engine(
     os.environ["TASKBRIDGE_POSTGRES_URL"].replace("postgresql://", "postgresql+psycopg://"),
     isolation_level="AUTOCOMMIT",
 )
+
+
+ALERT_DELAYS = {"ERROR": 0.5, "WARNING": 1.5}
+ALERTS = DelaySinceLastRun(
+    tuple(Criterion("$.level", level, "$.service", delay) for level, delay in ALERT_DELAYS.items())
+)
+
+
+@pipeline("log-alerts", policy=ALERTS)
+def alert(batch: Batch) -> None:
+    """Write the ledger and the journal."""
+    handle(batch)
 
 
 @pipeline("invoices", policy=LatencyNeutral(), batch_size=BATCH_SIZE)

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from taskbridge.cli import interrupts
+from taskbridge.cli.bench import bench
 from taskbridge.cli.doctor import doctor
 from taskbridge.cli.env import env
 from taskbridge.cli.failures import Commands
@@ -15,7 +16,9 @@ from taskbridge.cli.import_command import import_command
 from taskbridge.cli.migrate import migrate
 from taskbridge.cli.notify import notify
 from taskbridge.cli.options import examples
+from taskbridge.cli.record import record
 from taskbridge.cli.status import status
+from taskbridge.cli.unmatched import unmatched
 from taskbridge.cli.up import up
 
 __all__ = ["cli", "main"]
@@ -43,7 +46,7 @@ def cli(traceback: bool) -> None:
     """
 
 
-for command in (up, import_command, env, notify, status, migrate, doctor):
+for command in (up, import_command, record, env, notify, status, unmatched, migrate, doctor, bench):
     cli.add_command(command)
 
 

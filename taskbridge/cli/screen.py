@@ -7,15 +7,17 @@ control sequences and characters that turn the direction of writing, is shown as
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from typing import Any, Final
 
 import click
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["NARROW", "cell", "complain", "emit_json", "plain", "stderr", "stdout", "table", "tell"]
+__all__ = ["NARROW", "cell", "complain", "emit_json", "plain", "progress", "stderr", "stdout", "table", "tell"]
 
 NARROW: Final = 74
 """Columns that the widest table needs at the least."""
@@ -59,8 +61,8 @@ def cell(text: str, style: str = "") -> Text:
     return Text(plain(text).replace("\n", " "), style)
 
 
-def table(console: Console, *columns: str, title: str | None = None) -> Table:
-    """Return an empty table: text in the first column, which may take several lines, and numbers in the others."""
+def table(console: Console, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
+    """Return an empty table: text, which may take several lines, in the first column and in `texts`, else numbers."""
     if console.is_terminal:
         gap = 1 if console.width > NARROW + 10 else 0
         made = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
@@ -68,11 +70,18 @@ def table(console: Console, *columns: str, title: str | None = None) -> Table:
         made = Table(box=None, padding=(0, 2, 0, 0))
     made.title, made.title_justify, made.pad_edge = title, "left", False
     for number, column in enumerate(columns):
-        if number == 0:
+        if number == 0 or column in texts:
             made.add_column(column, overflow="fold", min_width=8)
         else:
             made.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     return made
+
+
+def progress(*more: ProgressColumn) -> Progress:
+    """Return a progress bar on stderr, which shows itself on a terminal only."""
+    console = stderr()
+    columns = (TextColumn("{task.description}"), BarColumn(), *more)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def tell(text: str) -> None:

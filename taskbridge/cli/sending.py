@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from taskbridge.app import notify_event
 from taskbridge.cli import screen
@@ -73,7 +73,7 @@ def read(path: Path, tenant_column: str) -> InvoiceFile:
     Raises:
         InvalidInput: the file as a whole cannot be read.
     """
-    with _progress() as progress:
+    with screen.progress() as progress:
         total = path.stat().st_size if path.is_file() else None
         task = progress.add_task("reading", total=total)
         return read_invoices(path, tenant_column, lambda done: progress.update(task, completed=done))
@@ -87,7 +87,7 @@ def send(sending: Sending, meanwhile: Callable[[], None] = lambda: None) -> None
     Raises:
         Unavailable: Postgres or Redis cannot be used now.
     """
-    with _progress(MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+    with screen.progress(MofNCompleteColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task("sending", total=len(sending.file.invoices))
         for invoice in sending.file.invoices:
             with uninterrupted():
@@ -113,9 +113,3 @@ def list_problems(path: Path, file: InvoiceFile) -> None:
     rest = len(file.problems) - SHOWN_PROBLEMS
     if rest > 0:
         screen.tell(f"... and {rest} more (--json lists all)")
-
-
-def _progress(*more: Any) -> Progress:
-    console = screen.stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), *more)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from taskbridge.gate import RunnerStatus
+from taskbridge.gate import RunnerStatus, State
 from taskbridge.runtime import Runtime
 
-__all__ = ["TenantView", "is_idle", "view"]
+__all__ = ["TenantView", "has_pending", "is_idle", "view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class TenantView:
     runner: RunnerStatus
     lease_seconds: float
     counts: dict[str, Any]
+    now_ms: float
 
     @property
     def state(self) -> str:
@@ -31,6 +32,22 @@ class TenantView:
         """Start of the last run."""
         at: datetime | None = self.counts["last_run_at"]
         return at
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When a runner that waits is due."""
+        deadline = self._due_ms
+        return None if deadline is None else datetime.fromtimestamp(deadline / 1000, UTC)
+
+    @property
+    def due_seconds(self) -> float | None:
+        """In how long a runner that waits is due, by Redis's clock."""
+        deadline = self._due_ms
+        return None if deadline is None else (deadline - self.now_ms) / 1000
+
+    @property
+    def _due_ms(self) -> int | None:
+        return self.runner.deadline_ms if self.runner.state is State.WAITING else None
 
 
 _NOTHING: dict[str, Any] = {
@@ -45,6 +62,7 @@ _NOTHING: dict[str, Any] = {
     "burst_runs": 0,
     "first_event_ms": None,
     "last_run_at": None,
+    "last_taken_at": None,
     "failures": 0,
     "last_error": None,
 }
@@ -63,6 +81,7 @@ def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[Tenant
             runner,
             max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
             counts.get(name) or {"tenant": name, **_NOTHING},
+            now_ms,
         )
         for name, runner in zip(names, here.gate.look(pipeline, names), strict=True)
     ]
@@ -70,6 +89,16 @@ def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[Tenant
 
 
 def is_idle(here: Runtime) -> bool:
-    """Whether no tenant of any pipeline has a runner or a pending record."""
-    names = here.pipelines.names()
-    return not any(here.gate.active(name) for name in names) and not any(map(here.cursors.pending_tenants, names))
+    """Whether no tenant of any pipeline has a runner or a pending record; one that waits for a delay has both."""
+    return not any(map(here.gate.active, here.pipelines.names())) and not has_pending(here)
+
+
+def has_pending(here: Runtime) -> bool:
+    """Whether any tenant of any pipeline has a pending record, due or not."""
+    return any(_pending(here, name) for name in here.pipelines.names())
+
+
+def _pending(here: Runtime, pipeline: str) -> bool:
+    if here.pipelines[pipeline].criteria is None:
+        return bool(here.cursors.pending_tenants(pipeline))
+    return bool(here.records.waiting_tenants(pipeline, every=True))

@@ -23,7 +23,7 @@ from taskbridge.cli.options import (
 )
 from taskbridge.cli.sending import Sending
 from taskbridge.cli.surroundings import Origin
-from taskbridge.cli.tenants import is_idle
+from taskbridge.cli.tenants import has_pending, is_idle
 from taskbridge.cli.watching import Watcher
 from taskbridge.cli.workers import Workers
 from taskbridge.csv_invoices import InvoiceFile
@@ -70,7 +70,8 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
     Ctrl-C, SIGTERM and SIGHUP stop all of it in order; a second Ctrl-C does not wait for the runs under way. A worker
     that dies is started again; its output is in DIR/worker-1.log and so on.
 
-    With --exit-when-idle it ends by itself when no record is pending and no tenant active, and prints what was done.
+    With --exit-when-idle it ends by itself when no record is pending, none waits for its delay and no tenant is active,
+    and prints what was done with invoices.
 
     Exit status: 0 a signal stopped it when it was up, or all records are handled or in quarantine; 1 lines of the
     file were not taken, records are pending after --timeout, or something cannot run; 2 the file cannot be read;
@@ -82,19 +83,20 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
     if file is not None:
         content = sending.read(file, tenant_column)
         sending.list_problems(file, content)
-    figures = _run(_Wish(content, data_dir=data_dir, **wish))
-    if figures is None:
+    done = _run(_Wish(content, data_dir=data_dir, **wish))
+    if done is None:
         return
+    figures, pending = done
     if as_json:
         screen.emit_json(figures)
     else:
         report.show(figures)
-    if figures["problems"] or figures["pending"]:
+    if figures["problems"] or figures["pending"] or pending:
         raise click.exceptions.Exit(1)
 
 
-def _run(wish: _Wish) -> dict[str, Any] | None:
-    """Start all, do what was asked, stop all. Return the figures of --exit-when-idle."""
+def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
+    """Start all, do what was asked, stop all. Return --exit-when-idle's figures, and whether any record is pending."""
     screen.tell("taskbridge: starting")
     with surroundings.served(wish.data_dir) as origin:
         here = runtime(app)
@@ -110,7 +112,7 @@ def _run(wish: _Wish) -> dict[str, Any] | None:
                 return None
             if not watcher.until(is_idle, wish.timeout):
                 screen.complain(f"not idle after {wish.timeout:g} s; `taskbridge status` shows the tenants' errors")
-            return report.collect(here, sent, time.monotonic() - started)
+            return report.collect(here, sent, time.monotonic() - started), has_pending(here)
 
 
 def _import(content: InvoiceFile, workers: Workers) -> Sending:

@@ -155,11 +155,13 @@ class Gate:
         outcome: Outcome,
         spacing: Spacing,
         *,
+        took: int = 1,
         retry_ms: int = 0,
         owner: str = "",
     ) -> Answer:
         """End the run. CONTINUED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
+        `took` is how many records the run took: where delays count from the last run, one that took none was none.
         `retry_ms` goes with RETRY, and `owner`, the token that Postgres holds, with OUTRANKED.
         """
         reply = self._run(
@@ -171,6 +173,7 @@ class Gate:
             tenant,
             token,
             outcome.value,
+            took,
             retry_ms,
             spacing.empty_tick,
             spacing.last_ttl,
@@ -215,6 +218,19 @@ class Gate:
         """Return the tenants that are not idle: those with a deadline."""
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
         return list(tenants)
+
+    def remember_last(self, pipeline: str, tenant: str, last_ms: int, spacing: Spacing) -> None:
+        """Set the start of the tenant's last run, unless Redis knows it, for as long as it can delay the next."""
+        end = last_ms + spacing.last_ttl
+        self._client.set(self._keys.last(pipeline, tenant), last_ms, nx=True, pxat=end)
+
+    def is_rebuilt(self, pipeline: str) -> bool:
+        """Whether the deadlines of all waiting tenants are here: not after Redis lost its data, and once a day."""
+        return bool(self._client.exists(self._keys.rebuilt(pipeline)))
+
+    def mark_rebuilt(self, pipeline: str) -> None:
+        """Note that the deadlines of all waiting tenants are here."""
+        self._client.set(self._keys.rebuilt(pipeline), os.getpid(), ex=86_400)
 
     def adopt(self, pipeline: str, tenant: str) -> None:
         """Give a runner without a deadline (part of Redis was lost) one that is already past."""

@@ -29,6 +29,10 @@ class Keys:
         """Start of the last run, in milliseconds, kept while it can still delay the next one."""
         return f"{self.prefix}:last:{pipeline}:{tenant}"
 
+    def rebuilt(self, pipeline: str) -> str:
+        """Exists while the deadlines of all waiting tenants are in Redis."""
+        return f"{self.prefix}:rebuilt:{pipeline}"
+
     def reconciled(self, pipeline: str) -> str:
         """Exists while some worker has looked for forgotten records lately."""
         return f"{self.prefix}:reconciled:{pipeline}"

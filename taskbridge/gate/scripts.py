@@ -37,6 +37,7 @@ SCRIPTS: dict[str, Script] = {
                 "tenant",
                 "token",
                 "outcome",
+                "took",
                 "retry_ms",
                 "empty_tick_ms",
                 "last_ttl_ms",

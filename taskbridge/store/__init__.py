@@ -2,19 +2,27 @@
 
 from taskbridge.store.cursor import CursorLost, Cursors, Outranked, Page, Transaction
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
-from taskbridge.store.records import record_invoice
+from taskbridge.store.matching import Records, UnmatchedRecord, Waiting
+from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS
+from taskbridge.store.records import json_text, record_invoice
 from taskbridge.store.schema import check_schema, migrate
 
 __all__ = [
+    "INVOICE_ROWS",
     "OLDEST_POSTGRES",
+    "RECORD_ROWS",
     "CursorLost",
     "Cursors",
     "Outranked",
     "Page",
+    "Records",
     "Transaction",
+    "UnmatchedRecord",
+    "Waiting",
     "check_schema",
     "check_version",
     "connect",
+    "json_text",
     "migrate",
     "record_invoice",
 ]

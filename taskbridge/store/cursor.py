@@ -21,7 +21,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine
 
 from taskbridge.batch import Record
-from taskbridge.store.queries import query
+from taskbridge.store.queries import INVOICE_ROWS, Source, query
 
 __all__ = ["CursorLost", "Cursors", "Outranked", "Page", "Transaction"]
 
@@ -63,10 +63,11 @@ class Page:
 
 
 class Cursors:
-    """The cursors of one database."""
+    """The cursors of pipelines that read one source."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, source: Source = INVOICE_ROWS) -> None:
         self._engine = engine
+        self._read_batch = query("read_batch", source)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def claim(self, key: Mapping[str, str], limit: int, *, events: int, new_events: int, runs: int) -> Page:
@@ -106,7 +107,7 @@ class Cursors:
                     driver.execute(query("plan_by_index"))
                     for statement, values in before:
                         driver.execute(statement, values)
-                    cursor.execute(query("read_batch"), {**key, "limit": limit})
+                    cursor.execute(self._read_batch, {**key, "limit": limit})
                     driver.execute("COMMIT")
                     rows = cursor.fetchall()
             except psycopg.OperationalError:

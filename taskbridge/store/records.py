@@ -13,7 +13,7 @@ from taskbridge.errors import InvalidInput
 from taskbridge.names import check_tenant
 from taskbridge.store.queries import query
 
-__all__ = ["record_invoice"]
+__all__ = ["json_text", "record_invoice"]
 
 LONGEST_NUMBER = 200
 
@@ -37,7 +37,10 @@ def record_invoice(
     """
     check_tenant(tenant)
     _check_number(tenant, number)
-    values = {"tenant": tenant, "number": number, "document": _json(tenant, number, document)}
+    where = f"tenant {tenant!r}, invoice {number!r}"
+    if not isinstance(document, Mapping):
+        raise InvalidInput(f"{where}: the document is {type(document).__name__}, pass a mapping (a JSON object)")
+    values = {"tenant": tenant, "number": number, "document": json_text(where, document)}
     if connection is not None:
         return connection.exec_driver_sql(query("record_invoice"), values).first() is not None
     with engine.begin() as own:
@@ -52,10 +55,12 @@ def _check_number(tenant: str, number: object) -> None:
         )
 
 
-def _json(tenant: str, number: str, document: object) -> str:
-    where = f"tenant {tenant!r}, invoice {number!r}"
-    if not isinstance(document, Mapping):
-        raise InvalidInput(f"{where}: the document is {type(document).__name__}, pass a mapping (a JSON object)")
+def json_text(where: str, document: object) -> str:
+    """Return `document` as JSON that jsonb takes unchanged.
+
+    Raises:
+        InvalidInput: it is none; the message begins with `where`.
+    """
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         text.encode()

@@ -22,7 +22,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.types import UserDefinedType
 
-__all__ = ["METADATA", "deliveries", "invoices", "quarantine", "sync_cursors"]
+__all__ = ["METADATA", "deliveries", "invoices", "quarantine", "records", "sync_cursors"]
 
 
 class Xid8(UserDefinedType[str]):
@@ -109,11 +109,36 @@ sync_cursors: Final = Table(
     Column("last_error", Text),
     Column("failed_at", DateTime(timezone=True)),
     Column("paused_at", DateTime(timezone=True)),
+    Column(
+        "last_taken_at",
+        DateTime(timezone=True),
+        comment="Start of the last run that took records; last_run_at is that of the last run.",
+    ),
     PrimaryKeyConstraint("pipeline", "tenant"),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
     postgresql_with={"fillfactor": "50"},
     comment="How far each tenant's records have been handled: all that is visible in snapshot, and of those visible in "
     "target the ones up to (at_xid, at_id).",
+)
+
+records: Final = Table(
+    "records",
+    METADATA,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _key("pipeline"),
+    _key("message_id"),
+    Column("tenant", Text(collation="C")),
+    Column("delay_ms", BigInteger),
+    Column("criterion", Text),
+    Column("reason", Text),
+    Column("payload", JSONB, nullable=False),
+    Column("revision", Integer, nullable=False, server_default=text("1")),
+    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    _now("recorded_at"),
+    UniqueConstraint("pipeline", "message_id"),
+    Index(None, "pipeline", "tenant", "xid", "id"),
+    Index("ix_records_unmatched", "pipeline", "id", postgresql_where=text("tenant IS NULL")),
+    comment="Records of pipelines with criteria; without a tenant: no criterion matched, and the reason.",
 )
 
 quarantine: Final = Table(

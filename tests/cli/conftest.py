@@ -47,6 +47,15 @@ def configured(servers: Servers, postgres_url: str, gate_redis: redis.Redis, key
 
 
 @pytest.fixture
+def refusable(configured: dict[str, str], gate_redis: redis.Redis) -> Iterator[str]:
+    """The URL of a Redis user who can be removed while a command works."""
+    gate_redis.acl_setuser("importer", enabled=True, passwords=["+a-password"], keys=["*"], categories=["+@all"])
+    url = make_url(configured["TASKBRIDGE_REDIS_URL"]).set(username="importer", password="a-password")
+    yield url.render_as_string(hide_password=False)
+    gate_redis.acl_deluser("importer")
+
+
+@pytest.fixture
 def bare(directory: Path) -> Program:
     """The program where no servers are configured."""
     return Program(directory, {})

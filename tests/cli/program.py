@@ -66,7 +66,7 @@ class Program:
         return Ended(process.exitcode, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
 
     @contextmanager
-    def started(self, *arguments: str | Path, **variables: str) -> Iterator[Running]:
+    def started(self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **variables: str) -> Iterator[Running]:
         """Start a command in a process group of its own, as a shell does; it is killed at the end of the block."""
         out, err = self.directory / "started.stdout", self.directory / "started.stderr"
         with (
@@ -76,7 +76,7 @@ class Program:
                 [sys.executable, "-c", MAIN, *map(str, arguments)],
                 env={**self.environment, **variables},
                 cwd=self.directory,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 process_group=0,

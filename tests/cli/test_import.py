@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import gzip
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
+from tests.cli.counts import count, events
 from tests.cli.files import line, write
 from tests.cli.program import Program
 from tests.waiting import wait_until
-
-
-def count(engine: Engine, statement: str = "SELECT count(*) FROM invoices") -> int:
-    with engine.connect() as connection:
-        number: int = connection.exec_driver_sql(statement).scalar_one()
-    return number
-
-
-def events(client: redis.Redis, prefix: str) -> int:
-    """How many events the gate holds in the hashes of its runners."""
-    values: list[Any] = [client.hget(key, "events") for key in client.scan_iter(f"{prefix}:runner:*")]
-    return sum(map(int, values))
 
 
 def test_a_file_is_written_and_notified_once_and_a_second_time_changes_nothing(
@@ -123,15 +110,6 @@ def test_ctrl_c_leaves_nothing_committed_without_its_event_and_says_how_far_it_g
     assert events(gate_redis, configured["TASKBRIDGE_KEY_PREFIX"]) == written
     assert f"{written} of 5000 invoices were sent" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-@pytest.fixture
-def refusable(configured: dict[str, str], gate_redis: redis.Redis) -> Iterator[str]:
-    """The URL of a Redis user who can be removed while a command works."""
-    gate_redis.acl_setuser("importer", enabled=True, passwords=["+a-password"], keys=["*"], categories=["+@all"])
-    url = make_url(configured["TASKBRIDGE_REDIS_URL"]).set(username="importer", password="a-password")
-    yield url.render_as_string(hide_password=False)
-    gate_redis.acl_deluser("importer")
 
 
 def test_redis_going_away_in_the_middle_leaves_honest_counts(

@@ -80,7 +80,7 @@ def test_the_version_is_that_of_the_package(bare: Program) -> None:
     assert bare("--version").stdout.startswith("taskbridge ")
 
 
-def on_a_terminal(program: Program, *arguments: str, **variables: str) -> str:
+def on_a_terminal(program: Program, *arguments: str, status: int = 0, **variables: str) -> str:
     """Run a command on a terminal of 120 columns and return what it sent there."""
     leader, follower = pty.openpty()
     with subprocess.Popen(
@@ -100,5 +100,5 @@ def on_a_terminal(program: Program, *arguments: str, **variables: str) -> str:
                 break
             sent += part
     os.close(leader)
-    assert process.returncode == 0, sent
+    assert process.returncode == status, sent
     return sent.decode()

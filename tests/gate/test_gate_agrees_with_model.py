@@ -22,9 +22,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue, State, Timing
+from taskbridge.gate import Answer, Keys, Outcome, Queue, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Row
 from taskbridge.policy import Spacing
+from tests.clock import InjectedClock
 from tests.model.reference import (
     PUBLISHING,
     Beat,
@@ -69,19 +70,6 @@ retries = st.sampled_from((0, 500, 30_000))
 leads = st.sampled_from((1, 1_000, 10**9))
 # Mostly the token that counts, else how many issues ago it was, or one of nobody.
 token_ages = st.sampled_from((0, 0, 0, 0, 0, 0, 1, 2, None))
-
-
-class InjectedClock(Gate):
-    """A gate whose scripts are told the time; `given` keeps what they were told, in microseconds."""
-
-    def start_at(self, us: int) -> None:
-        self.us = us
-        self.given: list[int] = []
-
-    def _now(self) -> str:
-        self.us += 1
-        self.given.append(self.us)
-        return f"{self.us // 1000}.{self.us % 1000:03d}"
 
 
 class GateAndModel(RuleBasedStateMachine):
@@ -156,16 +144,18 @@ class GateAndModel(RuleBasedStateMachine):
         kept = self.gate.beat(*subject, token)
         self._agree(subject, Beat(_number(token)), Answer.KEPT if kept else Answer.LOST)
 
-    @rule(which=subjects, age=token_ages, outcome=outcomes, retry=retries, lead=leads)
-    def settle(self, which: int, age: int | None, outcome: Outcome, retry: int, lead: int) -> None:
+    @rule(which=subjects, age=token_ages, outcome=outcomes, retry=retries, lead=leads, took=st.sampled_from((1, 0)))
+    def settle(self, which: int, age: int | None, outcome: Outcome, retry: int, lead: int, took: int = 1) -> None:
         subject = self.active[which]
         token, spacing = self._token(subject, age), SPACINGS[subject[0]]
         # Where the clock never steps back, a later runner's token is at most a moment ahead.
         owner = _number(token) + (lead if self.clock_steps_back else 1)
-        answer = self.gate.settle(*subject, token, outcome, spacing, retry_ms=retry, owner=f"{owner:016d}-ffffffffffff")
+        answer = self.gate.settle(
+            *subject, token, outcome, spacing, took=took, retry_ms=retry, owner=f"{owner:016d}-ffffffffffff"
+        )
         if answer is not Answer.LOST:
             self.holding[subject].discard(token)
-        self._agree(subject, Settle(_number(token), outcome, retry, owner), answer, spacing)
+        self._agree(subject, Settle(_number(token), outcome, took, retry, owner), answer, spacing)
 
     @rule(
         which=subjects,
@@ -357,6 +347,7 @@ class GateAndModel(RuleBasedStateMachine):
             "first": model.first,
             "delay": model.delay,
             "began": model.began,
+            "before": model.before,
             "held": 1 if model.held else None,
             "failures": model.failures or None,
             "patience": model.patience if model.state is State.QUEUED else None,

@@ -35,6 +35,7 @@ class Tenant:
     failures: int = 0
     first: int = 0
     began: int | None = None
+    before: int | None = None
     delay: int | None = None
     held: bool = False
     patience: int = 0
@@ -65,10 +66,11 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The run with this token ends."""
+    """The run with this token ends; it took this many records."""
 
     token: int
     outcome: Outcome
+    took: int = 1
     retry: int = 0
     owner: int = 0
 
@@ -111,6 +113,8 @@ def step(
     now = _Now(now_us, spacing, timing)
     if isinstance(event, Notify):
         tenant = _counted(tenant, now)
+    if isinstance(event, Settle):
+        tenant = _without_empty_run(tenant, event, now)
     row = choose(tenant.state, _verb(event), _holding(tenant, event, now))
     if rows is not None:
         rows.add(row)
@@ -155,6 +159,12 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
     return replace(tenant, events=tenant.events + 1, delay=delay)
 
 
+def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
+    """Where delays count from the last run, a run that took nothing was none."""
+    ends = tenant.state is State.RUNNING and tenant.token == event.token and event.outcome is Outcome.DONE
+    return replace(tenant, began=tenant.before) if ends and not event.took and now.spacing.last_ttl else tenant
+
+
 # What each answer does to the numbers
 
 
@@ -190,6 +200,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         tenant,
         swept=tenant.events,
         began=now.ms,
+        before=tenant.began,
         delay=None,
         runs=tenant.runs + 1,
         deadline=now.ms + now.timing.runner_ttl,
@@ -214,8 +225,9 @@ def _linger(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 
 def _finish(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    assert tenant.began is not None
     rest = Tenant(lease_end=tenant.lease_end, last=tenant.last, last_end=tenant.last_end)
+    if tenant.began is None:
+        return rest
     end = tenant.began + now.spacing.last_ttl
     return replace(rest, last=tenant.began, last_end=end) if now.spacing.last_ttl and end > now.ms else rest
 

@@ -133,6 +133,19 @@ def test_a_batch_of_exactly_the_limit_ends_the_sweep_one_read_later(engine: Engi
     assert "acme" not in cursors.pending_tenants("invoices")
 
 
+def test_a_run_that_only_ends_a_sweep_did_not_take_records(engine: Engine, cursors: Cursors) -> None:
+    write(engine, "1", "2")
+    advance(cursors, claim(cursors, limit=2))
+    taken = "SELECT last_taken_at, last_run_at FROM sync_cursors"
+    with engine.connect() as connection:
+        before = connection.exec_driver_sql(taken).one()
+    assert before.last_taken_at == before.last_run_at
+    assert sweep(cursors, limit=2, token=NEW) == []
+    with engine.connect() as connection:
+        after = connection.exec_driver_sql(taken).one()
+    assert after.last_run_at > after.last_taken_at == before.last_taken_at
+
+
 def test_a_crash_between_batches_resumes_after_the_last_one(engine: Engine, cursors: Cursors) -> None:
     # given a sweep of three batches whose run dies after the first
     write(engine, *"abcdef")

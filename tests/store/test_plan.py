@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.store.queries import query
+from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS, Source, query
 
 ROWS, TENANTS = 60_000, 600
 KEY = {"pipeline": "invoices", "tenant": "tenant-7", "token": "t"}
@@ -40,13 +40,14 @@ def seeded(engine: Engine) -> Engine:
     return engine
 
 
-def plan(engine: Engine, name: str, **values: Any) -> dict[str, Any]:
+def plan(engine: Engine, name: str, source: Source | None = None, **values: Any) -> dict[str, Any]:
     """Run a query under EXPLAIN and return its plan."""
     with engine.connect() as connection:
         if name == "read_batch":
             connection.exec_driver_sql(query("plan_by_index"))
+        text = query(name, source)
         found = connection.exec_driver_sql(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query(name)}", {**KEY, **values}
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", {**KEY, **values}
         ).scalar_one()
     top: dict[str, Any] = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
     return top
@@ -63,7 +64,7 @@ def pages(top: dict[str, Any]) -> int:
 
 
 def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
-    top = plan(seeded, "read_batch", limit=500)
+    top = plan(seeded, "read_batch", INVOICE_ROWS, limit=500)
     (scan,) = (node for node in nodes(top) if node.get("Relation Name") == "invoices")
     assert scan["Node Type"] == "Index Scan"
     assert scan["Index Name"] == "ix_invoices_tenant_xid_id"
@@ -71,6 +72,33 @@ def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
     assert scan["Actual Rows"] == 20
     assert pages(top) < 20
     assert not any(node["Node Type"] == "Sort" for node in nodes(top)), "the index gives the order"
+
+
+def test_a_sweep_of_records_with_criteria_does_not_read_what_was_handled_either(seeded: Engine) -> None:
+    with seeded.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload) "
+            "SELECT 'invoices', n::text, 'tenant-' || n %% 600, 1000, 'c', '{}' FROM generate_series(1, 60000) n"
+        )
+        connection.exec_driver_sql("UPDATE sync_cursors SET snapshot = '1:1:'")
+    with seeded.begin() as connection:
+        connection.exec_driver_sql("UPDATE sync_cursors SET snapshot = pg_current_snapshot()")
+        connection.exec_driver_sql(
+            "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload) "
+            "SELECT 'invoices', 'new' || n, 'tenant-7', 1000, 'c', '{}' FROM generate_series(1, 20) n"
+        )
+    with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("VACUUM ANALYZE records, sync_cursors")
+    top = plan(seeded, "read_batch", RECORD_ROWS, limit=500)
+    (scan,) = (node for node in nodes(top) if node.get("Relation Name") == "records")
+    assert scan["Index Name"] == "ix_records_pipeline_tenant_xid_id"
+    assert scan["Actual Rows"] == 20
+    assert pages(top) < 30
+    waiting = plan(seeded, "waiting_tenants", all=True)
+    assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "records" for node in nodes(waiting))
+    assert waiting["Actual Rows"] == 1
+    # Two descents of an index of three levels for each tenant, and a few pages.
+    assert pages(waiting) < TENANTS * 10
 
 
 def test_looking_for_pending_tenants_reads_tenants_and_not_rows(seeded: Engine) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from taskbridge.batch import Batch
+from taskbridge.criteria import Criterion
 from taskbridge.errors import ConfigurationError, InvalidName, InvalidPolicy, UnknownPipeline
 from taskbridge.pipeline import Pipeline, Pipelines
-from taskbridge.policy import LatencyNeutral, Spacing
+from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Spacing
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ from taskbridge.policy import LatencyNeutral, Spacing
         ({"lease": "1.2"}, "finite number"),
         ({"lease": True}, "finite number"),
         ({"lease": 3601}, "between 0 and 3600 s"),
+        ({"lease": 10**400}, "between 0 and 3600 s"),
         ({"lease": 0, "sweep_empty_ticks": True}, "needs a lease"),
     ],
 )
@@ -36,6 +38,34 @@ def test_seconds_become_the_gates_milliseconds() -> None:
     assert LatencyNeutral().spacing == Spacing(delay=200, lease=1200, last_ttl=0, empty_tick=0)
     assert LatencyNeutral(lease=0).spacing == Spacing(delay=200, lease=0)
     assert LatencyNeutral(sweep_empty_ticks=True).spacing == Spacing(delay=200, lease=1200, empty_tick=200)
+
+
+ERROR = Criterion("$.level", "ERROR", "$.service", 300)
+WARNING = Criterion("$.level", "WARNING", "$.service", 900)
+
+
+@pytest.mark.parametrize("criteria", [[ERROR, WARNING], [WARNING, ERROR]])
+def test_a_last_run_is_kept_for_the_longest_delay_whichever_event_comes(criteria: list[Criterion]) -> None:
+    policy = DelaySinceLastRun(criteria)
+    assert policy.spacing == Spacing(delay=300_000, lease=0, last_ttl=900_000, empty_tick=0)
+    assert policy.spacing_for(900_000) == Spacing(delay=900_000, lease=0, last_ttl=900_000, empty_tick=0)
+
+
+def test_a_policys_criteria_cannot_change_after_they_were_checked() -> None:
+    criteria = [ERROR]
+    policy = DelaySinceLastRun(criteria)
+    criteria.append(ERROR)
+    assert policy.criteria == (ERROR,)
+    assert policy == DelaySinceLastRun((ERROR,))
+
+
+@pytest.mark.parametrize(
+    ("criteria", "text"),
+    [([], "no criterion"), ([ERROR, ERROR], "criteria 1 and 2 .*twice"), (ERROR, "pass a list of Criterion")],
+)
+def test_criteria_that_make_no_sense_are_refused(criteria: Any, text: str) -> None:
+    with pytest.raises(InvalidPolicy, match=text):
+        DelaySinceLastRun(criteria)
 
 
 def handler(batch: Batch) -> None:

@@ -8,6 +8,7 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     at_id = CASE WHEN %(finished)s THEN NULL ELSE %(at_id)s::bigint END,
     sweeps = sweeps + 1,
     records = records + %(records)s,
+    last_taken_at = CASE WHEN %(records)s > 0 THEN last_run_at ELSE last_taken_at END,
     first_event_ms = coalesce(%(first_event_ms)s::integer, first_event_ms),
     failures = 0
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s AND sweeps = %(sweeps)s

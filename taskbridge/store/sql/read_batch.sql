@@ -6,12 +6,12 @@
 SELECT c.sweeps,
        coalesce(c.target, pg_current_snapshot())::text AS target,
        c.target IS NOT NULL AS resumed,
-       r.id, r.xid::text AS xid, r.number AS external_id, r.revision, r.document
+       r.id, r.xid::text AS xid, r.external_id, r.revision, r.document
 FROM sync_cursors c
 LEFT JOIN LATERAL (
-    SELECT i.id, i.xid, i.number, i.revision, i.document
-    FROM invoices i
-    WHERE i.tenant = c.tenant
+    SELECT i.id, i.xid, i.external_id, i.revision, i.document
+    FROM {rows} i
+    WHERE {of_pipeline} i.tenant = c.tenant
       AND (i.xid, i.id) > (coalesce(c.at_xid, pg_snapshot_xmin(c.snapshot)), coalesce(c.at_id, -1))
       AND NOT pg_visible_in_snapshot(i.xid, c.snapshot)
       AND (c.target IS NULL OR pg_visible_in_snapshot(i.xid, c.target))

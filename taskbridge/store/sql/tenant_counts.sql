@@ -11,6 +11,7 @@ SELECT coalesce(s.tenant, c.tenant) AS tenant,
        coalesce(c.burst_runs, 0) AS burst_runs,
        c.first_event_ms,
        c.last_run_at,
+       c.last_taken_at,
        coalesce(c.failures, 0) AS failures,
        c.last_error
 FROM (

@@ -1,0 +1,120 @@
+"""How late runs are published when many tenants wait for their delay, and what waiting costs Redis.
+
+A worker's ticker fires the deadlines. The worker serves no queue here, so that what is measured is the ticker and not
+how many runs a machine gets done; the time at which a run was published is in its token. The baseline is the same
+worker with nobody waiting: the Redis commands of both are counted over the same span.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+from taskbridge import store
+from taskbridge.app import make_app
+from taskbridge.bench.alerts import PIPELINE, POLICY
+from taskbridge.embedded import Guarded, serve
+from taskbridge.gate import Queue
+from taskbridge.runtime import Runtime, runtime
+from taskbridge.settings import Settings
+
+__all__ = ["measure"]
+
+IDLE_SECONDS: Final = 3.0
+HEAD_START_MS: Final = 4_000
+CHUNK: Final = 500
+
+
+def measure(tenants: int = 10_000, seconds: float = 20.0) -> dict[str, Any]:
+    """Let `tenants` wait, due evenly over `seconds`; return lateness in milliseconds and Redis commands per second."""
+    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
+        directory = Path(name)
+        # Postgres does not run as root; another user must be able to reach its data.
+        directory.chmod(0o755)
+        with serve(directory / "servers") as servers:
+            settings = Settings(postgres_url=servers.postgres_url, redis_url=servers.redis_url)
+            app, _ = make_app(settings)
+            here = runtime(app, settings)
+            store.migrate(here.engine)
+            with _worker(settings, directory / "worker.log"):
+                _wait_for_ticker(here)
+                idle = _commands_per_second(here)
+                due = _let_wait(here, tenants, seconds)
+                waiting = _commands_per_second(here)
+                late = _lateness(here, due, seconds)
+    cuts = quantiles(late, n=100)
+    return {
+        "tenants": tenants,
+        "seconds": seconds,
+        "lateness_ms": {"median": median(late), "p99": cuts[98], "max": max(late)},
+        "redis_commands_per_second": {"nobody waits": idle, f"{tenants} wait": waiting, "ratio": waiting / idle},
+    }
+
+
+@contextmanager
+def _worker(settings: Settings, log: Path) -> Iterator[None]:
+    environment = {
+        **os.environ,
+        "TASKBRIDGE_POSTGRES_URL": settings.postgres_url,
+        "TASKBRIDGE_REDIS_URL": settings.redis_url,
+        "TASKBRIDGE_PIPELINES": "taskbridge.bench.alerts",
+    }
+    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-P", "solo", "-Q", "taskbridge.nobody"]
+    with log.open("wb") as output, Guarded(command, output=output, environment=environment):
+        yield
+
+
+def _wait_for_ticker(here: Runtime) -> None:
+    """Return once the worker has looked for forgotten records, which it does when its ticker starts."""
+    deadline = time.monotonic() + 60
+    while not here.gate.is_rebuilt(PIPELINE):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the worker's ticker did not start within a minute")
+        time.sleep(0.05)
+
+
+def _let_wait(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
+    """Make every tenant wait; return when each is due, in milliseconds of Redis's clock."""
+    now, _ = here.redis.time()
+    first = int(now) * 1000 + 1000 + HEAD_START_MS + round(IDLE_SECONDS * 1000)
+    delay = POLICY.spacing.delay
+    due = {f"tenant-{at}": first + round(at * seconds * 1000 / tenants) for at in range(tenants)}
+    names = list(due)
+    for start in range(0, tenants, CHUNK):
+        chunk = names[start : start + CHUNK]
+        for name in chunk:
+            here.gate.remember_last(PIPELINE, name, due[name] - delay, POLICY.spacing)
+        here.gate.notify_many([(PIPELINE, name, POLICY.spacing) for name in chunk])
+    return due
+
+
+def _commands_per_second(here: Runtime) -> float:
+    before: Any = here.redis.info("stats")
+    time.sleep(IDLE_SECONDS)
+    after: Any = here.redis.info("stats")
+    counted: int = after["total_commands_processed"] - before["total_commands_processed"]
+    return counted / IDLE_SECONDS
+
+
+def _lateness(here: Runtime, due: dict[str, int], seconds: float) -> list[float]:
+    """Take the run messages as they come and compare the time in their tokens with when they were due."""
+    late: list[float] = []
+    deadline = time.monotonic() + HEAD_START_MS / 1000 + seconds + 60
+    while len(late) < len(due):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(due) - len(late)} of {len(due)} runs were not published")
+        texts: Any = here.redis.rpop(Queue.NEXT.value, 1000)
+        for text in texts or ():
+            (_, tenant, token), _, _ = json.loads(json.loads(text)["body"])
+            late.append(int(token[:16]) / 1000 - due[tenant])
+        if not texts:
+            time.sleep(0.05)
+    return late

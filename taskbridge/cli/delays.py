@@ -1,0 +1,86 @@
+"""Pipelines with criteria: what waits for its delay, and what no criterion matched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from taskbridge.cli import screen
+from taskbridge.cli.moments import ago, ahead, iso
+from taskbridge.cli.tenants import TenantView
+from taskbridge.errors import InvalidInput
+from taskbridge.runtime import Runtime
+from taskbridge.store.matching import WaitingRecords
+
+__all__ = ["Delays", "look", "need_criteria"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What a pipeline with criteria has beside its tenants' counts; a tenant without waiting records is not here."""
+
+    pipeline: str
+    unmatched: int
+    waiting: Mapping[str, WaitingRecords]
+
+    def as_json(self, one: TenantView) -> dict[str, Any]:
+        """Return what `status` says of one tenant more than of one of invoices."""
+        waiting = self.waiting.get(one.tenant)
+        return {
+            "due_at": iso(one.due_at),
+            "last_taken_at": iso(one.counts["last_taken_at"]),
+            "criterion": waiting.criterion if waiting else None,
+            "records_waiting": waiting.waiting if waiting else 0,
+        }
+
+    def table(self, console: Console, tenants: Sequence[TenantView], title: str | None) -> Table:
+        """Return the table of `status`. The last run is the one that delays count from: the last that took records."""
+        counts = {"handled": "handled"} | ({"quarantine": "quarantined"} if console.width > screen.NARROW else {})
+        columns = ("state", "due", "waiting", *counts, "last run", "criterion")
+        made = screen.table(console, "tenant", *columns, title=title, texts=("criterion",))
+        for one in tenants:
+            waiting = self.waiting.get(one.tenant)
+            made.add_row(
+                screen.cell(one.tenant),
+                one.state,
+                ahead(one.due_seconds),
+                f"{waiting.waiting if waiting else 0:,}",
+                *(f"{one.counts[key]:,}" for key in counts.values()),
+                ago(one.counts["last_taken_at"]),
+                screen.cell(waiting.criterion if waiting else "-"),
+            )
+        return made
+
+    def sentence(self) -> str:
+        """Say how many records no criterion matched, and what shows them."""
+        records = "1 record matches" if self.unmatched == 1 else f"{self.unmatched:,} records match"
+        return f"{self.pipeline}: {records} no criterion; `taskbridge unmatched list {self.pipeline}` shows why"
+
+
+def look(here: Runtime, pipeline: str, tenants: Sequence[TenantView]) -> Delays | None:
+    """Return what waits for `tenants`, and how much is unmatched; None: the pipeline has no criteria."""
+    if here.pipelines[pipeline].criteria is None:
+        return None
+    found = {one.tenant: here.records.waiting(pipeline, one.tenant) for one in tenants if one.counts["pending"]}
+    waiting = {tenant: records for tenant, records in found.items() if records is not None}
+    return Delays(pipeline, here.records.count_unmatched(pipeline), waiting)
+
+
+def need_criteria(here: Runtime, pipeline: str) -> None:
+    """Refuse a pipeline of invoices.
+
+    Raises:
+        UnknownPipeline: no loaded module declares it.
+        InvalidInput: it has no criteria.
+    """
+    if here.pipelines[pipeline].criteria is not None:
+        return
+    others = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
+    raise InvalidInput(
+        f"the pipeline {pipeline!r} has no criteria, so it takes no messages: name one that has "
+        f"({', '.join(others) or 'none is declared with DelaySinceLastRun in the modules of TASKBRIDGE_PIPELINES'})"
+    )

@@ -1,0 +1,80 @@
+"""`taskbridge record`: messages from a file or a pipe, for a pipeline with criteria."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from taskbridge.app import app
+from taskbridge.cli import json_lines, screen, surroundings
+from taskbridge.cli.delays import need_criteria
+from taskbridge.cli.interrupts import Interrupted
+from taskbridge.cli.messages import Messages, record_all
+from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
+from taskbridge.cli.sending import SHOWN_PROBLEMS
+from taskbridge.cli.surroundings import Origin
+from taskbridge.errors import TaskBridgeError
+from taskbridge.runtime import runtime
+
+__all__ = ["record"]
+
+
+@click.command(
+    short_help="Record messages from JSON lines.",
+    epilog=examples(
+        "taskbridge record log-alerts alerts.jsonl --id-field id",
+        "tail -f service.log | taskbridge record log-alerts -",
+    ),
+)
+@click.argument("pipeline")
+@click.argument("file", type=file_type)
+@click.option(
+    "--id-field",
+    metavar="NAME",
+    help="The field whose string is a message's id; a second message with it changes nothing. Without it every line "
+    "is a new message.",
+)
+@data_dir_option
+@json_option
+def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_json: bool) -> None:
+    """Record the messages of FILE, one JSON value in each line, and notify the tenants that they match.
+
+    FILE may be `-`: then the lines of standard input are recorded as they come. A line that cannot be taken is listed
+    by its number; the others go on. Matched and unmatched are counted among the new messages.
+
+    Exit status: 0 all was taken, matched or not; 1 some lines were not, or a server went away; 2 the file cannot be
+    read or holds nothing, or PIPELINE has no criteria.
+    """
+    progress = Messages(pipeline, file, id_field)
+    with json_lines.messages(file) as lines, surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        need_criteria(here, pipeline)
+        try:
+            record_all(progress, lines)
+        except (TaskBridgeError, Interrupted):
+            _show(progress, as_json=as_json)
+            screen.tell(progress.how_far())
+            raise
+    _show(progress, as_json=as_json)
+    if origin is Origin.OURS and progress.matched:
+        screen.tell("No worker runs yet: `taskbridge up` handles what was recorded.")
+    if progress.problems:
+        raise click.exceptions.Exit(1)
+
+
+def _show(progress: Messages, *, as_json: bool) -> None:
+    if progress.problems > SHOWN_PROBLEMS:
+        screen.tell(f"... and {progress.problems - SHOWN_PROBLEMS:,} more (--json lists them)")
+    counts = progress.as_json()
+    if as_json:
+        screen.emit_json(counts)
+        return
+    console = screen.stdout()
+    table = screen.table(console, "", "count")
+    for name in ("lines", "new", "known_before", "matched", "unmatched", "tenants", "problems"):
+        table.add_row(name.replace("_", " "), f"{counts[name]:,}")
+    console.print(table)
+    if progress.unmatched:
+        screen.tell(f"`taskbridge unmatched list {progress.pipeline}` shows why no criterion matched.")

@@ -1,0 +1,130 @@
+"""`taskbridge unmatched`: the records that no criterion matched, and their way back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from taskbridge import recording
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.delays import need_criteria
+from taskbridge.cli.moments import iso
+from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.cli.surroundings import Origin
+from taskbridge.runtime import runtime
+from taskbridge.store import UnmatchedRecord
+
+__all__ = ["unmatched"]
+
+SHOWN_CHARACTERS: Final = 80
+SHOWN_REASONS: Final = 20
+
+
+@click.group(
+    short_help="Show the records that no criterion matched, or match them again.",
+    epilog=examples("taskbridge unmatched list log-alerts", "taskbridge unmatched match log-alerts"),
+)
+def unmatched() -> None:
+    """The records that no criterion matched: stored, in no tenant's batch, and matched again when you say so."""
+
+
+@unmatched.command(
+    "list",
+    short_help="List them with the reasons.",
+    epilog=examples("taskbridge unmatched list log-alerts --json --limit 1000"),
+)
+@click.argument("pipeline")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many, oldest first.")
+@data_dir_option
+@json_option
+def list_them(pipeline: str, limit: int, data_dir: Path, as_json: bool) -> None:
+    """List the records of PIPELINE that no criterion matched, oldest first, each with the reason.
+
+    Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
+    """
+    surroundings.need_data(data_dir)
+    with surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        need_criteria(here, pipeline)
+        count = here.records.count_unmatched(pipeline)
+        records = list(islice(here.records.unmatched(pipeline), limit))
+    if as_json:
+        screen.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
+    else:
+        _show(pipeline, records, count)
+
+
+@unmatched.command(
+    "match",
+    short_help="Match them again, after the criteria changed.",
+    epilog=examples("taskbridge unmatched match log-alerts"),
+)
+@click.argument("pipeline")
+@data_dir_option
+@json_option
+def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
+    """Match the unmatched records of PIPELINE again, with the criteria as they are now, and notify the tenants found.
+
+    Each record is committed by itself: what was matched before a signal or a server that went away stays matched.
+
+    Exit status: 0, also where some or all stay unmatched; 1 a server went away; 2 PIPELINE has no criteria.
+    """
+    surroundings.need_data(data_dir)
+    with surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        need_criteria(here, pipeline)
+        done = recording.match_again(app, pipeline)
+    tenants = Counter(one.tenant for one in done if one.tenant is not None)
+    reasons = Counter(one.reason for one in done if one.reason is not None)
+    if as_json:
+        counts = {"matched": tenants.total(), "unmatched": reasons.total()}
+        screen.emit_json({"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())})
+    else:
+        _show_matched(tenants, reasons)
+    if origin is Origin.OURS and tenants:
+        screen.tell("No worker runs yet: `taskbridge up` handles what was matched.")
+
+
+def _as_json(record: UnmatchedRecord) -> dict[str, Any]:
+    return record._asdict() | {"recorded_at": iso(record.recorded_at)}
+
+
+def _show(pipeline: str, records: list[UnmatchedRecord], count: int) -> None:
+    console = screen.stdout()
+    if not records:
+        console.print(f"{pipeline}: a criterion matched every record")
+        return
+    table = screen.table(console, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
+    for one in records:
+        at = f"{one.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
+        texts = (screen.cell(one.reason), screen.cell(_shortened(one.payload)))
+        table.add_row(screen.cell(one.message_id), str(one.id), at, *texts)
+    console.print(table)
+    if count > len(records):
+        console.print(f"and {count - len(records):,} more (--limit shows more)")
+
+
+def _shortened(payload: Any) -> str:
+    text = json.dumps(payload, ensure_ascii=False)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _show_matched(tenants: Counter[str], reasons: Counter[str]) -> None:
+    console = screen.stdout()
+    console.print(f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched")
+    if not reasons:
+        return
+    table = screen.table(console, "reason", "records")
+    for reason, count in reasons.most_common(SHOWN_REASONS):
+        table.add_row(screen.cell(reason), f"{count:,}")
+    console.print(table)
+    if len(reasons) > SHOWN_REASONS:
+        console.print(f"and {len(reasons) - SHOWN_REASONS:,} more reasons (--json lists all)")

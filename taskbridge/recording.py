@@ -1,0 +1,112 @@
+"""Records of pipelines with criteria: matched, written once per message, and notified with their own delay."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any, NamedTuple
+
+from celery import Celery
+from sqlalchemy import Connection
+
+from taskbridge.criteria import Match, Unmatched, match
+from taskbridge.errors import InvalidInput
+from taskbridge.gate import Answer
+from taskbridge.policy import DelaySinceLastRun
+from taskbridge.runtime import Runtime, runtime
+from taskbridge.store import UnmatchedRecord, json_text
+from taskbridge.translation import speaking_plainly
+
+__all__ = ["MatchedAgain", "Recorded", "match_again", "record_event"]
+
+LONGEST_MESSAGE_ID = 200
+
+
+class Recorded(NamedTuple):
+    """What became of one message.
+
+    `new`: it was not recorded before. `tenant` and `delay` (seconds) are those of the criterion that matched, else
+    `reason` says why none did. `answer` is the gate's, None where nobody was notified.
+    """
+
+    message_id: str
+    new: bool
+    tenant: str | None
+    delay: float | None
+    reason: str | None
+    answer: Answer | None
+
+
+class MatchedAgain(NamedTuple):
+    """One record that was matched again: `tenant` if it found one, else `reason`."""
+
+    record: UnmatchedRecord
+    tenant: str | None
+    reason: str | None
+
+
+def record_event(
+    app: Celery, pipeline: str, payload: Any, message_id: str | None = None, connection: Connection | None = None
+) -> Recorded:
+    """Record one message of a pipeline with criteria, and notify its tenant if the record is committed here.
+
+    See `taskbridge.record_event`, which is this for the package's own app.
+    """
+    here = runtime(app)
+    policy = _policy(here, pipeline)
+    message_id = str(uuid.uuid4()) if message_id is None else _checked(pipeline, message_id)
+    text = json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
+    # What is matched is what is stored, so that matching it again gives the same.
+    found = match(policy.criteria, json.loads(text))
+    with speaking_plainly():
+        new = here.records.write(pipeline, message_id, text, found, connection)
+        answer = None
+        if new and connection is None and isinstance(found, Match):
+            answer = here.gate.notify(pipeline, found.tenant, policy.spacing_for(found.delay_ms))
+    if isinstance(found, Unmatched):
+        return Recorded(message_id, new, None, None, found.reason, None)
+    return Recorded(message_id, new, found.tenant, found.delay_ms / 1000, None, answer)
+
+
+def match_again(app: Celery, pipeline: str) -> list[MatchedAgain]:
+    """Match the records that no criterion matched again, after the criteria changed, and notify the tenants found.
+
+    Raises:
+        UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
+        Unavailable: Postgres or Redis cannot be used; what was matched until then stays matched.
+    """
+    here = runtime(app)
+    policy = _policy(here, pipeline)
+    done = []
+    with speaking_plainly():
+        for record, found in here.records.match_again(pipeline, lambda payload: match(policy.criteria, payload)):
+            if isinstance(found, Match):
+                here.gate.notify(pipeline, found.tenant, policy.spacing_for(found.delay_ms))
+                done.append(MatchedAgain(record, found.tenant, None))
+            else:
+                done.append(MatchedAgain(record, None, found.reason))
+    return done
+
+
+def _policy(here: Runtime, pipeline: str) -> DelaySinceLastRun:
+    policy = here.pipelines[pipeline].criteria
+    if policy is None:
+        raise InvalidInput(
+            f"the pipeline {pipeline!r} has no criteria: declare it with DelaySinceLastRun, or write invoices with "
+            "record_invoice"
+        )
+    return policy
+
+
+def _checked(pipeline: str, message_id: object) -> str:
+    if (
+        not isinstance(message_id, str)
+        or not message_id
+        or len(message_id) > LONGEST_MESSAGE_ID
+        or not message_id.isprintable()
+    ):
+        raise InvalidInput(
+            f"pipeline {pipeline!r}: the message id {str(message_id)[:20]!r} is not allowed: "
+            f"use a string of 1 to {LONGEST_MESSAGE_ID} printable characters"
+        )
+    return message_id

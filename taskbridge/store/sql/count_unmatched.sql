@@ -1,0 +1,2 @@
+-- How many records no criterion matched.
+SELECT count(*) FROM records WHERE pipeline = %(pipeline)s AND tenant IS NULL

@@ -1,0 +1,101 @@
+"""The example of the second pattern, run as its docstring says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from taskbridge.cli.main import cli
+from taskbridge.gate import Keys
+from tests.cli.alerts import alert, declare, write
+from tests.cli.counts import count
+from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+from tests.cli.test_up import READY, wait_for
+from tests.waiting import wait_until
+
+EXAMPLE = {"TASKBRIDGE_PIPELINES": "examples.log_alerts"}
+SCALE = "0.005"
+DELIVERIES = "SELECT count(*) FROM deliveries WHERE pipeline = 'log-alerts'"
+
+
+def tenants(program: Program) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = program("status", "--json").json["pipelines"]["log-alerts"]["tenants"]
+    return found
+
+
+@pytest.mark.e2e
+def test_a_service_s_first_alert_comes_at_once_and_the_next_after_its_delay(
+    taskbridge: Program, engine: Engine, root: Path
+) -> None:
+    taskbridge.environment |= {**EXAMPLE, "LOG_ALERTS_SCALE": SCALE}
+    messages = root / "examples" / "log_alerts.jsonl"
+    with taskbridge.started("up") as running:
+        wait_for(running, READY)
+        first = taskbridge("record", "log-alerts", messages, "--id-field", "id", "--json").json
+        assert first | {"new": 12, "matched": 9, "unmatched": 3, "tenants": 3} == first
+        # No service waits for a delay before its first alert, but what came while that was sent does.
+        wait_until(lambda: count(engine, DELIVERIES) == 9, "the first alerts")
+
+        again = taskbridge("record", "log-alerts", messages, "--json").json
+        assert again["matched"] == 9
+        waiting = tenants(taskbridge)
+        assert all(one["state"] == "waiting" and one["due_at"] for one in waiting.values()), waiting
+        assert all(one["criterion"] == '$.level = "ERROR"' for one in waiting.values())
+        assert sum(one["records_waiting"] for one in waiting.values()) == 9
+        wait_until(lambda: count(engine, DELIVERIES) == 18, "the next alerts")
+        wait_until(lambda: all(one["state"] == "idle" for one in tenants(taskbridge).values()), "all is quiet")
+        assert count(engine, "SELECT count(DISTINCT token) FROM deliveries WHERE tenant = 'billing'") <= 3
+        assert taskbridge("unmatched", "list", "log-alerts", "--json").json["unmatched"] == 6
+    log = (taskbridge.directory / ".taskbridge" / "worker-1.log").read_text(encoding="utf-8")
+    assert "alert: billing has 3 errors and 1 warnings" in log
+
+
+@pytest.mark.e2e
+def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_end(
+    taskbridge: Program, keys: Keys, engine: Engine, gate_redis: redis.Redis
+) -> None:
+    taskbridge.environment |= declare(taskbridge)
+    seconds: Any = gate_redis.time()
+    gate_redis.set(keys.last("alerts", "billing"), int(seconds[0]) * 1000, px=600_000)
+    write(taskbridge.directory / "a.jsonl", [alert()])
+    assert taskbridge("record", "alerts", "a.jsonl").status == 0
+    with taskbridge.started("up", "--exit-when-idle", "--timeout", "0.5", "--json") as running:
+        ended = running.end()
+    assert ended.status == 1, ended.stderr
+    assert "not idle after 0.5 s" in ended.stderr
+    assert "alerts: 0 handled, 1 pending, 0 in quarantine, 1 active" in ended.stderr
+    assert count(engine, "SELECT count(*) FROM deliveries") == 0
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf", "", "fast"])
+def test_a_scale_that_is_no_positive_number_is_named(scale: str, taskbridge: Program) -> None:
+    ended = taskbridge("status", LOG_ALERTS_SCALE=scale, **EXAMPLE)
+    assert_one_clear_line(ended, f"LOG_ALERTS_SCALE is '{scale}': give a positive number", status=1)
+
+
+def test_without_a_scale_the_delays_are_five_and_fifteen_minutes(taskbridge: Program) -> None:
+    code = "from examples.log_alerts import POLICY; raise SystemExit(str([one.delay for one in POLICY.criteria]))"
+    (taskbridge.directory / "look.py").write_text(code, encoding="utf-8")
+    assert taskbridge("status", TASKBRIDGE_PIPELINES="look").stderr == "[300.0, 900.0]\n"
+
+
+def test_its_messages_are_of_three_services_and_three_levels(root: Path) -> None:
+    lines = (root / "examples" / "log_alerts.jsonl").read_text(encoding="utf-8").splitlines()
+    messages = [json.loads(line) for line in lines]
+    assert {one["service"] for one in messages} == {"billing", "search", "checkout"}
+    assert {one["level"] for one in messages} == {"ERROR", "WARNING", "INFO"}
+    assert len({one["id"] for one in messages}) == len(messages) == 12
+
+
+def test_the_commands_of_its_docstring_are_there(root: Path) -> None:
+    text = (root / "examples" / "log_alerts.py").read_text(encoding="utf-8")
+    named = re.findall(r"^    .*?\btaskbridge ([a-z]+)", text, re.MULTILINE)
+    assert named == ["up", "record", "status", "unmatched"]
+    assert set(named) <= set(cli.commands)

@@ -1,0 +1,286 @@
+"""`taskbridge record`: each line is one message, bad ones are named, and the counts are true."""
+
+from __future__ import annotations
+
+import gzip
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from taskbridge.cli import json_lines
+from taskbridge.errors import InvalidInput
+from tests.cli.alerts import alert, declare, write
+from tests.cli.counts import count, events
+from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+from tests.cli.test_output import on_a_terminal
+from tests.waiting import wait_until
+
+RECORDS = "SELECT count(*) FROM records"
+
+
+@pytest.fixture
+def alerts(taskbridge: Program) -> Program:
+    """The program with the pipeline `alerts`."""
+    taskbridge.environment |= declare(taskbridge)
+    return taskbridge
+
+
+def test_every_line_is_one_message_and_those_that_match_notify_their_tenant(
+    alerts: Program, configured: dict[str, str], engine: Engine, gate_redis: redis.Redis
+) -> None:
+    lines = [alert(), alert("WARNING", "search"), "", alert(), alert("INFO"), '"text"', "  ", "null"]
+    ended = alerts("record", "alerts", write(alerts.directory / "a.jsonl", lines), "--json")
+    assert ended.status == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ended.json == {
+        "lines": 6,
+        "new": 6,
+        "known_before": 0,
+        "matched": 3,
+        "unmatched": 3,
+        "tenants": 2,
+        "problems": 0,
+        "problem_lines": [],
+        "complete": True,
+    }
+    assert count(engine, RECORDS) == 6
+    assert events(gate_redis, configured["TASKBRIDGE_KEY_PREFIX"]) == 3
+
+
+def test_a_message_that_is_known_by_its_id_changes_nothing(
+    alerts: Program, engine: Engine, gate_redis: redis.Redis
+) -> None:
+    lines = [alert(id="1"), alert(id="2"), alert("WARNING", "search", id="1")]
+    file = write(alerts.directory / "a.jsonl", lines)
+    first = alerts("record", "alerts", file, "--id-field", "id", "--json")
+    assert first.json | {"lines": 3, "new": 2, "known_before": 1, "matched": 2, "tenants": 1} == first.json
+    gate_redis.flushdb()
+    second = alerts("record", "alerts", file, "--id-field", "id", "--json")
+    assert second.status == 0
+    assert second.json | {"new": 0, "known_before": 3, "matched": 0, "unmatched": 0, "tenants": 0} == second.json
+    assert gate_redis.dbsize() == 0
+    assert alerts("record", "alerts", file, "--json").json["new"] == 3
+    assert count(engine, RECORDS) == 5
+
+
+BAD_LINES: dict[str | bytes, str] = {
+    "{": "no JSON: Expecting property name",
+    "{} {}": "no JSON: Extra data at column 4",
+    b'{"id": "\xff"}': "not UTF-8: convert the file to UTF-8",
+    '{"id": "a", "at": NaN}': "NaN is no JSON number",
+    '{"id": "a", "at": -Infinity}': "-Infinity is no JSON number",
+    '{"id": "a", "at": 1e999}': "the document is no JSON: Out of range",
+    '{"id": "a", "at": %s}' % ("9" * 5000): "5000 digits",
+    '{"id": "a", "text": "\\u0000"}': "the document holds a NUL character",
+    '{"id": "a", "text": "\\ud800"}': "the document is no JSON",
+    "[" * 100_000: "nested too deeply",
+    '"text"': "no JSON object, so it has no field 'id'",
+    "{}": "the field 'id' with the message id is missing",
+    '{"id": 7}': "the field 'id' holds no string",
+    '{"id": ""}': "the message id '' is not allowed",
+    '{"id": "%s"}' % ("x" * 201): "is not allowed: use a string of 1 to 200",
+    '{"id": "\\u001b[2J[red]"}': "the message id '\\x1b[2J[red]' is not allowed",
+}
+
+
+def test_lines_that_cannot_be_taken_are_named_with_what_is_wrong_and_the_others_go_on(
+    alerts: Program, engine: Engine
+) -> None:
+    file = write(alerts.directory / "a.jsonl", [alert(id="first"), *BAD_LINES, alert(id="last")])
+    ended = alerts("record", "alerts", file, "--id-field", "id", "--json")
+    assert ended.status == 1
+    assert ended.json | {"lines": len(BAD_LINES) + 2, "new": 2, "problems": len(BAD_LINES)} == ended.json
+    assert count(engine, RECORDS) == 2
+    told = ended.stderr.splitlines()
+    listed = ended.json["problem_lines"]
+    for number, (shown, problem, expected) in enumerate(zip(told, listed, BAD_LINES.values(), strict=True), start=2):
+        assert shown.startswith(f"{file}:{number}: ")
+        assert problem["line"] == number
+        assert expected in problem["text"]
+        assert "alerts" not in problem["text"]
+    assert "\x1b" not in ended.stderr
+    assert "\\x1b[2J[red]" in ended.stderr
+
+
+def test_only_the_first_bad_lines_are_listed_and_all_are_counted(alerts: Program) -> None:
+    file = write(alerts.directory / "a.jsonl", ["nix"] * 25)
+    shown = alerts("record", "alerts", file)
+    assert shown.status == 1
+    assert len(shown.stderr.splitlines()) == 21
+    assert shown.stderr.endswith("... and 5 more (--json lists them)\n")
+    assert shown.stdout.splitlines()[-1].split() == ["problems", "25"]
+    assert len(alerts("record", "alerts", file, "--json").json["problem_lines"]) == 25
+
+
+def test_a_nesting_that_postgres_or_python_cannot_follow_is_a_bad_line(alerts: Program) -> None:
+    lines = [f'{{"deep": {"[" * depth}{"]" * depth}}}' for depth in (500, 900, 980, 5_000, 50_000)]
+    ended = alerts("record", "alerts", write(alerts.directory / "a.jsonl", [*lines, alert()]), "--json")
+    assert ended.status == 1, ended.stderr
+    assert ended.json["lines"] == 6
+    assert ended.json["matched"] == 1
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_line_is_not_read_whole_however_long_it_is(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", 10)
+    file = write(directory / "a.jsonl", ["123456789", "1234567890", "x" * 35, "2"])
+    with json_lines.messages(file) as lines:
+        found = list(lines)
+    assert [(line.number, line.payload) for line in found] == [(1, 123456789), (2, None), (3, None), (4, 2)]
+    assert all("longer than 10 bytes" in line.fault for line in found[1:3])
+    assert [line.end for line in found] == [10, 21, 57, 59]
+
+
+def test_a_byte_order_mark_and_other_line_ends_are_taken(directory: Path) -> None:
+    file = directory / "a.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf1\r\n\r\n2")
+    with json_lines.messages(file) as lines:
+        assert [(line.number, line.payload, line.fault) for line in lines] == [(1, 1, ""), (3, 2, "")]
+
+
+def _missing(_: Path) -> str:
+    return "cannot be read (No such file"
+
+
+def _a_directory(path: Path) -> str:
+    path.mkdir()
+    return "cannot be read (Is a directory"
+
+
+def _empty(path: Path) -> str:
+    path.touch()
+    return "is empty"
+
+
+def _blank(path: Path) -> str:
+    path.write_text("\n \n", encoding="utf-8")
+    return "is empty"
+
+
+def _packed(path: Path) -> str:
+    path.write_bytes(gzip.compress(b"{}"))
+    return "is packed with gzip"
+
+
+@pytest.mark.parametrize("make", [_missing, _a_directory, _empty, _blank, _packed])
+def test_a_file_that_cannot_be_read_ends_it_before_any_server_is_started(
+    make: Callable[[Path], str], bare: Program
+) -> None:
+    expected = make(bare.directory / "a.jsonl")
+    assert_one_clear_line(bare("record", "alerts", "a.jsonl"), "a.jsonl", expected, status=2)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_a_file_that_fails_halfway_is_the_file_s_fault(directory: Path) -> None:
+    class Failing:
+        def readline(self, _: int) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(InvalidInput, match=r"a\.jsonl cannot be read \(Input/output error\)"):
+        next(json_lines._lines(directory / "a.jsonl", Failing()))  # type: ignore[arg-type]
+
+
+def test_a_pipeline_of_invoices_and_an_unknown_one_take_no_messages(alerts: Program, engine: Engine) -> None:
+    file = write(alerts.directory / "a.jsonl", [alert()])
+    for name, expected in (("invoices", "has no criteria"), ("nix", "no pipeline is called 'nix'")):
+        assert_one_clear_line(alerts("record", name, file), expected, "alerts", status=2)
+        assert_one_clear_line(alerts("unmatched", "list", name), expected, status=2)
+        assert_one_clear_line(alerts("unmatched", "match", name), expected, status=2)
+    plain = alerts("record", "invoices", file, TASKBRIDGE_PIPELINES="")
+    assert_one_clear_line(plain, "DelaySinceLastRun", "TASKBRIDGE_PIPELINES", status=2)
+    assert count(engine, RECORDS) == 0
+
+
+def test_a_service_that_pipes_has_each_line_recorded_as_it_comes(alerts: Program, engine: Engine) -> None:
+    def recorded(number: int) -> bool:
+        return count(engine, RECORDS) == number
+
+    with alerts.started("record", "alerts", "-", "--json", stdin=subprocess.PIPE) as running:
+        pipe = running.process.stdin
+        assert pipe is not None
+        for number in range(1, 4):
+            pipe.write(alert().encode() + b"\n")
+            pipe.flush()
+            wait_until(partial(recorded, number), f"line {number} is recorded")
+        pipe.write(b"nix\n")
+        pipe.flush()
+        wait_until(lambda: "-:4: no JSON" in running.stderr, "the bad line is named")
+        pipe.close()
+        ended = running.end()
+    assert ended.status == 1
+    assert ended.json | {"lines": 4, "new": 3, "problems": 1, "complete": True} == ended.json
+
+
+def test_nothing_from_standard_input_is_nothing_wrong(alerts: Program) -> None:
+    ended = alerts("record", "alerts", "-", "--json")
+    assert ended.status == 0, ended.stderr
+    assert ended.json["lines"] == 0
+
+
+def test_without_servers_it_brings_its_own_and_says_that_no_worker_runs(bare: Program) -> None:
+    variables = declare(bare)
+    ended = bare("record", "alerts", write(bare.directory / "a.jsonl", [alert(), alert("INFO")]), **variables)
+    assert ended.status == 0, ended.stderr
+    assert "`taskbridge up` handles what was recorded" in ended.stderr
+    assert "`taskbridge unmatched list alerts` shows why" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "next_step"),
+    [
+        ((), "For the rest: tail -n +{next} 'many alerts.jsonl' | taskbridge record alerts -"),
+        (("--id-field", "id"), "again"),
+    ],
+)
+def test_ctrl_c_leaves_nothing_recorded_without_its_event_and_says_how_far_it_got(
+    options: tuple[str, ...],
+    next_step: str,
+    alerts: Program,
+    configured: dict[str, str],
+    engine: Engine,
+    gate_redis: redis.Redis,
+) -> None:
+    write(alerts.directory / "many alerts.jsonl", [alert(id=str(number)) for number in range(5_000)])
+    with alerts.started("record", "alerts", "many alerts.jsonl", "--json", *options) as running:
+        wait_until(lambda: count(engine, RECORDS) >= 5, "some messages recorded")
+        running.process.send_signal(signal.SIGINT)
+        ended = running.end()
+    recorded = count(engine, RECORDS)
+    assert ended.status == 130
+    assert 5 <= recorded < 5_000
+    assert ended.json | {"lines": recorded, "new": recorded, "complete": False} == ended.json
+    assert events(gate_redis, configured["TASKBRIDGE_KEY_PREFIX"]) == recorded
+    assert f"{recorded} messages up to line {recorded} were read ({recorded} new" in ended.stderr
+    assert next_step.format(next=recorded + 1) in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_redis_going_away_in_the_middle_leaves_honest_counts(
+    alerts: Program, engine: Engine, refusable: str, gate_redis: redis.Redis
+) -> None:
+    write(alerts.directory / "many.jsonl", [alert() for _ in range(5_000)])
+    with alerts.started("record", "alerts", "many.jsonl", "--json", TASKBRIDGE_REDIS_URL=refusable) as running:
+        wait_until(lambda: count(engine, RECORDS) >= 5, "some messages recorded")
+        gate_redis.acl_deluser("importer")
+        ended = running.end()
+    recorded = count(engine, RECORDS)
+    assert ended.status == 1
+    assert ended.json | {"new": recorded - 1, "complete": False} == ended.json
+    assert f"line {recorded} may be recorded" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("taskbridge: Redis ")
+    # The line that may be recorded is not recorded twice.
+    assert f"tail -n +{recorded + 1} many.jsonl" in ended.stderr
+
+
+def test_a_terminal_shows_a_bar_and_the_bad_lines_and_reads_no_markup(alerts: Program) -> None:
+    write(alerts.directory / "[red]a.jsonl", ["[bold]", *(alert() for _ in range(300))])
+    terminal = on_a_terminal(alerts, "record", "alerts", "[red]a.jsonl", status=1)
+    assert "recording" in terminal
+    assert "[red]a.jsonl:1: no JSON" in terminal

@@ -1,0 +1,64 @@
+"""Runs in the test's own process: real Redis, real Postgres, and messages taken from the queue by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final
+
+from taskbridge import runner
+from taskbridge.batch import Batch
+from taskbridge.gate import Queue, State
+from taskbridge.pipeline import Handler, Pipeline, Pipelines
+from taskbridge.policy import LatencyNeutral, Policy
+from taskbridge.runtime import runtime
+from tests.deployment import Deployment
+
+AT_ONCE: Final = LatencyNeutral(lease=0, tick=0.001)
+
+
+class Inline:
+    """Runs of one tenant, one after another, with a handler and a batch size of the test's choice."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.here = runtime(deployment.app)
+        self.seen: list[str] = []
+
+    def handle(
+        self,
+        handler: Callable[[Batch], None],
+        batch_size: int = 500,
+        policy: Policy = AT_ONCE,
+        pipeline: str = "invoices",
+    ) -> None:
+        """Let `handler` be the one of `pipeline`; what it was given is in `seen`."""
+
+        def noting(batch: Batch) -> None:
+            self.seen += [record.external_id for record in batch]
+            handler(batch)
+
+        pipelines = Pipelines()
+        named: Handler = noting
+        pipelines.declare(Pipeline(pipeline, named, policy, batch_size))
+        self.here.__dict__["pipelines"] = pipelines
+
+    def message(self) -> tuple[str, str, str] | None:
+        """Take the next run message: pipeline, tenant, token."""
+        for queue in Queue:
+            text = self.deployment.redis.rpop(queue.value)
+            if text is not None:
+                (pipeline, tenant, token), _, _ = json.loads(json.loads(str(text))["body"])
+                return pipeline, tenant, token
+        return None
+
+    def run_all(self) -> int:
+        """Run every message, and those that these runs make; return how many there were."""
+        count = 0
+        while (message := self.message()) is not None:
+            runner.run(self.here, *message)
+            count += 1
+        return count
+
+    def state(self) -> State:
+        return self.here.gate.look("invoices", ["acme"])[0].state

@@ -1,0 +1,169 @@
+"""Records of pipelines with criteria: one per message, never another pipeline's, matched again when criteria change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from taskbridge.criteria import Criterion
+from taskbridge.errors import InvalidInput, UnknownPipeline
+from taskbridge.gate import Answer
+from taskbridge.notify import notify
+from taskbridge.pipeline import Pipeline
+from taskbridge.policy import DelaySinceLastRun
+from taskbridge.recording import match_again, record_event
+from taskbridge.ticker import reconcile
+from tests.deployment import Deployment
+from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
+
+
+@pytest.fixture
+def world(deployment: Deployment) -> World:
+    return World(deployment)
+
+
+def declare(world: World, name: str, *criteria: Criterion) -> None:
+    """Declare a pipeline whose handler notes what it is given; another one of the name is replaced."""
+    pipelines = world.here.pipelines
+    pipelines._declared.pop(name, None)
+    pipelines.declare(Pipeline(name, world._take, DelaySinceLastRun(criteria), 500))
+
+
+def test_equal_tenants_of_two_pipelines_never_mix(world: World) -> None:
+    declare(world, "audits", ERROR)
+    ours = world.record("ERROR", "A")
+    theirs = record_event(world.app, "audits", {"level": "ERROR", "service": "A"})
+    assert theirs.answer is Answer.STARTED, "another pipeline's runner is another"
+    world.run_all()
+    assert sorted(ids for _, _, ids in world.batches) == sorted([[ours.message_id], [theirs.message_id]])
+
+
+def test_one_message_id_in_two_pipelines_is_two_messages(world: World) -> None:
+    declare(world, "audits", ERROR)
+    assert world.record("ERROR", "A", "m-1").new
+    assert record_event(world.app, "audits", {"level": "ERROR", "service": "A"}, "m-1").new
+
+
+def test_an_event_without_data_is_due_by_the_smallest_delay_of_what_waits(world: World) -> None:
+    # given a tenant that has just run, and records that somebody else committed
+    world.record("WARNING", "A")
+    world.run_all()
+    last = world.last_run("A")
+    assert last is not None
+    with world.here.engine.begin() as connection:
+        for level in ("WARNING", "ERROR", "WARNING"):
+            record_event(world.app, PIPELINE, {"level": level, "service": "A"}, connection=connection)
+    assert world.due("A") is None
+    # when they say so
+    assert notify(world.app, "A", PIPELINE) is Answer.DELAYED
+    # then the ERROR counts
+    assert world.due("A") == last + 5 * MINUTE * 1000
+
+
+def test_a_forgotten_record_is_found_when_it_is_due_and_not_before(world: World) -> None:
+    with world.here.engine.begin() as connection:
+        record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
+    assert reconcile(world.here, PIPELINE) == ["A"]
+    world.run_all()
+    with world.here.engine.begin() as connection:
+        record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
+    # Its run is due five minutes after the last one, and nothing was lost: nobody has to look at it until then.
+    assert reconcile(world.here, PIPELINE) == []
+    with world.here.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sync_cursors SET last_taken_at = now() - interval '5 minutes'")
+    assert reconcile(world.here, PIPELINE) == ["A"]
+
+
+def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
+    longest = 30 * 24 * 60 * MINUTE
+    declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", longest))
+    world.record("ERROR", "A")
+    world.run_all()
+    assert world.record("ERROR", "A").answer is Answer.DELAYED
+    world.here.redis.flushdb()
+    assert reconcile(world.here, PIPELINE) == ["A"]
+    ((last_taken_ms,),) = world.inline.deployment.rows(
+        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM sync_cursors"
+    )
+    (status,) = world.gate.look(PIPELINE, ["A"])
+    assert status.deadline_ms == last_taken_ms + longest * 1000
+    assert world.waiting("A") == 1
+
+
+def test_the_loss_of_redis_costs_one_run_more_at_the_most(world: World) -> None:
+    world.record("ERROR", "A")
+    world.run_all()
+    assert world.record("ERROR", "A").answer is Answer.DELAYED
+    world.here.redis.flushdb()
+    # An event that comes before the deadlines are rebuilt finds no last run: one run too early, with all that waits.
+    assert world.record("ERROR", "A").answer is Answer.STARTED
+    world.run_all()
+    assert [len(ids) for _, _, ids in world.batches] == [1, 2]
+    assert world.record("ERROR", "A").answer is Answer.DELAYED
+
+
+def test_unmatched_records_are_matched_again_after_the_criteria_changed(world: World) -> None:
+    kept = world.record("INFO", "A", "m-1")
+    world.record("INFO", "B", "m-2")
+    other = record_event(world.app, PIPELINE, {"level": "INFO"}, "m-3")
+    assert (kept.tenant, other.tenant) == (None, None)
+    assert [one.tenant for one in match_again(world.app, PIPELINE)] == [None, None, None]
+    # when INFO is given a criterion
+    declare(world, PIPELINE, ERROR, WARNING, Criterion("$.level", "INFO", "$.service", 60))
+    done = match_again(world.app, PIPELINE)
+    # then what it matches is run, once, and the rest has a reason of its own
+    assert [(one.record.message_id, one.tenant) for one in done] == [("m-1", "A"), ("m-2", "B"), ("m-3", None)]
+    world.run_all()
+    assert sorted(ids[0] for _, _, ids in world.batches) == ["m-1", "m-2"]
+    (left,) = world.here.records.unmatched(PIPELINE)
+    assert (left.message_id, left.reason) == ("m-3", done[2].reason)
+    assert match_again(world.app, PIPELINE)[0].tenant is None
+    world.run_all()
+    assert len(world.batches) == 2
+
+
+@pytest.mark.parametrize("message_id", ["", "x" * 201, "a\nb", 7])
+def test_a_message_id_that_could_be_mistaken_is_refused(world: World, message_id: Any) -> None:
+    with pytest.raises(InvalidInput, match="message id"):
+        record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, message_id)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "payload", "error"),
+    [
+        ("nobody's", {}, UnknownPipeline),
+        (PIPELINE, {"level": float("nan")}, InvalidInput),
+        (PIPELINE, {"level": "\x00"}, InvalidInput),
+        (PIPELINE, {"level": {1, 2}}, InvalidInput),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_and_nothing_is_written(
+    world: World, pipeline: str, payload: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        record_event(world.app, pipeline, payload)
+    assert world.inline.deployment.rows("SELECT * FROM records") == []
+
+
+@pytest.mark.parametrize("payload", [None, [], "text", 7, [[{"level": "ERROR"}]]])
+def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World, payload: Any) -> None:
+    recorded = record_event(world.app, PIPELINE, payload, "m-1")
+    assert recorded.tenant is None
+    (kept,) = world.here.records.unmatched(PIPELINE)
+    assert kept.payload == payload
+
+
+def test_invoices_are_not_recorded_as_messages(world: World, deployment: Deployment) -> None:
+    def nothing(_: object) -> None:
+        """Handle nothing."""
+
+    handler: Callable[[Any], None] = nothing
+    world.inline.handle(handler)
+    with pytest.raises(InvalidInput, match="'invoices' has no criteria"):
+        record_event(deployment.app, "invoices", {})
+
+
+def test_the_policy_spaces_by_the_longest_delay_it_knows() -> None:
+    assert POLICY.spacing.last_ttl == 15 * MINUTE * 1000

@@ -1,0 +1,157 @@
+"""The worked example of the second pattern (J. Wadsworth, Delayed Event Processing, part 2, 2020), cell by cell.
+
+Criteria: ERROR 5 minutes, WARNING 15 minutes, tenant = service. The clock is the test's; the example's runs begin when
+it says that they do.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.gate import Answer
+from tests.deployment import Deployment
+from tests.second.world import MINUTE, World
+
+
+def at(clock: str) -> int:
+    """Milliseconds from 13:00, where the world begins, to `clock`."""
+    hours, minutes = clock.split(":")
+    return ((int(hours) - 13) * 60 + int(minutes)) * MINUTE * 1000
+
+
+def shown(ms: int | None) -> str:
+    """A time as the table writes it; every command takes a microsecond, which stays within the minute."""
+    if ms is None:
+        return ""
+    minutes = ms // (MINUTE * 1000)
+    return f"{13 + minutes // 60}:{minutes % 60:02}"
+
+
+@pytest.fixture
+def world(deployment: Deployment) -> World:
+    return World(deployment)
+
+
+def test_the_table(world: World) -> None:
+    # 13:00, record 1: WARNING of A. No run before it, so it is due now.
+    world.go_to(at("13:00"))
+    first = world.record("WARNING", "A")
+    assert first.answer is Answer.STARTED
+    assert (world.due("A"), world.published()) == (None, 1), "published, so nothing waits"
+
+    # 13:01, the run begins and takes it.      | A | last run 13:01
+    world.go_to(at("13:01"))
+    world.run_all()
+    tenant, start, ids = world.batches.pop()
+    assert (tenant, shown(start), ids) == ("A", "13:01", [first.message_id])
+    assert (shown(world.last_run("A")), world.waiting("A")) == ("13:01", 0)
+
+    # 13:05, four records.
+    world.go_to(at("13:05"))
+    second = world.record("ERROR", "A")
+    #                                          | 2 | Error   | A | 13:05 | 13:06 |
+    assert (second.answer, shown(world.due("A"))) == (Answer.DELAYED, "13:06")
+    third = world.record("ERROR", "B")
+    #                                          | 3 | Error   | B | 13:05 | 13:05 |
+    assert (third.answer, world.due("B")) == (Answer.STARTED, None)
+    fourth = world.record("WARNING", "A")
+    #                                          | 4 | Warning | A | 13:05 | 13:16 |: its own time, and A's stays 13:06
+    assert fourth.delay == 15 * MINUTE
+    assert shown((world.last_run("A") or 0) + int(fourth.delay * 1000)) == "13:16"
+    assert shown(world.due("A")) == "13:06"
+    fifth = world.record("WARNING", "C")
+    #                                          | 5 | Warning | C | 13:05 | 13:05 |
+    assert (fifth.answer, world.due("C")) == (Answer.STARTED, None)
+    assert world.last_run("B") is None
+    assert world.last_run("C") is None
+
+    # Just before 13:06: B and C have run at 13:05, A's two records wait.
+    world.run_all()
+    assert [(tenant, shown(start), ids) for tenant, start, ids in world.batches] == [
+        ("B", "13:05", [third.message_id]),
+        ("C", "13:05", [fifth.message_id]),
+    ]
+    world.batches.clear()
+    world.go_to(at("13:06") - 1000)
+    assert world.fire_due() == []
+    assert (shown(world.last_run("A")), shown(world.due("A")), world.waiting("A")) == ("13:01", "13:06", 2)
+    assert (shown(world.last_run("B")), world.waiting("B")) == ("13:05", 0)
+    assert (shown(world.last_run("C")), world.waiting("C")) == ("13:05", 0)
+
+    # 13:06: A runs, and takes the WARNING that was due at 13:16 along.
+    world.go_to(at("13:06"))
+    assert world.fire_due() == ["A"]
+    world.run_all()
+    ((tenant, start, ids),) = world.batches
+    assert (tenant, shown(start), ids) == ("A", "13:06", [second.message_id, fourth.message_id])
+    #                                          | A 13:06 | B 13:05 | C 13:05 |, and nothing waits
+    assert [shown(world.last_run(service)) for service in "ABC"] == ["13:06", "13:05", "13:05"]
+    assert [world.waiting(service) for service in "ABC"] == [0, 0, 0]
+    world.go_to(at("13:30"))
+    assert world.fire_due() == []
+    assert world.published() == 0
+
+
+def test_a_warning_alone_is_due_at_13_16_and_an_error_pulls_it_to_13_06(world: World) -> None:
+    world.record("WARNING", "A")
+    world.go_to(at("13:01"))
+    world.run_all()
+    world.go_to(at("13:05"))
+    world.record("WARNING", "A")
+    assert shown(world.due("A")) == "13:16"
+    world.record("ERROR", "A")
+    assert shown(world.due("A")) == "13:06"
+
+
+def test_the_last_run_is_forgotten_when_it_can_delay_nothing_any_more(world: World) -> None:
+    world.record("WARNING", "A")
+    world.run_all()
+    world.go_to(at("13:16"))
+    assert world.record("WARNING", "A").answer is Answer.STARTED
+
+
+def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> None:
+    # given a record that came during a run, early enough to be taken by it, so that its own run finds nothing
+    world.record("WARNING", "A")
+    message = world.inline.message()
+    assert message is not None
+    begun = world.gate.begin(*message)
+    assert begun
+    world.record("ERROR", "A")
+    world.gate.us += 5_000_000
+    # The first run dies; the next one takes both, and the event of the second asks for a run more.
+    (status,) = world.gate.look("log-alerts", ["A"])
+    assert status.deadline_ms is not None
+    world.go_to(status.deadline_ms - world.start_ms)
+    world.fire_due()
+    world.run_all()
+    last = world.last_run("A")
+    assert len(world.batches) == 1
+    # when another event without a record comes, and its run finds nothing
+    world.go_to(at("13:20"))
+    world.gate.notify("log-alerts", "A", world.here.pipelines["log-alerts"].policy.spacing)
+    world.run_all()
+    # then the next record is spaced from the run that took something
+    assert len(world.batches) == 1
+    assert world.last_run("A") in (last, None)
+    assert world.record("ERROR", "A").answer is Answer.STARTED
+
+
+def test_a_message_that_comes_twice_is_one_record_and_one_run(world: World) -> None:
+    assert world.record("ERROR", "A", "m-1").new
+    again = world.record("ERROR", "A", "m-1")
+    assert (again.new, again.answer) == (False, None)
+    world.run_all()
+    assert [ids for _, _, ids in world.batches] == [["m-1"]]
+    world.go_to(at("14:00"))
+    assert world.fire_due() == []
+
+
+def test_a_message_without_a_criterion_is_kept_with_its_reason(world: World) -> None:
+    kept = world.record("INFO", "A", "m-1")
+    assert kept.tenant is None
+    assert kept.reason
+    assert world.published() == 0
+    (record,) = world.here.records.unmatched("log-alerts")
+    assert (record.message_id, record.reason, record.payload) == ("m-1", kept.reason, {"level": "INFO", "service": "A"})
+    assert world.here.records.count_unmatched("log-alerts") == 1

@@ -1,0 +1,111 @@
+"""The second pattern with real workers, delays of 0.5 s and 1.5 s, and what faults cost it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from taskbridge.criteria import Criterion
+from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.policy import DelaySinceLastRun
+from taskbridge.recording import Recorded, record_event
+from taskbridge.runtime import runtime
+from tests.deployment import Deployment
+from tests.waiting import PATIENCE, wait_until
+
+pytestmark = pytest.mark.e2e
+
+PIPELINE = "log-alerts"
+DELAYS = {"ERROR": 0.5, "WARNING": 1.5}
+# The ledger is written a moment after a run starts, and in a fresh worker that moment is longer.
+TOLERANCE = 0.1
+
+
+@pytest.fixture
+def alerts(deployment: Deployment) -> Deployment:
+    """A producer that knows the pipeline, as the workers of `tests.pipelines` do."""
+    pipelines = Pipelines()
+    criteria = tuple(Criterion("$.level", level, "$.service", delay) for level, delay in DELAYS.items())
+    pipelines.declare(Pipeline(PIPELINE, lambda _: None, DelaySinceLastRun(criteria), 500))
+    runtime(deployment.app).__dict__["pipelines"] = pipelines
+    return deployment
+
+
+def record(alerts: Deployment, level: str, service: str) -> Recorded:
+    return record_event(alerts.app, PIPELINE, {"level": level, "service": service})
+
+
+def delivered(alerts: Deployment, count: int) -> list[Any]:
+    """Wait until `count` records have been delivered, and return each tenant's run starts in order."""
+    wait_until(lambda: len(alerts.deliveries()) >= count, f"{count} deliveries", 40)
+    assert len(set(alerts.deliveries())) == len(alerts.deliveries()) == count
+    return alerts.rows(
+        "SELECT extract(epoch FROM began)::float AS began, tenant, cardinality(numbers) FROM ledger ORDER BY id"
+    )
+
+
+def test_at_once_then_not_before_the_delay_since_the_last_run(alerts: Deployment) -> None:
+    with alerts.worker():
+        assert record(alerts, "WARNING", "A").answer.name == "STARTED"  # type: ignore[union-attr]
+        delivered(alerts, 1)
+        assert [record(alerts, level, "A").answer.name for level in ("WARNING", "WARNING")] == ["DELAYED"] * 2  # type: ignore[union-attr]
+        assert record(alerts, "ERROR", "B").answer.name == "STARTED"  # type: ignore[union-attr]
+        runs = delivered(alerts, 4)
+        of_a = [began for began, tenant, _ in runs if tenant == "A"]
+        assert len(of_a) == 2, "what waited was taken by one run"
+        assert of_a[1] - of_a[0] >= DELAYS["WARNING"] - TOLERANCE
+        # An ERROR pulls a waiting WARNING forward.
+        record(alerts, "WARNING", "A")
+        record(alerts, "ERROR", "A")
+        third = [began for began, tenant, _ in delivered(alerts, 6) if tenant == "A"][2]
+        assert DELAYS["ERROR"] - TOLERANCE <= third - of_a[1] < DELAYS["WARNING"]
+
+
+def test_all_of_redis_is_lost_while_records_wait(alerts: Deployment) -> None:
+    with alerts.worker():
+        record(alerts, "WARNING", "A")
+        delivered(alerts, 1)
+        record(alerts, "WARNING", "A")
+        alerts.redis.flushdb()
+        # The deadlines and the last run are rebuilt from Postgres, so the spacing is kept as well.
+        runs = delivered(alerts, 2)
+        apart = runs[1].began - runs[0].began
+        assert DELAYS["WARNING"] - TOLERANCE <= apart < DELAYS["WARNING"] + 3 * PATIENCE
+
+
+def test_the_only_worker_is_killed_while_records_wait(alerts: Deployment) -> None:
+    with alerts.worker() as worker:
+        record(alerts, "WARNING", "A")
+        delivered(alerts, 1)
+        record(alerts, "WARNING", "A")
+        record(alerts, "ERROR", "A")
+        worker.kill()
+    with alerts.worker():
+        runs = delivered(alerts, 3)
+        assert len(runs) == 2
+        assert runs[1].began - runs[0].began >= DELAYS["ERROR"] - TOLERANCE
+
+
+def test_a_message_by_name_from_another_program_is_recorded_once(alerts: Deployment) -> None:
+    with alerts.worker():
+        for _ in range(2):
+            alerts.app.send_task("taskbridge.record_event", [PIPELINE, {"level": "ERROR", "service": "A"}, "m-1"])
+        delivered(alerts, 1)
+        alerts.app.send_task("taskbridge.record_event", [PIPELINE, {"level": "INFO", "service": "A"}])
+        here = runtime(alerts.app)
+        wait_until(lambda: here.records.count_unmatched(PIPELINE) == 1, "the unmatched record")
+        wait_until(lambda: not here.gate.active(PIPELINE), "idle")
+    assert alerts.deliveries() == [("A", "m-1")]
+
+
+def test_a_record_in_the_callers_transaction_waits_for_its_commit(alerts: Deployment) -> None:
+    with alerts.engine.connect() as connection, alerts.worker():
+        recorded = record_event(
+            alerts.app, PIPELINE, {"level": "ERROR", "service": "A"}, message_id="m-1", connection=connection
+        )
+        assert (recorded.tenant, recorded.answer) == ("A", None)
+        assert alerts.rows("SELECT * FROM records") == []
+        connection.commit()
+        assert alerts.notify_event.delay(recorded.tenant, PIPELINE).get() == "started"
+        delivered(alerts, 1)

@@ -1,0 +1,383 @@
+"""Criteria refuse nonsense when they are made, match as JSON compares, and say why a payload has no tenant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from taskbridge.criteria import Criterion, Match, Unmatched, check_criteria, match
+from taskbridge.errors import InvalidName, InvalidPolicy
+from taskbridge.names import check_tenant
+
+ERROR = Criterion("$.level", "ERROR", "$.service", 300)
+WARNING = Criterion("$.level", "WARNING", "$.service", 900)
+BOTH = (ERROR, WARNING)
+
+
+def reason(criteria: Any, payload: object) -> str:
+    result = match(criteria, payload)
+    assert isinstance(result, Unmatched), result
+    return result.reason
+
+
+def nested(depth: int, key: str | None = None) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value] if key is None else {key: value}
+    return value
+
+
+# What cannot work is refused when it is declared.
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("level", r'"level" is no JSONPath \(expected \'\$\', found \'l\', line 1, column 0\): write'),
+        ("", "is no JSONPath"),
+        ("$.a.", "unexpected end of expression"),
+        (" $.a", "is no JSONPath"),
+        ("$[?nope(@)]", "'nope' is not defined"),
+        ("$[99999999999999999]", "index out of range"),
+        ("$[?@.a == 1e999]", "is no JSONPath"),
+        ("$[?" + "(" * 3000 + "@" + ")" * 3000 + "]", "recursion"),
+        ("$.\ud800", "is no JSONPath"),
+        ("$['\ud800']", "is no JSONPath"),
+        (5, "is 5: give a JSONPath as text"),
+        (None, "is null: give a JSONPath as text"),
+    ],
+)
+@pytest.mark.parametrize("name", ["match_path", "parameter_path"])
+def test_a_path_that_is_no_jsonpath_is_refused_with_its_place(name: str, path: Any, text: str) -> None:
+    values: dict[str, Any] = {"match_path": "$.a", "match_value": 1, "parameter_path": "$.b", "delay": 1, name: path}
+    with pytest.raises(InvalidPolicy, match=f"the {name} .*{text}") as caught:
+        Criterion(**values)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1], "is an array: give"),
+        ({}, "is an object: give"),
+        (b"x", "is of type bytes: give"),
+        (float("nan"), "is nan: give a finite number"),
+        (float("-inf"), "is -inf: give a finite number"),
+        ("a\ud800", r"a\\ud800.*remove that character"),
+        ("a\0", r"a\\u0000.*remove that character"),
+    ],
+)
+def test_a_match_value_that_no_payload_could_hold_is_refused(value: Any, text: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf"match_value for \$\.level .*{text}"):
+        Criterion("$.level", value, "$.service", 1)
+
+
+@pytest.mark.parametrize(
+    ("delay", "text"),
+    [
+        (0, "is 0 s: it must lie between 0.001 s and 2592000 s"),
+        (-1, "is -1 s"),
+        (0.0009, "is 0.0009 s"),
+        (2_592_000.1, "must lie"),
+        (float("nan"), "is NaN s"),
+        (float("inf"), "is Infinity s"),
+        pytest.param(10**5000, "must lie", id="huge"),
+        (True, "finite number"),
+        ("5", "finite number"),
+        (None, "finite number"),
+    ],
+)
+def test_a_delay_that_makes_no_sense_is_refused(delay: Any, text: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf'criterion \$\.level = "ERROR": the delay .*{text}'):
+        Criterion("$.level", "ERROR", "$.service", delay)
+
+
+@pytest.mark.parametrize(
+    ("delay", "delay_ms"),
+    [(0.001, 1), (0.0014, 1), (0.0016, 2), (0.29, 290), (300, 300_000), (2_592_000, 2592 * 10**6)],
+)
+def test_a_delay_becomes_whole_milliseconds(delay: float, delay_ms: int) -> None:
+    assert Criterion("$.a", 1, "$.b", delay).delay_ms == delay_ms
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "label"),
+    [
+        ("$.level", "ERROR", '$.level = "ERROR"'),
+        ("$.level", True, "$.level = true"),
+        ("$.level", None, "$.level = null"),
+        ("$.level", 1.5, "$.level = 1.5"),
+        ("$\n.level", 'ö"\x9b', r'$\n.level = "ö\"\u009b"'),
+        ("$.level", "x" * 40, f'$.level = "{"x" * 40}"'),
+        ("$.level", "x" * 41, f'$.level = "{"x" * 40}"... (41 characters)'),
+        pytest.param("$.level", 10**5000, "$.level = a number of 16610 bits", id="huge"),
+    ],
+)
+def test_a_label_can_be_printed_on_any_terminal(path: str, value: Any, label: str) -> None:
+    assert Criterion(path, value, "$.service", 1).label == label
+
+
+def test_compiled_paths_are_no_part_of_a_criterions_value() -> None:
+    again = Criterion("$.level", "ERROR", "$.service", 300)
+    assert again == ERROR
+    assert hash(again) == hash(ERROR)
+    assert repr(ERROR) == (
+        "Criterion(match_path='$.level', match_value='ERROR', parameter_path='$.service', delay=300)"
+    )
+
+
+# Two criteria for one thing.
+
+
+def test_no_criterion_at_all_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match="there is no criterion"):
+        check_criteria([])
+
+
+@pytest.mark.parametrize(
+    ("criteria", "text"),
+    [(ERROR, "type Criterion: pass a list"), (5, "pass a list"), ([ERROR, "x"], "criterion 2 is of")],
+)
+def test_something_that_is_no_list_of_criteria_is_refused(criteria: Any, text: str) -> None:
+    with pytest.raises(InvalidPolicy, match=text):
+        check_criteria(criteria)
+
+
+@pytest.mark.parametrize("path", ["$.level", "$['level']", '$["level"]', "$ .level"])
+def test_the_same_criterion_twice_is_refused_however_its_path_is_written(path: str) -> None:
+    with pytest.raises(InvalidPolicy, match=r"criteria 1 and 3 \(.*say the same twice"):
+        check_criteria([ERROR, WARNING, Criterion(path, "ERROR", "$['service']", 300.0)])
+
+
+def test_two_delays_for_one_criterion_are_refused_with_both() -> None:
+    with pytest.raises(InvalidPolicy, match=r"criteria 2 and 3 .*contradict each other, with delays of 900 s and 60 s"):
+        check_criteria([ERROR, WARNING, Criterion("$['level']", "WARNING", "$.service", 60)])
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, "1"), (None, False), ("null", None)])
+def test_values_that_json_tells_apart_are_two_criteria(one: Any, other: Any) -> None:
+    criteria = [Criterion("$.a", value, "$.b", 1) for value in (one, other)]
+    assert check_criteria(criteria) == tuple(criteria)
+
+
+def test_one_match_with_the_tenant_in_two_places_is_allowed() -> None:
+    criteria = check_criteria([ERROR, Criterion("$.level", "ERROR", "$.host", 60)])
+    assert match(criteria, {"level": "ERROR", "host": "h"}) == Match("h", 60_000, ERROR.label)
+    assert match(criteria, {"level": "ERROR", "service": "s"}) == Match("s", 300_000, ERROR.label)
+
+
+# What applies.
+
+
+def test_each_level_has_its_own_delay() -> None:
+    assert match(BOTH, {"level": "ERROR", "service": "A"}) == Match("A", 300_000, '$.level = "ERROR"')
+    assert match(BOTH, {"level": "WARNING", "service": "A"}) == Match("A", 900_000, '$.level = "WARNING"')
+
+
+VALUES: list[Any] = [1, True, "1", 0, False, "", None, "null", "true", 1.5, 2**53 + 1, [], {}, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("found", VALUES)
+@pytest.mark.parametrize("wanted", [value for value in VALUES if not isinstance(value, list | dict)])
+def test_values_of_two_json_types_are_never_equal(wanted: Any, found: Any) -> None:
+    result = match([Criterion("$.v", wanted, "$.t", 1)], {"v": found, "t": "T"})
+    assert isinstance(result, Match) == (type(wanted) is type(found) and wanted == found)
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(1, 1.0), (1.0, 1), (0, -0.0), (10**400, 10**400)])
+def test_a_json_number_is_equal_however_it_is_written(wanted: float, found: float) -> None:
+    assert isinstance(match([Criterion("$.v", wanted, "$.t", 1)], {"v": found, "t": "T"}), Match)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_several_that_apply_the_smallest_delay_wins_in_any_order(turned: bool) -> None:
+    criteria = [ERROR, Criterion("$.urgent", True, "$.service", 1), WARNING]
+    payload = {"level": "ERROR", "urgent": True, "service": "A"}
+    assert match(criteria[::-1] if turned else criteria, payload) == Match("A", 1000, "$.urgent = true")
+
+
+def test_criteria_that_disagree_about_the_tenant_leave_the_payload_unmatched() -> None:
+    said = reason([ERROR, Criterion("$.level", "ERROR", "$.host", 1)], {"level": "ERROR", "service": "A", "host": "B"})
+    assert 'give different tenants, "A" by $.service and "B" by $.host' in said
+
+
+def test_a_criterion_that_fails_does_not_stop_one_that_applies() -> None:
+    payload = {"level": "ERROR", "service": "A", "deep": nested(5000, "a")}
+    criteria = [Criterion("$..level", "ERROR", "$.service", 1), Criterion("$.level", "ERROR", "$.none", 1), ERROR]
+    assert match(criteria, payload) == Match("A", 300_000, ERROR.label)
+
+
+# Why nothing applies.
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"level": "INFO"}, 'no criterion applies: $.level gives "INFO", needed "ERROR" or "WARNING"'),
+        ({}, 'no criterion applies: $.level gives no value, needed "ERROR" or "WARNING"'),
+        ({"level": ["ERROR"]}, "$.level gives an array, needed"),
+        ({"level": None}, "$.level gives null, needed"),
+        ([], "$.level gives no value"),
+        (None, "$.level gives no value"),
+        ("ERROR", "$.level gives no value"),
+    ],
+)
+def test_a_value_that_no_criterion_has_is_reported_with_what_was_needed(payload: object, text: str) -> None:
+    assert text in reason(BOTH, payload)
+
+
+def test_without_criteria_nothing_applies() -> None:
+    assert reason([], {"level": "ERROR"}) == "no criterion applies: none is declared"
+
+
+def test_several_values_of_a_match_path_are_no_match() -> None:
+    criterion = Criterion("$..level", "ERROR", "$.service", 1)
+    payload = {"level": "ERROR", "service": "A", "cause": {"level": "ERROR"}}
+    assert (
+        reason([criterion], payload) == 'no criterion applies: $..level gives 2 values instead of one, needed "ERROR"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("service", "text"),
+    [
+        ([], "parameter path $.service[*] gives no value"),
+        (["A", "A"], "parameter path $.service[*] gives 2 values instead of one"),
+        ([5], "parameter path $.service[*] gives a number: a tenant is a string"),
+        ([1.5], "gives a number"),
+        ([True], "gives a boolean"),
+        ([None], "gives null"),
+        ([[]], "gives an array"),
+        ([{}], "gives an object"),
+        ([""], "gives a string that is no tenant: the tenant is empty"),
+        ([" A"], 'gives a string that is no tenant: the tenant " A" begins or ends with space: strip it'),
+        (["A\n"], 'gives a string that is no tenant: the tenant "A\\n" holds the control character U+000A'),
+        (["x" * 201], "has 201 characters"),
+    ],
+)
+def test_a_parameter_that_is_no_tenant_is_reported_before_criteria_about_other_values(service: Any, text: str) -> None:
+    criteria = [WARNING, Criterion("$.level", "ERROR", "$.service[*]", 1), WARNING]
+    said = reason(criteria, {"level": "ERROR", "service": service})
+    assert said.startswith('criterion $.level = "ERROR" has its value, but its parameter path $.service[*] ')
+    assert text in said
+
+
+SECRET = "s3cret" * 30
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"level": SECRET},
+        {"level": "ERROR", "service": SECRET + "\n"},
+        {"level": "ERROR", "service": SECRET * 10},
+        {"level": "ERROR", "service": SECRET, "host": SECRET[1:]},
+        {"level": "ERROR", "service": {SECRET: SECRET}},
+        {"level": 10**5000},
+    ],
+)
+def test_a_reason_repeats_no_long_text_of_the_payload(payload: object) -> None:
+    said = reason([ERROR, Criterion("$.level", "ERROR", "$.host", 1)], payload)
+    assert SECRET[:41] not in said
+    assert SECRET[1:42] not in said
+    assert len(said) < 400
+
+
+def test_a_reason_can_be_stored_and_printed_whatever_the_payload_holds() -> None:
+    for payload in ({"level": "\ud800\0\x1b[2J\u202e"}, {"level": "ERROR", "service": "\ud800\0\x1b[2J\u202e"}):
+        said = reason(BOTH, payload)
+        assert said.isprintable()
+        assert r"\ud800\u0000\u001b[2J\u202e" in said
+
+
+def test_many_criteria_make_no_endless_reason() -> None:
+    said = reason([Criterion(f"$.a{i}", 1, "$.t", 1) for i in range(500)], {})
+    assert said.endswith("$.a4 gives no value, needed 1; and 495 more")
+
+
+@pytest.mark.parametrize("payload", [nested(50_000), nested(50_000, "a"), [nested(50_000)] * 2])
+@pytest.mark.parametrize("path", ["$..a", "$[?@ == $]", "$[?@ == @]", "$.a.a"])
+def test_a_payload_nested_too_deeply_is_unmatched(path: str, payload: object) -> None:
+    assert reason([Criterion(path, "x", "$.t", 1)], payload)
+    assert reason([Criterion("$", "x", path, 1)], payload)
+
+
+def test_a_payload_nested_too_deeply_for_a_path_is_called_that() -> None:
+    deep = {"level": "ERROR", "deep": nested(5000)}
+    text = "cannot be followed in this payload, which is nested too deeply for it"
+    assert reason([Criterion("$..level", "ERROR", "$.service", 1)], deep).startswith(
+        f"no criterion applies: $..level {text}"
+    )
+    assert reason([Criterion("$.level", "ERROR", "$..service", 1)], deep).endswith(f"parameter path $..service {text}")
+    assert f"$[?@ == $] {text}" in reason([Criterion("$[?@ == $]", "ERROR", "$.service", 1)], nested(50_000))
+
+
+def test_a_filter_that_chokes_on_a_value_leaves_the_payload_unmatched() -> None:
+    said = reason([Criterion("$[?match(@.a, @.b)].a", "x", "$.t", 1)], [{"a": "x", "b": "\ud800"}])
+    assert "cannot be followed in this payload (UnicodeEncodeError)" in said
+
+
+names = st.sampled_from("abc")
+texts = st.sampled_from(["", "x", "y", " x", "1", "\ud800", "[", "x" * 300]) | st.text(
+    st.characters(exclude_categories=()), max_size=4
+)
+scalars = st.none() | st.booleans() | st.sampled_from([0, 1, 1.0, -0.0]) | st.integers() | st.floats() | texts
+payloads = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=12
+)
+wanted = st.sampled_from(["x", "1", "", 1, 0, 1.0, True, False, None])
+PATHS = """
+    $  $.a  $..a  $[*]  $[0]  $[::2]  $.*.b  $[?@.a]  $[?@.a==@.b]  $[?@==$]  $[?@<1]  $[?match(@.a,@.b)]
+    $[?search(@,'x')]  $[?length(@)>1]  $[?count(@.*)==2]  $[?value(@..a)==1]
+"""
+paths = st.sampled_from(PATHS.split())
+delays = st.sampled_from([0.001, 1, 2.5])
+
+
+@settings(derandomize=True, max_examples=500)
+@given(criteria=st.lists(st.builds(Criterion, paths, wanted, paths, delays), max_size=4), payload=payloads)
+def test_no_payload_makes_matching_raise(criteria: list[Criterion], payload: object) -> None:
+    result = match(criteria, payload)
+    if isinstance(result, Match):
+        assert check_tenant(result.tenant) == result.tenant
+        assert (result.criterion, result.delay_ms) in {(made.label, made.delay_ms) for made in criteria}
+    else:
+        assert result.reason.isprintable()
+
+
+def naive(criteria: list[Criterion], payload: object) -> tuple[str, int] | None:
+    """What `$.name` paths must give, without JSONPath."""
+    found: dict[str, int] = {}
+    for criterion in criteria:
+        name, parameter = criterion.match_path[2:], criterion.parameter_path[2:]
+        if not isinstance(payload, dict) or name not in payload:
+            continue
+        value = payload[name]
+        if value != criterion.match_value or isinstance(value, bool) != isinstance(criterion.match_value, bool):
+            continue
+        try:
+            tenant = check_tenant(payload.get(parameter))
+        except InvalidName:
+            continue
+        delay = round(criterion.delay * 1000)
+        found[tenant] = min(found.get(tenant, delay), delay)
+    return next(iter(found.items())) if len(found) == 1 else None
+
+
+named = st.builds("$.{}".format, names)
+few = st.sampled_from(["x", "y", "1", " x", 1, 1.0, 0, True, False, None, ["x"], {"a": "x"}])
+
+
+@settings(derandomize=True, max_examples=1000)
+@given(
+    criteria=st.lists(st.builds(Criterion, named, wanted, named, delays), max_size=4),
+    payload=st.dictionaries(names, few, max_size=3) | payloads,
+)
+@example([Criterion("$.a", 1, "$.b", 2.5), Criterion("$.c", True, "$.b", 1)], {"a": 1, "b": "x", "c": True})
+@example([Criterion("$.a", 1, "$.b", 2.5), Criterion("$.a", 1, "$.c", 1)], {"a": 1, "b": "x", "c": "y"})
+def test_matching_agrees_with_reading_the_payload_by_hand(criteria: list[Criterion], payload: object) -> None:
+    result = match(criteria, payload)
+    assert (result[:2] if isinstance(result, Match) else None) == naive(criteria, payload)
