@@ -1,16 +1,10 @@
-"""The pipeline of the benchmarks of the second pattern. Its workers find it through TASKBRIDGE_PIPELINES."""
+"""Declares the pipeline of the benchmarks of the second pattern; only their workers load it."""
 
 from __future__ import annotations
 
 from taskbridge.batch import Batch
-from taskbridge.criteria import Criterion
+from taskbridge.bench.lateness import PIPELINE, POLICY
 from taskbridge.pipeline import pipeline
-from taskbridge.policy import DelaySinceLastRun
-
-__all__ = ["PIPELINE", "POLICY"]
-
-PIPELINE = "bench-alerts"
-POLICY = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),))
 
 
 @pipeline(PIPELINE, policy=POLICY)

@@ -20,13 +20,17 @@ from typing import Any, Final
 
 from taskbridge import store
 from taskbridge.app import make_app
-from taskbridge.bench.alerts import PIPELINE, POLICY
+from taskbridge.criteria import Criterion
 from taskbridge.embedded import Guarded, serve
 from taskbridge.gate import Queue
+from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.settings import Settings
 
-__all__ = ["measure"]
+__all__ = ["PIPELINE", "POLICY", "measure"]
+
+PIPELINE: Final = "bench-alerts"
+POLICY: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),))
 
 IDLE_SECONDS: Final = 3.0
 HEAD_START_MS: Final = 4_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from taskbridge.bench import lateness as lateness_bench
 from taskbridge.cli import screen
 from taskbridge.cli.options import examples, json_option
 
@@ -32,9 +33,6 @@ def lateness(tenants: int, seconds: float, as_json: bool) -> None:
 
     The target is a 99th percentile below 100 ms. The baseline for the cost is the same worker with nobody waiting.
     """
-    # Importing it declares its pipeline, which no other command is to show.
-    from taskbridge.bench import lateness as lateness_bench  # noqa: PLC0415
-
     if not as_json:
         screen.tell(f"{tenants:,} tenants, due over {seconds:g} s; this takes about {seconds + 15:.0f} s")
     figures = lateness_bench.measure(tenants, seconds)

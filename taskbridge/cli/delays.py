@@ -14,7 +14,7 @@ from taskbridge.cli.moments import ago, ahead, iso
 from taskbridge.cli.tenants import TenantView
 from taskbridge.errors import InvalidInput
 from taskbridge.runtime import Runtime
-from taskbridge.store.matching import WaitingRecords
+from taskbridge.store import WaitingRecords
 
 __all__ = ["Delays", "look", "need_criteria"]
 

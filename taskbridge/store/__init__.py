@@ -2,7 +2,7 @@
 
 from taskbridge.store.cursor import CursorLost, Cursors, Outranked, Page, Transaction
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
-from taskbridge.store.matching import Records, UnmatchedRecord, Waiting
+from taskbridge.store.matching import Records, UnmatchedRecord, Waiting, WaitingRecords
 from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS
 from taskbridge.store.records import json_text, record_invoice
 from taskbridge.store.schema import check_schema, migrate
@@ -19,6 +19,7 @@ __all__ = [
     "Transaction",
     "UnmatchedRecord",
     "Waiting",
+    "WaitingRecords",
     "check_schema",
     "check_version",
     "connect",
