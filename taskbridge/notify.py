@@ -18,10 +18,12 @@ __all__ = ["notify", "notify_many"]
 EAGER = Spacing(delay=0)
 
 
-def notify(app: Celery, tenant: str, pipeline: str = INVOICES) -> Answer:
+def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | None = None) -> Answer:
     """Tell the tenant's runner that there are new records, and start it if there is none.
 
-    One round trip to Redis, whatever the tenant's state. When this returns, the first event's run is published.
+    One round trip to Redis, whatever the tenant's state. When this returns, the first event's run is published. In a
+    pipeline with criteria `delay_ms` is the new record's delay; without it Postgres is asked for the smallest of those
+    that wait.
 
     Raises:
         InvalidName: the tenant is not allowed.
@@ -31,7 +33,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES) -> Answer:
     here = runtime(app)
     check_tenant(tenant)
     with speaking_plainly():
-        spacing = _spacing(here, pipeline, tenant)
+        spacing = _spacing(here, pipeline, tenant, delay_ms)
         if here.eager:
             # Nothing else fires deadlines inline; a tenant that waits after a failure is tried again here.
             here.gate.expire(pipeline, [tenant])
@@ -50,12 +52,14 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
         return here.gate.notify_many(events) if events else []
 
 
-def _spacing(here: Runtime, pipeline: str, tenant: str) -> Spacing:
+def _spacing(here: Runtime, pipeline: str, tenant: str, delay_ms: int | None = None) -> Spacing:
     """Return how the tenant's next run is spaced. Where records have delays of their own, those that wait are asked."""
     declared = here.pipelines[pipeline]
     if here.eager:
         return EAGER
     if declared.criteria is None:
         return declared.policy.spacing
+    if delay_ms is not None:
+        return declared.criteria.spacing_for(delay_ms)
     waiting = here.records.waiting(pipeline, tenant)
     return declared.policy.spacing if waiting is None else declared.criteria.spacing_for(waiting.delay_ms)

@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 from taskbridge.criteria import Match, Unmatched, match
 from taskbridge.errors import InvalidInput
 from taskbridge.gate import Answer
+from taskbridge.notify import notify
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.store import UnmatchedRecord, json_text
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["MatchedAgain", "Recorded", "match_again", "record_event"]
+__all__ = ["MatchedAgain", "Recorded", "criteria_of", "match_again", "record_event"]
 
 LONGEST_MESSAGE_ID = 200
 
@@ -53,7 +54,7 @@ def record_event(
     See `taskbridge.record_event`, which is this for the package's own app.
     """
     here = runtime(app)
-    policy = _policy(here, pipeline)
+    policy = criteria_of(here, pipeline)
     message_id = str(uuid.uuid4()) if message_id is None else _checked(pipeline, message_id)
     text = json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
     # What is matched is what is stored, so that matching it again gives the same.
@@ -62,7 +63,7 @@ def record_event(
         new = here.records.write(pipeline, message_id, text, found, connection)
         answer = None
         if new and connection is None and isinstance(found, Match):
-            answer = here.gate.notify(pipeline, found.tenant, policy.spacing_for(found.delay_ms))
+            answer = notify(app, found.tenant, pipeline, found.delay_ms)
     if isinstance(found, Unmatched):
         return Recorded(message_id, new, None, None, found.reason, None)
     return Recorded(message_id, new, found.tenant, found.delay_ms / 1000, None, answer)
@@ -76,24 +77,31 @@ def match_again(app: Celery, pipeline: str) -> list[MatchedAgain]:
         Unavailable: Postgres or Redis cannot be used; what was matched until then stays matched.
     """
     here = runtime(app)
-    policy = _policy(here, pipeline)
+    policy = criteria_of(here, pipeline)
     done = []
     with speaking_plainly():
         for record, found in here.records.match_again(pipeline, lambda payload: match(policy.criteria, payload)):
             if isinstance(found, Match):
-                here.gate.notify(pipeline, found.tenant, policy.spacing_for(found.delay_ms))
+                notify(app, found.tenant, pipeline, found.delay_ms)
                 done.append(MatchedAgain(record, found.tenant, None))
             else:
                 done.append(MatchedAgain(record, None, found.reason))
     return done
 
 
-def _policy(here: Runtime, pipeline: str) -> DelaySinceLastRun:
+def criteria_of(here: Runtime, pipeline: str) -> DelaySinceLastRun:
+    """Return the policy of a pipeline with criteria.
+
+    Raises:
+        UnknownPipeline: no loaded module declares it.
+        InvalidInput: it has no criteria.
+    """
     policy = here.pipelines[pipeline].criteria
     if policy is None:
+        others = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
         raise InvalidInput(
-            f"the pipeline {pipeline!r} has no criteria: declare it with DelaySinceLastRun, or write invoices with "
-            "record_invoice"
+            f"the pipeline {pipeline!r} has no criteria, so it takes no messages: name one that has "
+            f"({', '.join(others) or 'none is declared with DelaySinceLastRun in the modules of TASKBRIDGE_PIPELINES'})"
         )
     return policy
 

@@ -12,11 +12,10 @@ from rich.table import Table
 from taskbridge.cli import screen
 from taskbridge.cli.moments import ago, ahead, iso
 from taskbridge.cli.tenants import TenantView
-from taskbridge.errors import InvalidInput
 from taskbridge.runtime import Runtime
 from taskbridge.store import WaitingRecords
 
-__all__ = ["Delays", "look", "need_criteria"]
+__all__ = ["Delays", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +67,3 @@ def look(here: Runtime, pipeline: str, tenants: Sequence[TenantView]) -> Delays 
     found = {one.tenant: here.records.waiting(pipeline, one.tenant) for one in tenants if one.counts["pending"]}
     waiting = {tenant: records for tenant, records in found.items() if records is not None}
     return Delays(pipeline, here.records.count_unmatched(pipeline), waiting)
-
-
-def need_criteria(here: Runtime, pipeline: str) -> None:
-    """Refuse a pipeline of invoices.
-
-    Raises:
-        UnknownPipeline: no loaded module declares it.
-        InvalidInput: it has no criteria.
-    """
-    if here.pipelines[pipeline].criteria is not None:
-        return
-    others = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
-    raise InvalidInput(
-        f"the pipeline {pipeline!r} has no criteria, so it takes no messages: name one that has "
-        f"({', '.join(others) or 'none is declared with DelaySinceLastRun in the modules of TASKBRIDGE_PIPELINES'})"
-    )

@@ -8,13 +8,13 @@ import click
 
 from taskbridge.app import app
 from taskbridge.cli import json_lines, screen, surroundings
-from taskbridge.cli.delays import need_criteria
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.messages import Messages, record_all
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
 from taskbridge.cli.sending import SHOWN_PROBLEMS
 from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError
+from taskbridge.recording import criteria_of
 from taskbridge.runtime import runtime
 
 __all__ = ["record"]
@@ -50,7 +50,7 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     with json_lines.messages(file) as lines, surroundings.enter(data_dir) as origin:
         here = runtime(app)
         surroundings.ready(here, migrate=origin is Origin.OURS)
-        need_criteria(here, pipeline)
+        criteria_of(here, pipeline)
         try:
             record_all(progress, lines)
         except (TaskBridgeError, Interrupted):

@@ -13,10 +13,10 @@ import click
 from taskbridge import recording
 from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
-from taskbridge.cli.delays import need_criteria
 from taskbridge.cli.moments import iso
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.surroundings import Origin
+from taskbridge.recording import criteria_of
 from taskbridge.runtime import runtime
 from taskbridge.store import UnmatchedRecord
 
@@ -52,7 +52,7 @@ def list_them(pipeline: str, limit: int, data_dir: Path, as_json: bool) -> None:
     with surroundings.enter(data_dir) as origin:
         here = runtime(app)
         surroundings.ready(here, migrate=origin is Origin.OURS)
-        need_criteria(here, pipeline)
+        criteria_of(here, pipeline)
         count = here.records.count_unmatched(pipeline)
         records = list(islice(here.records.unmatched(pipeline), limit))
     if as_json:
@@ -80,7 +80,7 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
     with surroundings.enter(data_dir) as origin:
         here = runtime(app)
         surroundings.ready(here, migrate=origin is Origin.OURS)
-        need_criteria(here, pipeline)
+        criteria_of(here, pipeline)
         done = recording.match_again(app, pipeline)
     tenants = Counter(one.tenant for one in done if one.tenant is not None)
     reasons = Counter(one.reason for one in done if one.reason is not None)

@@ -94,6 +94,17 @@ def test_every_variable_exists_and_every_setting_is_documented() -> None:
     assert known - named == set()
 
 
+def test_every_default_is_the_one_that_is_documented() -> None:
+    rows = re.findall(
+        r"^\| `TASKBRIDGE_([A-Z_]+)` \| `?([^|`]*?)`? \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE
+    )
+    documented = {name.lower(): text for name, text in rows}
+    for name in Settings.__slots__:
+        default = getattr(Settings(), name)
+        if isinstance(default, float) or name == "key_prefix":
+            assert documented[name] == (f"{default:g}" if isinstance(default, float) else default), name
+
+
 def test_every_python_example_runs_as_far_as_its_names() -> None:
     blocks = [
         (page.name, block)

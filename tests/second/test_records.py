@@ -155,6 +155,15 @@ def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World, payload:
     assert kept.payload == payload
 
 
+def test_eager_mode_runs_each_message_inline_without_a_delay(world: World) -> None:
+    world.app.conf.task_always_eager = True
+    world.here.__dict__.pop("gate")
+    for _ in range(2):
+        assert world.record("WARNING", "A").answer is Answer.STARTED
+    assert len(world.batches) == 2
+    assert world.here.gate.active(PIPELINE) == []
+
+
 def test_invoices_are_not_recorded_as_messages(world: World, deployment: Deployment) -> None:
     def nothing(_: object) -> None:
         """Handle nothing."""
