@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "hurrying", "install", "stopping", "uninterrupted"]
+__all__ = ["Interrupted", "check", "hurrying", "install", "stopping", "uninterrupted"]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -55,6 +55,15 @@ def uninterrupted() -> Iterator[None]:
         _raise(_State.kept)
 
 
+def check() -> None:
+    """Raise for a signal that was caught and did not get here; for loops that would otherwise go on for ever.
+
+    Python drops what a signal raises inside a finalizer or a weakref's callback.
+    """
+    if _State.kept is not None:
+        _raise(_State.kept)
+
+
 def stopping() -> None:
     """Raise no more: what was started is being stopped in order."""
     _State.stopping = True
@@ -82,5 +91,6 @@ def _caught(number: int, _frame: FrameType | None) -> None:
 
 
 def _raise(number: int) -> None:
+    _State.kept = number
     _State.stopping = True
     raise Interrupted(number)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from taskbridge.cli import screen
+from taskbridge.cli import interrupts, screen
 from taskbridge.cli.tenants import TenantView, view
 from taskbridge.errors import Unavailable
 from taskbridge.runtime import Runtime
@@ -79,6 +79,7 @@ class Watcher:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.shown():
             while True:
+                interrupts.check()
                 self._workers.watch()
                 if self._answer(finished):
                     return True

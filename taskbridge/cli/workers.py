@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from celery.utils.nodenames import host_format
 
 from taskbridge.app import app
-from taskbridge.cli.interrupts import hurrying, stopping
+from taskbridge.cli.interrupts import check, hurrying, stopping
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.errors import Unavailable
@@ -105,6 +105,7 @@ class Workers:
         deadline = time.monotonic() + READY_SECONDS
         missing = {worker.node: worker for worker in self._workers}
         while missing:
+            check()
             for worker in missing.values():
                 status = worker.process.poll()
                 if status is not None:
