@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    CheckConstraint,
     Column,
     DateTime,
     Identity,
@@ -22,7 +23,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.types import UserDefinedType
 
-__all__ = ["METADATA", "deliveries", "invoices", "quarantine", "records", "sync_cursors"]
+__all__ = ["METADATA", "cluster", "deliveries", "invoices", "pauses", "quarantine", "records", "sync_cursors"]
 
 
 class Xid8(UserDefinedType[str]):
@@ -68,6 +69,10 @@ def _counter(name: str) -> Column[int]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"))
 
 
+def _count(name: str, comment: str) -> Column[int]:
+    return Column(name, Integer, nullable=False, server_default=text("0"), comment=comment)
+
+
 def _now(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=text("now()"))
 
@@ -108,12 +113,16 @@ sync_cursors: Final = Table(
     Column("failures", Integer, nullable=False, server_default=text("0")),
     Column("last_error", Text),
     Column("failed_at", DateTime(timezone=True)),
-    Column("paused_at", DateTime(timezone=True)),
     Column(
         "last_taken_at",
         DateTime(timezone=True),
         comment="Start of the last run that took records; last_run_at is that of the last run.",
     ),
+    Column("batch_limit", Integer, comment="Most records of the next batch; null: the pipeline's batch size."),
+    _count("suspects", "Of so many next records one cannot be handled; 0: none is known."),
+    _count("attempts", "How often in a row a batch of the present size failed."),
+    Column("failing_since", DateTime(timezone=True), comment="First failure of a batch that held the suspects."),
+    Column("succeeded_at", DateTime(timezone=True), comment="Last time that the handler took records."),
     PrimaryKeyConstraint("pipeline", "tenant"),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
     postgresql_with={"fillfactor": "50"},
@@ -147,12 +156,45 @@ quarantine: Final = Table(
     _key("pipeline"),
     _key("tenant"),
     _key("external_id"),
-    Column("revision", Integer, nullable=False),
+    Column(
+        "revision",
+        Integer,
+        nullable=False,
+        comment="The record as it was; once it changes in the source, this row means nothing.",
+    ),
     Column("reason", Text, nullable=False),
     Column("attempts", Integer, nullable=False, server_default=text("1")),
     _now("quarantined_at"),
+    Column("cause", Text, nullable=False, server_default=text("'failed'")),
+    Column("failing_since", DateTime(timezone=True)),
+    Column(
+        "retry_at",
+        DateTime(timezone=True),
+        comment="Somebody asked for another try; the tenant's next sweep takes it.",
+    ),
+    Column("discarded_at", DateTime(timezone=True)),
     PrimaryKeyConstraint("pipeline", "tenant", "external_id"),
+    CheckConstraint("cause IN ('failed', 'rejected')", name="cause"),
+    Index("ix_quarantine_retry", "pipeline", "tenant", postgresql_where=text("retry_at IS NOT NULL")),
     comment="Records that cannot be handled, set aside so that the rest go on.",
+)
+
+pauses: Final = Table(
+    "pauses",
+    METADATA,
+    _key("pipeline"),
+    Column("tenant", Text(collation="C"), nullable=False, server_default=text("''")),
+    Column("reason", Text),
+    _now("paused_at"),
+    PrimaryKeyConstraint("pipeline", "tenant"),
+    comment="Tenants that an operator holds; with an empty tenant, the whole pipeline.",
+)
+
+cluster: Final = Table(
+    "taskbridge_cluster",
+    METADATA,
+    Column("system_identifier", BigInteger, nullable=False),
+    comment="The cluster whose transaction ids the records and cursors hold.",
 )
 
 deliveries: Final = Table(

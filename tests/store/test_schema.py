@@ -42,7 +42,7 @@ def test_the_migrations_make_the_tables_that_the_code_knows(engine: Engine) -> N
             found = connection.exec_driver_sql(
                 "SELECT attname, attnotnull, coalesce(collname, '') FROM pg_attribute "
                 "LEFT JOIN pg_collation c ON c.oid = attcollation AND collname <> 'default' "
-                "WHERE attrelid = %(table)s::regclass AND attnum > 0 ORDER BY attnum",
+                "WHERE attrelid = %(table)s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
                 {"table": table.name},
             )
             known = [
