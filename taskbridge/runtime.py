@@ -104,6 +104,11 @@ class Runtime:
         return self.cursors if pipeline.criteria is None else self.record_cursors
 
     @cached_property
+    def seconds_per_record(self) -> dict[str, float]:
+        """How long the handler of each pipeline took for a record lately, in this process."""
+        return {}
+
+    @cached_property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this process's runs."""
         return Heartbeat(self.settings.runner_ttl)

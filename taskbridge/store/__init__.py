@@ -1,6 +1,6 @@
 """The store: Postgres, which is the truth. It imports nothing of the gate."""
 
-from taskbridge.store.cursor import CursorLost, Cursors, Outranked, Page, Transaction
+from taskbridge.store.cursor import Aside, CursorLost, Cursors, Evidence, Outranked, Page, Transaction
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
 from taskbridge.store.matching import Records, UnmatchedRecord, Waiting, WaitingRecords
 from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS
@@ -11,8 +11,10 @@ __all__ = [
     "INVOICE_ROWS",
     "OLDEST_POSTGRES",
     "RECORD_ROWS",
+    "Aside",
     "CursorLost",
     "Cursors",
+    "Evidence",
     "Outranked",
     "Page",
     "Records",
