@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class Pipeline:
                 f"pipeline {self.name}: soft_time_limit is {limit!r}, give seconds between 0.001 and {LONGEST_LIMIT}"
             )
         for kind in self.downstream_errors:
-            if not (inspect.isclass(kind) and issubclass(kind, Exception)):
+            if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
 
     def _check_whole(self, name: str, least: int, most: int) -> None:

@@ -136,9 +136,7 @@ class RateLimit:
         if not 0 < self.interval_us <= _PERIODS["d"]:
             raise InvalidPolicy(f"the rate limit {self.rate!r} is out of range: it must lie between 1/d and 1000000/s")
         if self.burst is not None and (type(self.burst) is not int or self.burst < 1):
-            raise InvalidPolicy(
-                f"the burst of a rate limit is {self.burst!r}: give a whole number of records from 1 up"
-            )
+            raise InvalidPolicy(f"the burst of a rate limit is {self.burst!r}: give a whole number from 1 up")
 
     @property
     def interval_us(self) -> float:

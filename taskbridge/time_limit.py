@@ -23,7 +23,7 @@ def soft_time_limit(seconds: float | None) -> Iterator[None]:
         yield
         return
 
-    def time_is_up(number: int, frame: FrameType | None) -> None:
+    def time_is_up(_: int, __: FrameType | None) -> None:
         raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, time_is_up)

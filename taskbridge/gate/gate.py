@@ -247,7 +247,7 @@ class Gate:
         whole: RateLimit | None,
         each: RateLimit | None,
     ) -> tuple[int, int]:
-        """Ask to hand over `wanted` records under a limit of the `whole` pipeline and one of `each` tenant (None: none).
+        """Ask to hand over `wanted` records under a limit of the `whole` pipeline and one of `each` tenant.
 
         Returns how many may go now. With 0 comes the number of milliseconds to wait until up to `at_least` of them may:
         these are paid for, and given to the tenant's next run that asks.

@@ -89,7 +89,7 @@ def read(file_name: str) -> str:
 
 
 def render(script: Script, publish: str) -> str:
-    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, what it uses, the verb."""
+    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, its parts, itself."""
     names = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer)
     used = [read(f"{name}.lua") for name in (*script.uses, script.name)]
     return "\n".join((names, read("prelude.lua"), publish, *used))

@@ -139,9 +139,7 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
-    Row(
-        _Q, Verb.BEGIN, (_C.CURRENT, _C.NO_PLACE), _W, Answer.POSTPONED, "held, in line; a place that gets free ends it"
-    ),
+    Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_PLACE), _W, Answer.POSTPONED, "held, in line for a free place"),
     Row(_Q, Verb.BEGIN, (_C.CURRENT,), _R, Answer.BEGUN, "swept = events; last run = now; deadline = now + runner TTL"),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),

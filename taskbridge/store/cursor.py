@@ -28,6 +28,7 @@ from taskbridge.store.queries import INVOICE_ROWS, Source, query
 __all__ = ["Aside", "CursorLost", "Cursors", "Evidence", "Outranked", "Page", "Transaction"]
 
 LONGEST_ERROR: Final = 2_000
+NOTHING_SUSPECTED: Final = Narrowing()
 
 
 class CursorLost(Exception):
@@ -47,8 +48,8 @@ class Page:
     """One batch of records and where the cursor goes when they are handled.
 
     `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
-    committed since are not part of it. `held`: a pause holds the tenant or the pipeline, and nothing was read. The first
-    `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
+    committed since are not part of it. `held`: a pause holds the tenant or the pipeline, and nothing was read. The
+    first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
     """
 
     records: tuple[Record, ...]
@@ -74,7 +75,7 @@ class Page:
 
     @property
     def leaving(self) -> list[str]:
-        """External ids of records that may still be in quarantine: those that came out of it, and those that changed."""
+        """External ids of records that may have a row in quarantine: those taken out of it, and those that changed."""
         return [one.external_id for at, one in enumerate(self.records) if at < self.retried or one.revision > 1]
 
     def first(self, count: int) -> Page:
@@ -180,8 +181,8 @@ class Cursors:
             transaction.close()
 
     def fail(self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None) -> None:
-        """Keep the text of a failure, shortened to 2,000 characters, and how far the search for a bad record has come."""
-        narrowed = _columns(narrowing or Narrowing())
+        """Keep the text of a failure, shortened to 2,000 characters, and how far the search for a bad record got."""
+        narrowed = _columns(narrowing or NOTHING_SUSPECTED)
         with self._autocommit.connect() as connection:
             connection.exec_driver_sql(
                 query("fail"),
@@ -258,7 +259,7 @@ class Transaction:
         self,
         page: Page,
         *,
-        narrowing: Narrowing = Narrowing(),
+        narrowing: Narrowing = NOTHING_SUSPECTED,
         aside: Aside | None = None,
         first_event_ms: int | None = None,
     ) -> None:

@@ -136,7 +136,7 @@ class GateAndModel(RuleBasedStateMachine):
                 now_ms - before.first,
                 None,
             )
-        self._agree(subject, Begin(_number(token)), Answer.BEGUN if isinstance(begun, Begun) else begun)
+        self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
 
     @rule(which=subjects, age=token_ages)
     def beat(self, which: int, age: int | None) -> None:
