@@ -10,8 +10,12 @@ SELECT c.sweeps, c.batch_limit, c.suspects, c.attempts, c.failing_since, p.held,
        r.id, r.xid::text AS xid, r.external_id, r.revision, r.document, r.retried
 FROM sync_cursors c
 CROSS JOIN LATERAL (
-    SELECT EXISTS (SELECT FROM pauses h WHERE h.pipeline = c.pipeline AND h.tenant IN ('', c.tenant)) AS held,
-           least(%(limit)s, CASE WHEN %(narrowed)s THEN c.batch_limit END) AS size
+    SELECT h.held, CASE WHEN h.held THEN 0 ELSE least(%(limit)s, CASE WHEN %(narrowed)s THEN c.batch_limit END) END AS size
+    FROM (
+        SELECT EXISTS (SELECT FROM pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS held
+        OFFSET 0 -- computed once, and not for each record
+    ) h
+    OFFSET 0
 ) p
 LEFT JOIN LATERAL (
     (
@@ -34,5 +38,5 @@ LEFT JOIN LATERAL (
         LIMIT p.size
     )
     LIMIT p.size
-) r ON NOT p.held
+) r ON true
 WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s AND c.owner = %(token)s
