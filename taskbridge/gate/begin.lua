@@ -15,9 +15,13 @@ if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
 
--- Whoever ends a wait brings the tenants in line forward, so this deadline is for when nobody did.
-local function postpone()
+-- Whoever ends a wait brings the tenants in line forward, so this deadline is for when nobody did. The first in line
+-- behind an open circuit is the next to probe it.
+local function postpone(probes_at)
   local wait_ms = math.min(longest_ms, math.max(patience_ms, now - (joined or now)))
+  if probes_at and probes_at > now and redis.call("ZCARD", line_key) == 0 then
+    wait_ms = probes_at - now
+  end
   stand_in_line(runner_key, line_key, tenant, joined or now, runs)
   redis.call("ZADD", due_key, now + wait_ms, tenant)
   return { POSTPONED }
@@ -34,7 +38,7 @@ if open_until then
   local holder_deadline = holder and holder ~= tenant and redis.call("ZSCORE", due_key, holder)
   if now < open_until or (holder_deadline and tonumber(holder_deadline) > now) then
     redis.call("ZREM", running_key, tenant)
-    return postpone()
+    return postpone(open_until)
   end
   redis.call("HSET", circuit_key, "probe", tenant)
   probe = circuit[3] and (circuit[4] or 0) % WALK or 0

@@ -10,6 +10,8 @@
 local OPENS_AFTER = 5
 local FIRST_WAIT_MS = 1000
 local LONGEST_WAIT_MS = 30000
+-- The tenant that failed probes again if no other has come by then.
+local LATER_MS = 200
 
 local function open(circuit_key, wait_ms, now)
   redis.call("HSET", circuit_key, "until", now + wait_ms, "wait", wait_ms)
@@ -63,7 +65,7 @@ local function judge(circuit_key, due_key, line_key, tenant, blame, handled, now
     open(circuit_key, wait_ms, now)
     redis.call("HINCRBY", circuit_key, "probes", 1)
     if not bring_forward(due_key, line_key, now + wait_ms, 1) then
-      redis.call("ZADD", due_key, "XX", now + wait_ms, tenant)
+      redis.call("ZADD", due_key, "XX", now + wait_ms + LATER_MS, tenant)
     end
   elseif blame ~= "" and not is_open and is_general(circuit_key, tenant, blame) then
     open(circuit_key, FIRST_WAIT_MS, now)
@@ -72,7 +74,7 @@ local function judge(circuit_key, due_key, line_key, tenant, blame, handled, now
     if blame ~= "downstream" then
       redis.call("HSET", circuit_key, "walk", 1)
     end
-    redis.call("ZADD", due_key, "XX", now + FIRST_WAIT_MS, tenant)
+    redis.call("ZADD", due_key, "XX", now + FIRST_WAIT_MS + LATER_MS, tenant)
   end
   if blame ~= "" then
     redis.call("PEXPIRE", circuit_key, DAY_MS)
