@@ -3,7 +3,8 @@
 -- ARGV: tenant token ttl_ms now_ms
 -- RETURNS: {KEPT} | {LOST}
 local due_key, runner_key, running_key = KEYS[1], KEYS[2], KEYS[3]
-local tenant, token, deadline = ARGV[1], ARGV[2], milliseconds(clock_us(ARGV[4])) + tonumber(ARGV[3])
+local tenant, token, ttl_ms, us = ARGV[1], ARGV[2], tonumber(ARGV[3]), clock_us(ARGV[4])
+local deadline = milliseconds(us) + ttl_ms
 
 local runner = redis.call("HMGET", runner_key, "state", "token")
 local state, current = runner[1], runner[2]

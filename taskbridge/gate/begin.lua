@@ -5,7 +5,8 @@
 local due_key, runner_key, circuit_key, running_key, line_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local tenant, token, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local patience_ms, longest_ms, most_runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local now = milliseconds(clock_us(ARGV[7]))
+local us = clock_us(ARGV[7])
+local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
   "began", "runs", "joined")
@@ -15,33 +16,42 @@ if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
 
--- Whoever ends a wait brings the tenants in line forward, so this deadline is for when nobody did. The first in line
--- behind an open circuit is the next to probe it.
-local function postpone(probes_at)
-  local wait_ms = math.min(longest_ms, math.max(patience_ms, now - (joined or now)))
-  if probes_at and probes_at > now and redis.call("ZCARD", line_key) == 0 then
-    wait_ms = probes_at - now
-  end
-  stand_in_line(runner_key, line_key, tenant, joined or now, runs)
-  redis.call("ZADD", due_key, now + wait_ms, tenant)
-  return { POSTPONED }
+local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes")
+local open_until, holder, walk, probes = tonumber(circuit[1]), circuit[2], circuit[3], tonumber(circuit[4] or 0)
+
+local function another_probes()
+  local deadline = holder and holder ~= tenant and redis.call("ZSCORE", due_key, holder)
+  return deadline and tonumber(deadline) > now
 end
 
-if most_runs > 0 and not redis.call("ZSCORE", running_key, tenant)
-  and redis.call("ZCOUNT", running_key, now, "+inf") >= most_runs then
-  return postpone()
+local function is_first()
+  local head = head_of_line(due_key, line_key)
+  return not head or head == tenant
+    or place_in_line(joined or now, runs) < tonumber(redis.call("ZSCORE", line_key, head))
+end
+
+local has_place = most_runs == 0 or redis.call("ZSCORE", running_key, tenant)
+  or redis.call("ZCOUNT", running_key, now, "+inf") < most_runs
+local nobody_probes = open_until and not another_probes()
+local may_probe = nobody_probes and now >= open_until and is_first()
+if not has_place or open_until and not may_probe then
+  redis.call("ZREM", running_key, tenant)
+  if holder == tenant then
+    redis.call("HDEL", circuit_key, "probe")
+  end
+  stand_in_line(runner_key, line_key, tenant, joined or now, runs)
+  -- Whoever ends a wait calls those in line; this deadline is for when nobody did.
+  local wait_ms = math.min(longest_ms, math.max(patience_ms, now - (joined or now)))
+  redis.call("ZADD", due_key, now + wait_ms, tenant)
+  if has_place and nobody_probes then
+    call_head(due_key, line_key, math.max(now, open_until))
+  end
+  return { POSTPONED }
 end
 local probe = -1
-local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes")
-local open_until, holder = tonumber(circuit[1]), circuit[2]
 if open_until then
-  local holder_deadline = holder and holder ~= tenant and redis.call("ZSCORE", due_key, holder)
-  if now < open_until or (holder_deadline and tonumber(holder_deadline) > now) then
-    redis.call("ZREM", running_key, tenant)
-    return postpone(open_until)
-  end
   redis.call("HSET", circuit_key, "probe", tenant)
-  probe = circuit[3] and (circuit[4] or 0) % WALK or 0
+  probe = walk and probes % WALK or 0
 end
 
 redis.call("HSET", runner_key, "state", "running", "swept", events, "began", now)
@@ -54,8 +64,7 @@ if joined then
 end
 if most_runs > 0 then
   redis.call("ZREMRANGEBYSCORE", running_key, "-inf", now)
-  redis.call("ZADD", running_key, now + ttl_ms, tenant)
-  redis.call("PEXPIRE", running_key, DAY_MS)
+  take_place(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
 runs = redis.call("HINCRBY", runner_key, "runs", 1)

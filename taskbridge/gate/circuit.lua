@@ -13,18 +13,6 @@ local LONGEST_WAIT_MS = 30000
 -- The tenant that failed probes again if no other has come by then.
 local LATER_MS = 200
 
-local function open(circuit_key, wait_ms, now)
-  redis.call("HSET", circuit_key, "until", now + wait_ms, "wait", wait_ms)
-end
-
-local function bring_forward(due_key, line_key, at, count)
-  local tenants = redis.call("ZPOPMIN", line_key, count)
-  for i = 1, #tenants, 2 do
-    redis.call("ZADD", due_key, "XX", at, tenants[i])
-  end
-  return #tenants > 0
-end
-
 -- Whether this failure, beside those before it, is not one tenant's or one record's.
 local function is_general(circuit_key, tenant, blame)
   if blame == "pipeline" then
@@ -42,41 +30,55 @@ local function is_general(circuit_key, tenant, blame)
   return seen[1] and seen[2] and seen[1] ~= tenant and seen[2] ~= tenant
 end
 
-local function judge(circuit_key, due_key, line_key, tenant, blame, handled, now)
-  local circuit = redis.call("HMGET", circuit_key, "until", "wait", "probe", "first", "failures")
-  local is_open, wait_ms, is_probe = circuit[1], tonumber(circuit[2]), circuit[3] == tenant
-  if handled > 0 then
-    if is_open or circuit[4] or circuit[5] then
-      redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures")
-    end
-    if is_open then
-      redis.call("HSET", circuit_key, "closed_at", now)
-      bring_forward(due_key, line_key, now, redis.call("ZCARD", line_key))
-      is_open = false
-    end
+local function close(circuit_key, due_key, line_key, now)
+  redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures")
+  redis.call("HSET", circuit_key, "closed_at", now)
+  for _, tenant in ipairs(redis.call("ZRANGE", line_key, 0, -1)) do
+    redis.call("ZADD", due_key, "XX", now, tenant)
   end
-  if is_open and is_probe then
+  redis.call("DEL", line_key)
+end
+
+-- `blame` is empty unless the tenant is held for its back-off.
+local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, handled, now)
+  local circuit = redis.call("HMGET", circuit_key, "until", "wait", "probe", "first", "failures")
+  local is_open, wait_ms, is_probe = circuit[1], tonumber(circuit[2]), circuit[1] and circuit[3] == tenant
+  if is_open and handled > 0 and blame == "" then
+    close(circuit_key, due_key, line_key, now)
+    return
+  end
+  if not is_open and handled > 0 and (circuit[4] or circuit[5]) then
+    redis.call("HDEL", circuit_key, "first", "second", "failures")
+  end
+  if is_probe then
     redis.call("HDEL", circuit_key, "probe")
-    if blame == "" then
-      bring_forward(due_key, line_key, now, 1)
-      return
+  end
+  if blame == "" then
+    if is_probe then
+      call_head(due_key, line_key, now)
     end
-    wait_ms = math.min(wait_ms * 2, LONGEST_WAIT_MS)
-    open(circuit_key, wait_ms, now)
-    redis.call("HINCRBY", circuit_key, "probes", 1)
-    if not bring_forward(due_key, line_key, now + wait_ms, 1) then
-      redis.call("ZADD", due_key, "XX", now + wait_ms + LATER_MS, tenant)
-    end
-  elseif blame ~= "" and not is_open and is_general(circuit_key, tenant, blame) then
-    open(circuit_key, FIRST_WAIT_MS, now)
+    return
+  end
+
+  local opens = not is_open and is_general(circuit_key, tenant, blame)
+  if opens then
+    wait_ms = FIRST_WAIT_MS
     redis.call("HSET", circuit_key, "opened_at", now)
     redis.call("HINCRBY", circuit_key, "opened", 1)
+  elseif is_probe then
+    wait_ms = math.min(wait_ms * 2, LONGEST_WAIT_MS)
+    redis.call("HINCRBY", circuit_key, "probes", 1)
+  end
+  if is_open or opens then
+    -- So that whoever closes it calls this tenant too, however long its back-off is by then.
+    stand_in_line(runner_key, line_key, tenant, now, 1)
+  end
+  if opens or is_probe then
+    redis.call("HSET", circuit_key, "until", now + wait_ms, "wait", wait_ms)
     if blame ~= "downstream" then
       redis.call("HSET", circuit_key, "walk", 1)
     end
-    redis.call("ZADD", due_key, "XX", now + FIRST_WAIT_MS + LATER_MS, tenant)
+    call_head(due_key, line_key, now + wait_ms)
   end
-  if blame ~= "" then
-    redis.call("PEXPIRE", circuit_key, DAY_MS)
-  end
+  redis.call("PEXPIRE", circuit_key, DAY_MS)
 end

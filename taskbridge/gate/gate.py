@@ -233,9 +233,11 @@ class Gate:
             self._timing.republish,
             _nonce(),
         )
-        if len(reply) == 3:
-            self.expire(pipeline, [reply.pop()])
-        return self._published(reply, Queue.NEXT, pipeline, tenant)
+        next_in_line = reply.pop() if len(reply) == 3 else None
+        answer = self._published(reply, Queue.NEXT, pipeline, tenant)
+        if next_in_line is not None:
+            self.expire(pipeline, [next_in_line])
+        return answer
 
     def permit(
         self,

@@ -1,7 +1,7 @@
 -- Which tenants are due, and when is the next one? Changes nothing.
 -- KEYS: due
 -- ARGV: limit now_ms
--- RETURNS: {milliseconds until the next deadline that is not due, or -1; tenant, tenant, ...}
+-- RETURNS: {wait_ms, unpack(tenants)}: milliseconds until the next deadline that is not due, or -1, and who is due
 local due_key = KEYS[1]
 local limit, us = tonumber(ARGV[1]), clock_us(ARGV[2])
 local now = milliseconds(us)

@@ -4,41 +4,49 @@
 -- KEYS: runner pipeline_rate tenant_rate
 -- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst now_ms
 -- RETURNS: {permitted, wait_ms}; a limit whose microseconds per record are 0 is none
-local runner_key, token, wanted, at_least = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local limits = {
-  { key = KEYS[2], us = tonumber(ARGV[4]), burst = tonumber(ARGV[5]) },
-  { key = KEYS[3], us = tonumber(ARGV[6]), burst = tonumber(ARGV[7]) },
-}
-local now = clock_us(ARGV[8])
+local runner_key, pipeline_rate_key, tenant_rate_key = KEYS[1], KEYS[2], KEYS[3]
+local token, wanted, at_least = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local pipeline_us, pipeline_burst = tonumber(ARGV[4]), tonumber(ARGV[5])
+local tenant_us, tenant_burst, us = tonumber(ARGV[6]), tonumber(ARGV[7]), clock_us(ARGV[8])
+
+-- How far the virtual clock is ahead of the server's.
+local function ahead_us(rate_key)
+  return math.max(tonumber(redis.call("GET", rate_key) or 0) - us, 0)
+end
+
+local function room(rate_key, interval_us, burst)
+  return interval_us > 0 and math.floor(burst - ahead_us(rate_key) / interval_us) or wanted
+end
+
+local permitted, wait_ms = 0, 0
+
+-- Charge for `records`, and wait until they may be handed over if that is later than what is waited for already.
+local function charge(rate_key, interval_us, burst, records)
+  if interval_us > 0 then
+    local ahead = ahead_us(rate_key) + records * interval_us
+    redis.call("SET", rate_key, string.format("%.0f", us + ahead), "PX", math.ceil(ahead / 1000) + 1000)
+    wait_ms = math.max(wait_ms, math.ceil((ahead - burst * interval_us) / 1000))
+  end
+end
 
 local runner = redis.call("HMGET", runner_key, "token", "permits")
 local current, paid = runner[1], tonumber(runner[2])
 if current ~= token then
-  return { 0, 0 }
+  return { permitted, wait_ms }
 end
 if paid then
   redis.call("HDEL", runner_key, "permits")
-  return { math.min(paid, wanted), 0 }
+  permitted = math.min(paid, wanted)
+  return { permitted, wait_ms }
 end
 
-local permitted = wanted
-for _, limit in ipairs(limits) do
-  if limit.us > 0 then
-    limit.tat = math.max(tonumber(redis.call("GET", limit.key) or 0), now)
-    permitted = math.min(permitted, math.floor((now + limit.burst * limit.us - limit.tat) / limit.us))
-  end
-end
-permitted = math.max(permitted, 0)
-local charged, wait_us = permitted, 0
+permitted = math.max(0, math.min(wanted, room(pipeline_rate_key, pipeline_us, pipeline_burst),
+  room(tenant_rate_key, tenant_us, tenant_burst)))
+local charged = permitted
 if permitted == 0 then
   charged = math.min(wanted, at_least)
   redis.call("HSET", runner_key, "permits", charged)
 end
-for _, limit in ipairs(limits) do
-  if limit.us > 0 then
-    local tat = limit.tat + charged * limit.us
-    redis.call("SET", limit.key, string.format("%.0f", tat), "PX", math.ceil((tat - now) / 1000) + 1000)
-    wait_us = math.max(wait_us, tat - limit.burst * limit.us - now)
-  end
-end
-return { permitted, permitted == 0 and math.ceil(wait_us / 1000) or 0 }
+charge(pipeline_rate_key, pipeline_us, pipeline_burst, charged)
+charge(tenant_rate_key, tenant_us, tenant_burst, charged)
+return { permitted, wait_ms }

@@ -93,15 +93,15 @@ if outcome == "more" or outcome == "done" then
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)
 end
-judge(circuit_key, due_key, line_key, tenant, blame, handled, now)
-if redis.call("ZREM", running_key, tenant) == 1 then
-  local head = redis.call("ZPOPMIN", line_key)[1]
-  if head and head ~= tenant then
-    -- Its place is kept, so that no newcomer takes it.
-    redis.call("ZADD", running_key, now + republish_ms, head)
-  end
+judge(circuit_key, due_key, runner_key, line_key, tenant, outcome == "retry" and blame or "", handled, now)
+-- While the circuit is open nobody may come for the place; when it closes, all come.
+if redis.call("ZREM", running_key, tenant) == 1 and redis.call("HEXISTS", circuit_key, "until") == 0 then
+  local head = head_of_line(due_key, line_key)
   if head then
-    redis.call("ZADD", due_key, "XX", now, head)
+    redis.call("ZREM", line_key, head)
+    redis.call("ZADD", due_key, now, head)
+    -- Its place is kept, so that no newcomer takes it.
+    take_place(running_key, head, now + republish_ms)
     reply[2] = reply[2] or false
     reply[3] = head
   end

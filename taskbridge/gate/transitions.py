@@ -174,7 +174,14 @@ TRANSITIONS: tuple[Row, ...] = (
         "hash and deadline deleted; last run kept while it can delay the next",
     ),
     *_everywhere(Verb.DONE, Answer.LOST, "none: another runner took over"),
-    Row(_R, Verb.RETRY, (_C.CURRENT,), _W, Answer.HELD, "due at now + back-off, held; the circuit is judged"),
+    Row(
+        _R,
+        Verb.RETRY,
+        (_C.CURRENT,),
+        _W,
+        Answer.HELD,
+        "due at now + back-off, held; the circuit is judged, and while it is open the tenant stands in line",
+    ),
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another runner took over"),
     Row(
         _R,

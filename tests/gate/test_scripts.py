@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,11 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskbridge.gate
-from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, State
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.names import check_pipeline_name, check_tenant
-from taskbridge.policy import Spacing
+from taskbridge.policy import RateLimit, Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)
@@ -31,10 +32,14 @@ VERBS = {
     "beat": {Verb.BEAT},
     "settle": {Verb.MORE, Verb.DONE, Verb.RETRY, Verb.OUTRANKED},
     "expire": {Verb.DEADLINE},
+    "permit": set[Verb](),
     "peek": set[Verb](),
 }
+VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
 
 LUA_FILES = {file.name for file in files(taskbridge.gate).iterdir() if file.name.endswith(".lua")}
+
+FUNCTION = re.compile(r"^local function .*?^end$", re.MULTILINE | re.DOTALL)
 
 scripts = pytest.mark.parametrize("name", sorted(SCRIPTS))
 
@@ -67,6 +72,12 @@ def _bindings(names: str, values: str) -> list[tuple[str, str, int]]:
     listed = [name.strip() for name in names.split(",")]
     assert len(listed) == len(positions), f"local {names} = {values}"
     return [(name, *position) for name, position in zip(listed, positions, strict=True)]
+
+
+def _constants(name: str) -> set[str]:
+    """Numbers that have a name in the parts of a script."""
+    parts = "".join(read(f"{part}.lua") for part in ("prelude", *SCRIPTS[name].uses))
+    return set(re.findall(r"^local ([A-Z][A-Z_]+) = \d+$", parts, re.MULTILINE))
 
 
 def _argument(variable: str) -> str:
@@ -120,7 +131,7 @@ def test_an_answer_that_is_a_number_or_that_the_header_does_not_tell_of(name: st
     source = Source(name)
     names = {answer.name for answer in Answer}
 
-    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r'"[^"]*"', "", source.rest)))
+    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r'"[^"]*"', "", source.rest))) - _constants(name)
 
     assert used <= names
     assert used == set(re.findall(r"\{(\w+)", source.declared("RETURNS"))) & names
@@ -138,8 +149,20 @@ def test_a_reply_whose_length_differs_from_what_the_header_says(name: str) -> No
     assert with_token == publishing
 
 
+@VERBLESS
+def test_a_reply_without_an_answer_that_is_not_what_the_header_says(name: str) -> None:
+    source = Source(name)
+
+    at_the_top = set(re.findall(r"return (\{.*\})$", re.sub(FUNCTION, "", source.rest), re.MULTILINE))
+
+    assert {reply.replace("{ ", "{").replace(" }", "}") for reply in at_the_top} == {
+        source.declared("RETURNS").partition("}")[0] + "}"
+    }
+
+
 def test_a_script_that_nobody_can_call() -> None:
     parts = {"prelude.lua", "publish.lua", "publish_elsewhere.lua"}
+    parts |= {f"{part}.lua" for script in SCRIPTS.values() for part in script.uses}
 
     assert parts | {f"{name}.lua" for name in SCRIPTS} == LUA_FILES
     assert all(name == script.name for name, script in SCRIPTS.items())
@@ -178,6 +201,8 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
     forget()
     assert gate.beat("invoices", "acme", run.token)
+    forget()
+    assert gate.permit("invoices", "acme", run.token, 7, 1, RateLimit("9/s"), None) == (7, 0)
     forget()
     assert gate.settle("invoices", "acme", run.token, Outcome.MORE, SPACING) is Answer.CONTINUED
     forget()
@@ -259,26 +284,63 @@ def _held(gate: Gate, run: Run) -> None:
     assert gate.settle("invoices", "acme", run.token, Outcome.RETRY, SPACING, retry_ms=60_000) is Answer.HELD
 
 
+def _running_while_another_stands_in_line(gate: Gate, run: Run) -> None:
+    _queue(gate)
+    first = run.token
+    assert isinstance(gate.begin("invoices", "acme", first, most_runs=1), Begun)
+    assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
+    assert gate.begin("invoices", "other", run.token, most_runs=1) is Answer.POSTPONED
+    run.token = first
+
+
+def _queued_while_the_circuit_is_open(gate: Gate, run: Run) -> None:
+    assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
+    assert isinstance(gate.begin("invoices", "other", run.token), Begun)
+    gate.settle("invoices", "other", run.token, Outcome.RETRY, SPACING, blame=Blame.PIPELINE)
+    _queue(gate)
+
+
 def _lately_run(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
     assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
     assert gate.settle("invoices", "acme", run.token, Outcome.DONE, LASTING) is Answer.FINISHED
 
 
-SITUATIONS = (_nothing, _queued, _running, _running_with_news, _waiting, _held, _lately_run)
+SITUATIONS = (
+    _nothing,
+    _queued,
+    _running,
+    _running_with_news,
+    _waiting,
+    _held,
+    _lately_run,
+    _running_while_another_stands_in_line,
+    _queued_while_the_circuit_is_open,
+)
 
-CALLS: dict[str, Callable[[Gate, str], object]] = {
-    "notify": lambda gate, _: gate.notify("invoices", "acme", SPACING),
-    "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
-    "begin": lambda gate, token: gate.begin("invoices", "acme", token),
-    "beat": lambda gate, token: gate.beat("invoices", "acme", token),
-    "peek": lambda gate, _: gate.peek("invoices", 10),
-} | {
-    f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
-        "invoices", "acme", token, outcome, SPACING, owner=OWNER
-    )
-    for outcome in Outcome
-}
+CALLS: dict[str, Callable[[Gate, str], object]] = (
+    {
+        "notify": lambda gate, _: gate.notify("invoices", "acme", SPACING),
+        "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
+        "begin": lambda gate, token: gate.begin("invoices", "acme", token),
+        "begin under a cap": lambda gate, token: gate.begin("invoices", "acme", token, most_runs=1),
+        "permit": lambda gate, token: gate.permit("invoices", "acme", token, 3, 1, RateLimit("1/s"), RateLimit("1/m")),
+        "beat": lambda gate, token: gate.beat("invoices", "acme", token),
+        "peek": lambda gate, _: gate.peek("invoices", 10),
+    }
+    | {
+        f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
+            "invoices", "acme", token, outcome, SPACING, owner=OWNER
+        )
+        for outcome in Outcome
+    }
+    | {
+        f"settle: retry, blaming {blame}": lambda gate, token, blame=blame: gate.settle(
+            "invoices", "acme", token, Outcome.RETRY, SPACING, blame=blame
+        )
+        for blame in Blame
+    }
+)
 
 
 def _commands(packed: Iterable[bytes] | bytes) -> Iterator[bytes]:
@@ -325,7 +387,9 @@ def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
     with counted(redis_client) as sent:
         CALLS[call](gate, run.token or OWNER)
 
-    assert sent == [[b"EVALSHA"]]
+    calls_another = call.startswith("settle") and situation is _running_while_another_stands_in_line
+    opens = call.endswith("blaming pipeline")
+    assert sent == [[b"EVALSHA"]] * (2 if calls_another and not opens else 1)
 
 
 def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, redis_client: redis.Redis) -> None:
@@ -398,6 +462,17 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
         assert sorted(gate.active(pipeline)) == sorted(TENANTS)
 
 
+KEYS_MADE = {name for name, value in vars(Keys).items() if inspect.isfunction(value) and not name.startswith("_")}
+
+
+def _of_a_tenant(keys: Keys) -> list[Callable[[str, str], str]]:
+    return [keys.runner, keys.lease, keys.last, keys.tenant_rate]
+
+
+def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
+    return [keys.due, keys.rebuilt, keys.reconciled, keys.circuit, keys.running, keys.line, keys.pipeline_rate]
+
+
 pipeline_names = st.text("ab-_", min_size=0, max_size=4).map("a{}".format)
 tenant_names = st.text(":-_{}%b ", min_size=0, max_size=4).map("b{}b".format)
 
@@ -407,11 +482,8 @@ def test_two_tenants_that_share_a_key(one: tuple[str, str], other: tuple[str, st
     assume(one != other)
     keys = Keys()
 
-    made = [
-        {keys.runner(*pair), keys.lease(*pair), keys.last(*pair), keys.due(pair[0]), keys.reconciled(pair[0])}
-        for pair in (one, other)
-    ]
+    shared = [{make(pair[0]) for make in _of_a_pipeline(keys)} for pair in (one, other)]
+    made = [{make(*pair) for make in _of_a_tenant(keys)} | own for pair, own in zip((one, other), shared, strict=True)]
 
-    of_the_pipeline = {keys.due(one[0]), keys.reconciled(one[0])} if one[0] == other[0] else set()
-    assert len(made[0]) == len(made[1]) == 5
-    assert made[0] & made[1] == of_the_pipeline
+    assert len(made[0]) == len(made[1]) == len(KEYS_MADE)
+    assert made[0] & made[1] == (shared[0] if one[0] == other[0] else set())

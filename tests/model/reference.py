@@ -2,20 +2,38 @@
 
 `step` computes which conditions hold, lets `choose` pick the row, and does to the numbers what the row says. Which
 state comes next is decided by the table and nowhere else.
+
+What the tenants of a pipeline share (places, line, circuit) is a record of its own beside the tenant: `Shared`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from taskbridge.gate import Answer, Outcome, State, Timing
+from taskbridge.gate import Answer, Blame, Outcome, State, Timing
 from taskbridge.gate.transitions import Condition, Row, Verb, choose
 from taskbridge.policy import Spacing
 
-__all__ = ["PUBLISHING", "Beat", "Begin", "Deadline", "Event", "Notify", "Settle", "Tenant", "step"]
+__all__ = [
+    "PUBLISHING",
+    "Beat",
+    "Begin",
+    "Circuit",
+    "Deadline",
+    "Event",
+    "Notify",
+    "Settle",
+    "Shared",
+    "Tenant",
+    "step",
+]
 
 LONGEST_REPUBLISH = 300_000
+BEHIND = 100_000_000_000_000
+OPENS_AFTER = 5
+FIRST_WAIT, LONGEST_WAIT = 1_000, 30_000
+WALK = 16
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
 
@@ -43,6 +61,92 @@ class Tenant:
     lease_end: int | None = None
     last: int | None = None
     last_end: int | None = None
+    joined: int | None = None
+
+    @property
+    def is_first_event(self) -> bool:
+        return self.runs == 0
+
+
+@dataclass(slots=True)
+class Circuit:
+    """A pipeline's circuit. Times and spans are milliseconds; None: not set, `until` None: closed."""
+
+    until: int | None = None
+    wait: int = 0
+    probe: str | None = None
+    probes: int = 0
+    walk: bool = False
+    failures: int = 0
+    failed: tuple[str, ...] = ()
+    opened: int = 0
+    opened_at: int | None = None
+    closed_at: int | None = None
+
+    @property
+    def record(self) -> int | None:
+        """Which record a probe tries; None while closed."""
+        if self.until is None:
+            return None
+        return self.probes % WALK if self.walk else 0
+
+    def is_general(self, tenant: str, blame: Blame) -> bool:
+        """Count a failure; return whether it is more than one tenant's or one record's."""
+        if blame is Blame.PIPELINE:
+            return True
+        self.failures += blame is Blame.DOWNSTREAM
+        if blame is Blame.DOWNSTREAM and self.failures >= OPENS_AFTER:
+            return True
+        if len({*self.failed, tenant}) == 3:
+            return True
+        self.failed = tuple(dict.fromkeys((*self.failed, tenant)))
+        return False
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the tenants of one pipeline share; `step` changes it.
+
+    `due` has the deadlines of all tenants, `called` the one in line that the last settle gave its place to.
+    """
+
+    most_runs: int = 0
+    running: dict[str, int] = field(default_factory=dict)
+    line: dict[str, int] = field(default_factory=dict)
+    due: dict[str, int] = field(default_factory=dict)
+    circuit: Circuit = field(default_factory=Circuit)
+    called: str | None = None
+
+    def head(self) -> str | None:
+        """Return the first in line. Who has no deadline leaves it."""
+        for tenant in sorted(self.line, key=lambda tenant: (self.line[tenant], tenant.encode())):
+            if tenant in self.due:
+                return tenant
+            del self.line[tenant]
+        return None
+
+    def call_head(self, at: int) -> None:
+        """Move the deadline of the first in line."""
+        head = self.head()
+        if head is not None:
+            self.due[head] = at
+
+    def has_place(self, tenant: str, now: int) -> bool:
+        """Whether the cap on runs lets the tenant begin."""
+        alive = sum(deadline >= now for deadline in self.running.values())
+        return not self.most_runs or tenant in self.running or alive < self.most_runs
+
+    def another_probes(self, tenant: str, now: int) -> bool:
+        """Whether the open circuit is another tenant's to probe."""
+        holder = self.circuit.probe
+        return holder not in (None, tenant) and self.due.get(holder or "", 0) > now
+
+    def may_probe(self, tenant: str, score: int, now: int) -> bool:
+        """Whether the tenant may probe the open circuit, if it has or would have this score in the line."""
+        if self.another_probes(tenant, now) or self.circuit.until is None or now < self.circuit.until:
+            return False
+        head = self.head()
+        return head in (None, tenant) or score < self.line[head or ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +177,16 @@ class Settle:
     took: int = 1
     retry: int = 0
     owner: int = 0
+    handled: int = 0
+    failed: bool = True
+    blame: Blame = Blame.NOBODY
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A ticker looks at the tenant's deadline."""
+    """A ticker looks at the tenant's deadline; with `early` an operator starts a tenant that waits."""
+
+    early: bool = False
 
 
 Event = Notify | Begin | Beat | Settle | Deadline
@@ -97,6 +206,8 @@ class _Now:
     us: int
     spacing: Spacing
     timing: Timing
+    name: str
+    shared: Shared
 
     @property
     def ms(self) -> int:
@@ -104,21 +215,42 @@ class _Now:
 
 
 def step(
-    tenant: Tenant, event: Event, now_us: int, spacing: Spacing, timing: Timing, rows: set[Row] | None = None
+    tenant: Tenant,
+    event: Event,
+    now_us: int,
+    spacing: Spacing,
+    timing: Timing,
+    rows: set[Row],
+    name: str,
+    shared: Shared,
 ) -> tuple[Tenant, Answer]:
-    """Return `tenant` after `event` at `now_us` (microseconds), and what the gate answers.
+    """Return `tenant`, which is called `name`, after `event` at `now_us` (microseconds), and what the gate answers.
 
-    The row that applied is added to `rows`.
+    The row that applied is added to `rows`. `shared` is changed, and with it the deadlines of other tenants.
     """
-    now = _Now(now_us, spacing, timing)
+    now = _Now(now_us, spacing, timing, name, shared)
+    shared.called = None
     if isinstance(event, Notify):
         tenant = _counted(tenant, now)
     if isinstance(event, Settle):
         tenant = _without_empty_run(tenant, event, now)
     row = choose(tenant.state, _verb(event), _holding(tenant, event, now))
-    if rows is not None:
-        rows.add(row)
-    return replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next), row.answer
+    rows.add(row)
+    after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
+    _set_deadline(after, now)
+    if isinstance(event, Settle) and row.answer is not Answer.LOST:
+        after = _judge(after, event, now)
+        _pass_on_the_place(now)
+    elif row.answer is Answer.POSTPONED:
+        _call_who_may_probe(now)
+    return replace(after, deadline=shared.due.get(name)), row.answer
+
+
+def _set_deadline(tenant: Tenant, now: _Now) -> None:
+    if tenant.deadline is None:
+        now.shared.due.pop(now.name, None)
+    else:
+        now.shared.due[now.name] = tenant.deadline
 
 
 def _verb(event: Event) -> Verb:
@@ -138,15 +270,29 @@ def _verb(event: Event) -> Verb:
 def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     delay = now.spacing.delay if isinstance(event, Notify) else tenant.delay
     token = event.token if isinstance(event, Begin | Beat | Settle) else None
+    early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
     truths = {
         Condition.SPACING_OVER: tenant.began is None or delay is None or tenant.began + delay <= now.ms,
         Condition.HELD: tenant.held,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease_end is not None and tenant.lease_end > now.ms,
-        Condition.OVERDUE: tenant.deadline is not None and tenant.deadline <= now.ms,
+        Condition.OVERDUE: early or (tenant.deadline is not None and tenant.deadline <= now.ms),
+        Condition.NO_PLACE: isinstance(event, Begin) and token == tenant.token and _has_no_place(tenant, now),
+        Condition.OTHERS_IN_LINE: now.name in now.shared.running and bool(now.shared.line),
     }
     return frozenset(condition for condition, holds in truths.items() if holds)
+
+
+def _has_no_place(tenant: Tenant, now: _Now) -> bool:
+    if not now.shared.has_place(now.name, now.ms):
+        return True
+    is_open = now.shared.circuit.until is not None
+    return is_open and not now.shared.may_probe(now.name, _score(tenant, tenant.joined or now.ms), now.ms)
+
+
+def _score(tenant: Tenant, joined: int) -> int:
+    return joined if tenant.is_first_event else joined + BEHIND
 
 
 def _counted(tenant: Tenant, now: _Now) -> Tenant:
@@ -196,18 +342,97 @@ def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 
 def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+    shared = now.shared
+    if shared.circuit.until is not None:
+        shared.circuit.probe = now.name
+    if tenant.joined is not None:
+        shared.line.pop(now.name, None)
+    if shared.most_runs:
+        shared.running = {name: deadline for name, deadline in shared.running.items() if deadline > now.ms}
+        shared.running[now.name] = now.ms + now.timing.runner_ttl
     return replace(
         tenant,
         swept=tenant.events,
         began=now.ms,
         before=tenant.began,
         delay=None,
+        joined=None,
         runs=tenant.runs + 1,
         deadline=now.ms + now.timing.runner_ttl,
     )
 
 
+def _postpone(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
+    if isinstance(event, Settle):
+        tenant = _stand_in_line(replace(tenant, failures=0), now.ms, now)
+        return replace(tenant, deadline=now.ms + now.timing.republish)
+    joined = now.ms if tenant.joined is None else tenant.joined
+    wait = min(LONGEST_REPUBLISH, max(now.timing.republish, now.ms - joined))
+    return replace(_stand_in_line(tenant, joined, now), deadline=now.ms + wait)
+
+
+def _stand_in_line(tenant: Tenant, joined: int, now: _Now) -> Tenant:
+    now.shared.line[now.name] = _score(tenant, joined)
+    return replace(tenant, held=True, joined=joined)
+
+
+def _call_who_may_probe(now: _Now) -> None:
+    """A tenant was postponed by begin."""
+    shared, circuit = now.shared, now.shared.circuit
+    had_place = shared.has_place(now.name, now.ms)
+    nobody_probes = not shared.another_probes(now.name, now.ms)
+    shared.running.pop(now.name, None)
+    if circuit.probe == now.name:
+        circuit.probe = None
+    if had_place and nobody_probes and circuit.until is not None:
+        shared.call_head(max(now.ms, circuit.until))
+
+
+def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
+    shared, circuit = now.shared, now.shared.circuit
+    blame = event.blame if event.outcome is Outcome.RETRY else Blame.NOBODY
+    was_open, is_probe = circuit.until is not None, circuit.until is not None and circuit.probe == now.name
+    if was_open and event.handled and not blame:
+        shared.circuit = Circuit(opened=circuit.opened, opened_at=circuit.opened_at, closed_at=now.ms)
+        shared.due |= dict.fromkeys(shared.line.keys() & shared.due.keys(), now.ms)
+        shared.line.clear()
+        return tenant
+    if event.handled and not was_open:
+        circuit.failures, circuit.failed = 0, ()
+    if is_probe:
+        circuit.probe = None
+    if not blame:
+        if is_probe:
+            shared.call_head(now.ms)
+        return tenant
+    opens = not was_open and circuit.is_general(now.name, blame)
+    if opens:
+        circuit.wait, circuit.opened, circuit.opened_at = FIRST_WAIT, circuit.opened + 1, now.ms
+    elif is_probe:
+        circuit.wait, circuit.probes = min(circuit.wait * 2, LONGEST_WAIT), circuit.probes + 1
+    if was_open or opens:
+        tenant = _stand_in_line(tenant, now.ms, now)
+    if is_probe or opens:
+        circuit.until = now.ms + circuit.wait
+        circuit.walk = circuit.walk or blame is not Blame.DOWNSTREAM
+        shared.call_head(circuit.until)
+    return tenant
+
+
+def _pass_on_the_place(now: _Now) -> None:
+    shared = now.shared
+    had_place = shared.running.pop(now.name, None) is not None
+    if had_place and shared.circuit.until is None:
+        shared.called = shared.head()
+    if shared.called is not None:
+        del shared.line[shared.called]
+        shared.due[shared.called] = now.ms
+        shared.running[shared.called] = now.ms + now.timing.republish
+
+
 def _keep(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+    if now.name in now.shared.running:
+        now.shared.running[now.name] = now.ms + now.timing.runner_ttl
     return replace(tenant, deadline=now.ms + now.timing.runner_ttl)
 
 
@@ -234,7 +459,7 @@ def _finish(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     assert isinstance(event, Settle)
-    return replace(tenant, held=True, failures=tenant.failures + 1, deadline=now.ms + event.retry)
+    return replace(tenant, held=True, failures=tenant.failures + event.failed, deadline=now.ms + event.retry)
 
 
 def _same(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
@@ -263,4 +488,5 @@ _EFFECTS: dict[Answer, Callable[[Tenant, Event, Row, _Now], Tenant]] = {
     Answer.PUBLISHED: _publish,
     Answer.REPUBLISHED: _publish_again,
     Answer.NOT_DUE: _not_due,
+    Answer.POSTPONED: _postpone,
 }
