@@ -30,8 +30,9 @@ local function is_first()
     or place_in_line(joined or now, runs) < tonumber(redis.call("ZSCORE", line_key, head))
 end
 
-local has_place = most_runs == 0 or redis.call("ZSCORE", running_key, tenant)
-  or redis.call("ZCOUNT", running_key, now, "+inf") < most_runs
+-- One's own place counts for nothing where others have as many as there may be, since the cap was lowered.
+local own_place = tonumber(redis.call("ZSCORE", running_key, tenant) or -1) >= now and 1 or 0
+local has_place = most_runs == 0 or redis.call("ZCOUNT", running_key, now, "+inf") - own_place < most_runs
 local nobody_probes = open_until and not another_probes()
 local may_probe = nobody_probes and now >= open_until and is_first()
 if not has_place or open_until and not may_probe then

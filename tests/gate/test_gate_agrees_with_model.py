@@ -370,11 +370,22 @@ class GateAndModel(RuleBasedStateMachine):
             assert _number(token) == after.token
 
     def _look(self) -> None:
-        for subject in set(self.active):
-            self._look_at(subject, self.model[subject])
-        assert self._present() == self._expected_keys()
+        subjects = sorted(set(self.active))
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.keys(f"{self.keys.prefix}:*")
+            for subject in subjects:
+                pipe.hgetall(self.keys.runner(*subject))
+                pipe.pttl(self.keys.lease(*subject))
+                pipe.pttl(self.keys.last(*subject))
+            (seconds, micros), present, *replies = pipe.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        for at, subject in enumerate(subjects):
+            fields, *left = replies[3 * at : 3 * at + 3]
+            self._look_at(subject, self.model[subject], fields, [now_ms + span for span in left])
+        assert set(present) == self._expected_keys()
 
-    def _look_at(self, subject: Subject, model: Tenant) -> None:
+    def _look_at(self, subject: Subject, model: Tenant, fields: dict[str, str], ends: list[int]) -> None:
         pipeline, tenant = subject
         (found,) = self.gate.look(pipeline, [tenant])
         assert found.state is model.state
@@ -383,17 +394,18 @@ class GateAndModel(RuleBasedStateMachine):
         assert found.held is model.held
         assert (found.events, found.runs) == (model.events, model.runs)
         if model.state is not State.IDLE:
-            self._look_at_hash(subject, model)
+            self._look_at_hash(fields, model)
         self._look_at_token(subject, found.token, model)
-        self._look_at_lifetimes(subject, model)
+        for end, expected in zip(ends, (model.lease_end, model.last_end), strict=True):
+            # A key that may outlive its tenant's work goes by itself, when its value says.
+            assert expected is None or abs(end - expected) <= 100
         if subject not in self.damaged:
             assert (model.state is State.IDLE) == (found.deadline_ms is None)
             current_run_is_there = found.token in self.holding[subject]
             assert (model.state is State.RUNNING) == current_run_is_there
 
-    def _look_at_hash(self, subject: Subject, model: Tenant) -> None:
+    def _look_at_hash(self, fields: dict[str, str], model: Tenant) -> None:
         """The fields that `look` does not show, but that decide what comes next."""
-        fields: Any = self.client.hgetall(self.keys.runner(*subject))
         found = {name: int(value) for name, value in fields.items() if name not in ("state", "token")}
         expected = {
             "events": model.events,
@@ -425,17 +437,6 @@ class GateAndModel(RuleBasedStateMachine):
         if seen and (model.runs or not self.clock_steps_back):
             assert token > seen[-1], "tokens do not grow"
         seen.append(token)
-
-    def _look_at_lifetimes(self, subject: Subject, model: Tenant) -> None:
-        """A key that may outlive its tenant's work goes by itself, when its value says."""
-        for key, end in ((self.keys.lease(*subject), model.lease_end), (self.keys.last(*subject), model.last_end)):
-            if end is not None:
-                with self.client.pipeline() as pipe:
-                    pipe.time()
-                    pipe.pttl(key)
-                    (seconds, micros), left = pipe.execute()
-                real_now = seconds * 1000 + micros // 1000
-                assert abs(real_now + left - end) <= 100
 
     def _present(self) -> set[str]:
         found: Any = self.client.keys(f"{self.keys.prefix}:*")

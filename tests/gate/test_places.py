@@ -145,14 +145,18 @@ class Places(GateAndModel):
             assert set(self.shared[pipeline].line) <= waiting, "whoever stands in line has a deadline"
 
     def _look_at_shared(self, pipeline: str, shared: Shared) -> None:
-        running: Any = self.client.zrange(self.keys.running(pipeline), 0, -1, withscores=True)
-        line: Any = self.client.zrange(self.keys.line(pipeline), 0, -1, withscores=True)
-        circuit: Any = self.client.hgetall(self.keys.circuit(pipeline))
+        keys = (self.keys.running(pipeline), self.keys.line(pipeline), self.keys.circuit(pipeline))
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.zrange(keys[0], 0, -1, withscores=True)
+            pipe.zrange(keys[1], 0, -1, withscores=True)
+            pipe.hgetall(keys[2])
+            for key in keys:
+                pipe.pttl(key)
+            running, line, circuit, *left = pipe.execute()
         assert dict(running) == shared.running
         assert dict(line) == shared.line
         assert circuit == _fields(shared.circuit)
-        for key in (self.keys.running(pipeline), self.keys.line(pipeline), self.keys.circuit(pipeline)):
-            assert self.client.pttl(key) != -1, f"{key} has no time to live"
+        assert -1 not in left, "a key without a time to live"
 
     def _expected_keys(self) -> set[str]:
         expected = super()._expected_keys()

@@ -133,8 +133,8 @@ class Shared:
 
     def has_place(self, tenant: str, now: int) -> bool:
         """Whether the cap on runs lets the tenant begin."""
-        alive = sum(deadline >= now for deadline in self.running.values())
-        return not self.most_runs or tenant in self.running or alive < self.most_runs
+        others = sum(deadline >= now for other, deadline in self.running.items() if other != tenant)
+        return not self.most_runs or others < self.most_runs
 
     def another_probes(self, tenant: str, now: int) -> bool:
         """Whether the open circuit is another tenant's to probe."""

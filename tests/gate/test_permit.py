@@ -1,0 +1,281 @@
+"""The rate limits under an injected clock: exact over long times, whoever asks, and in the order of asking."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+import redis
+
+from taskbridge.gate import Answer, Begun, Keys, Outcome
+from taskbridge.policy import RateLimit
+from tests.gate.crowd import PIPELINE, SPACING, Crowd
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
+    return Crowd(redis_client, keys)
+
+
+@dataclass
+class Asking:
+    """Tenants that have records without end, hand over what they may, and ask again when they were told to.
+
+    `moments` are those of each record in milliseconds, `waits` what tenants were told, `served` who was served.
+    """
+
+    crowd: Crowd
+    whole: RateLimit | None
+    each: RateLimit | None
+    wanted: int = 500
+    seed: int = 1
+    moments: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    served: list[str] = field(default_factory=list)
+
+    def ask(self, tenant: str) -> tuple[int, int]:
+        limits = [limit for limit in (self.whole, self.each) if limit is not None]
+        at_least = min(limit.within(200) for limit in limits)
+        token = self.crowd.tokens[tenant]
+        return self.crowd.gate.permit(PIPELINE, tenant, token, self.wanted, at_least, self.whole, self.each)
+
+    def work(self, tenants: list[str], seconds: float, *, lateness_ms: int = 0) -> None:
+        """Let time pass; a tenant that was told to wait comes up to `lateness_ms` after it might."""
+        lateness = random.Random(self.seed)  # noqa: S311 - not for secrets
+        self.crowd.start(*tenants)
+        end = self.crowd.now() + int(seconds * 1000)
+        turns = [(self.crowd.now(), at, tenant) for at, tenant in enumerate(tenants)]
+        heapq.heapify(turns)
+        count = len(turns)
+        while turns[0][0] < end:
+            moment, _, tenant = heapq.heappop(turns)
+            self.crowd.until(moment)
+            permitted, wait_ms = self.ask(tenant)
+            if permitted:
+                self.moments[tenant] += [self.crowd.now()] * permitted
+                self.served.append(tenant)
+            again = self.crowd.now() + wait_ms + (lateness.randint(0, lateness_ms) if wait_ms else 0)
+            heapq.heappush(turns, (again, count, tenant))
+            count += 1
+
+    def total(self) -> int:
+        return sum(map(len, self.moments.values()))
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [("7/s", 600), ("1000/s", 60), ("50/m", 7_200), ("3/m", 36_000), ("12345/h", 3_600)]
+)
+@pytest.mark.parametrize("tenants", [1, 25])
+def test_over_a_long_time_as_many_go_as_the_rate_says(crowd: Crowd, rate: str, seconds: int, tenants: int) -> None:
+    limit = RateLimit(rate)
+    asking = Asking(crowd, limit, None)
+
+    asking.work([f"tenant {at}" for at in range(tenants)], seconds)
+
+    expected = seconds * 1_000_000 / limit.interval_us
+    paid_ahead = tenants * limit.within(200)
+    assert expected * 0.99 - paid_ahead <= asking.total() <= expected * 1.01 + limit.most
+
+
+def test_tenants_that_come_late_lose_nothing_while_the_burst_covers_it(crowd: Crowd) -> None:
+    asking = Asking(crowd, RateLimit("100/s"), None)
+
+    asking.work([f"tenant {at}" for at in range(8)], 120, lateness_ms=300)
+
+    assert 12_000 * 0.99 <= asking.total() <= 12_000 * 1.01 + 100
+
+
+@pytest.mark.parametrize(("rate", "burst"), [("7/s", None), ("100/s", 5), ("1000/s", None), ("50/m", 3)])
+def test_in_no_stretch_of_time_go_more_than_the_rate_and_the_burst_allow(
+    crowd: Crowd, rate: str, burst: int | None
+) -> None:
+    limit = RateLimit(rate, burst)
+    asking = Asking(crowd, limit, None, wanted=30)
+
+    asking.work([f"tenant {at}" for at in range(5)], 3_000 * limit.interval_us / 1_000_000)
+
+    handed_over = sorted(moment for moments in asking.moments.values() for moment in moments)
+    # What is paid for ahead goes as one.
+    at_once = limit.most + limit.within(200)
+    assert len(handed_over) > 2_000
+    for length in (1, 10, 100, 1_000):
+        for first, last in zip(handed_over, handed_over[length:], strict=False):
+            assert length + 1 <= at_once + (last - first + 2) * 1_000 / limit.interval_us
+
+
+@pytest.mark.parametrize(
+    ("limit", "burst"),
+    [
+        (RateLimit("100/s"), 100),
+        (RateLimit("100/s", 3), 3),
+        (RateLimit("7/m"), 1),
+        (RateLimit("7/s", 49), 49),
+        (RateLimit("3/s"), 3),
+    ],
+    ids=str,
+)
+def test_after_a_quiet_time_the_burst_goes_at_once_and_no_more(crowd: Crowd, limit: RateLimit, burst: int) -> None:
+    crowd.start("a")
+    for _ in range(3):
+        assert Asking(crowd, limit, None).ask("a") == (burst, 0)
+        permitted, wait_ms = Asking(crowd, limit, None).ask("a")
+        assert permitted == 0
+        assert wait_ms > 0
+        crowd.passes(HOUR)
+        assert Asking(crowd, limit, None).ask("a") == (limit.within(200), 0), "what was paid for"
+        crowd.passes(HOUR)
+
+
+def test_fewer_than_the_burst_are_as_many_as_are_wanted(crowd: Crowd) -> None:
+    crowd.start("a")
+    asking = Asking(crowd, RateLimit("10/s"), None, wanted=4)
+
+    assert [asking.ask("a") for _ in range(2)] == [(4, 0), (4, 0)]
+    assert asking.ask("a") == (2, 0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_limit_of_each_tenant_holds_each_and_one_of_the_pipeline_all(crowd: Crowd, whole: bool) -> None:
+    limit = RateLimit("5/s")
+    asking = Asking(crowd, limit if whole else None, None if whole else limit)
+
+    asking.work(["a", "b", "c"], 100)
+
+    expected = 500 if whole else 1_500
+    assert expected * 0.99 <= asking.total() <= expected * 1.01 + 15
+
+
+def test_a_limit_of_each_tenant_within_one_of_the_pipeline(crowd: Crowd) -> None:
+    asking = Asking(crowd, RateLimit("20/s"), RateLimit("8/s"))
+
+    asking.work(["a"], 100)
+    assert 800 * 0.99 <= asking.total() <= 800 * 1.01 + 8, "one alone has its own limit"
+    crowd.settle("a")
+
+    asking = Asking(crowd, RateLimit("20/s"), RateLimit("8/s"))
+    asking.work(["b", "c", "d", "e"], 100)
+    assert 2_000 * 0.99 - 8 <= asking.total() <= 2_000 * 1.01 + 20, "many have the pipeline's"
+    for moments in asking.moments.values():
+        assert len(moments) == pytest.approx(500, rel=0.03), "and share it evenly"
+
+
+def test_who_waits_is_served_in_the_order_of_asking(crowd: Crowd) -> None:
+    tenants = [f"tenant {at}" for at in range(10)]
+    asking = Asking(crowd, RateLimit("2/s", 1), None)
+
+    asking.work(tenants, 100)
+
+    assert asking.served[:20] == tenants * 2
+    rounds = [asking.served[at : at + 10] for at in range(0, 190, 10)]
+    assert all(sorted(served) == sorted(tenants) for served in rounds)
+
+
+def test_waits_of_those_who_ask_at_once_are_one_after_the_other(crowd: Crowd) -> None:
+    tenants = [f"tenant {at}" for at in range(6)]
+    crowd.start(*tenants)
+    asking = Asking(crowd, RateLimit("4/s", 1), None)
+
+    answers = [asking.ask(tenant) for tenant in tenants]
+
+    assert answers == [(1, 0), (0, 250), (0, 500), (0, 750), (0, 1_000), (0, 1_250)]
+
+
+@pytest.mark.parametrize("rate", ["7/s", "333/s", "7/m", "1000000/s"])
+def test_a_wait_is_over_when_it_says_and_less_than_a_millisecond_too_long(crowd: Crowd, rate: str) -> None:
+    limit = RateLimit(rate)
+    crowd.start("a")
+    taken, first_us = 0, crowd.gate.us + 1
+    for step in range(200):
+        asking = Asking(crowd, limit, None, wanted=5 * limit.most)
+        permitted, wait_ms = asking.ask("a")
+        asked_us = crowd.gate.us
+        if permitted:
+            taken += permitted
+            continue
+        paid = min(5 * limit.most, limit.within(200))
+        # The clock of the limit starts anew whenever the tenant lets it run dry; here it never does.
+        due_us = first_us + (taken + paid - limit.most) * limit.interval_us
+        assert -100 <= asked_us + wait_ms * 1_000 - due_us < 1_000 + step * 2, (step, wait_ms)
+        crowd.passes(wait_ms)
+
+
+def test_what_is_paid_for_is_given_once_whatever_comes_between(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    asking = Asking(crowd, RateLimit("10/s", 1), None)
+    assert asking.ask("a") == (1, 0)
+    permitted, wait_ms = asking.ask("a")
+    assert permitted == 0
+
+    crowd.settle("a", Outcome.RETRY, failed=False, retry_ms=wait_ms)
+    assert asking.ask("b")[0] == 0, "it is behind"
+    crowd.deadline_passes("a")
+    assert isinstance(crowd.begin("a"), Begun)
+
+    assert asking.ask("a") == (2, 0)
+    assert asking.ask("a")[0] == 0
+
+
+def test_fewer_are_wanted_than_were_paid_for(crowd: Crowd) -> None:
+    crowd.start("a")
+    limit = RateLimit("50/s", 1)
+    assert Asking(crowd, limit, None).ask("a") == (1, 0)
+    assert Asking(crowd, limit, None).ask("a")[0] == 0
+
+    assert Asking(crowd, limit, None, wanted=3).ask("a") == (3, 0)
+
+
+def test_what_is_paid_for_is_never_more_than_is_wanted(crowd: Crowd) -> None:
+    crowd.start("a")
+    limit = RateLimit("1000/s", 1)
+    Asking(crowd, limit, None).ask("a")
+
+    assert Asking(crowd, limit, None, wanted=2).ask("a") == (0, 2)
+    assert Asking(crowd, limit, None, wanted=7).ask("a") == (2, 0)
+
+
+def test_a_run_that_was_replaced_may_hand_over_nothing_and_pays_nothing(crowd: Crowd) -> None:
+    crowd.start("a")
+    late = crowd.tokens["a"]
+    assert crowd.deadline_passes("a") is Answer.REISSUED
+    limit = RateLimit("1/s")
+
+    assert crowd.gate.permit(PIPELINE, "a", late, 5, 1, limit, limit) == (0, 0)
+    assert crowd.lifetime(crowd.keys.pipeline_rate(PIPELINE)) == -2
+    assert crowd.gate.permit(PIPELINE, "idle", late, 5, 1, limit, limit) == (0, 0)
+    assert crowd.lifetime(crowd.keys.runner(PIPELINE, "idle")) == -2
+
+
+def test_without_a_limit_all_may_go(crowd: Crowd) -> None:
+    crowd.start("a")
+
+    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 500, 1, None, None) == (500, 0)
+
+
+def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    each = Asking(crowd, None, RateLimit("3/s"))
+    assert [each.ask("a"), each.ask("b")] == [(3, 0), (3, 0)]
+
+    whole = Asking(crowd, RateLimit("5/s"), None)
+    assert whole.ask("a") == (5, 0)
+    crowd.gate.notify("alerts", "a", SPACING)
+    assert crowd.gate.permit("alerts", "a", crowd.tokens["a"], 9, 1, whole.whole, None) == (5, 0)
+
+
+def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd) -> None:
+    crowd.start("a")
+    asking = Asking(crowd, RateLimit("10/m"), RateLimit("1/m"))
+    asking.ask("a")
+    asking.ask("a")
+
+    left = [
+        crowd.lifetime(crowd.keys.pipeline_rate(PIPELINE)),
+        crowd.lifetime(crowd.keys.tenant_rate(PIPELINE, "a")),
+    ]
+
+    assert 12_000 < left[0] <= 13_001, "when all is worked off, and a second"
+    assert 120_000 < left[1] <= 121_001
