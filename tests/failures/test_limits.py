@@ -37,7 +37,7 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert drill.calls == [("acme", ["a"]), ("other", ["a"]), ("acme", ["a", "b"])]
     assert 30_000 <= drill.times[2] - drill.times[0] <= 30_100
     assert drill.errors == []
-    assert drill.circuit.opened == 0
+    assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT failures FROM sync_cursors WHERE tenant = 'acme'") == [(0,)]
 
 
