@@ -6,11 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from taskbridge.batch import Batch
-from taskbridge.failures import Narrowing
 from taskbridge.handlers.journal import journal
 from tests.failures.drill import Drill
 
@@ -202,28 +199,3 @@ def test_a_record_that_changes_in_the_source_leaves_quarantine_by_itself(drill: 
     drill.go_on()
     assert drill.states() == {"handled": 2}
     assert drill.quarantine() == []
-
-
-@given(
-    size=st.integers(1, 300),
-    batch_size=st.integers(1, 128),
-    bad=st.sets(st.integers(0, 299), max_size=4),
-)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_search_finds_every_bad_record_and_no_other(size: int, batch_size: int, bad: set[int]) -> None:
-    at, narrowing, aside, calls = 0, Narrowing(), set(), 0
-    while at < size:
-        count = min(batch_size, size - at, narrowing.limit or batch_size)
-        calls += 1
-        if bad.isdisjoint(range(at, at + count)):
-            at, narrowing = at + count, narrowing.handled(count, batch_size)
-            continue
-        narrowing = narrowing.failed(count)
-        if narrowing.is_alone and narrowing.attempts >= 5:
-            assert count == 1
-            aside.add(at)
-            at, narrowing = at + 1, narrowing.handled(1, batch_size)
-    assert aside == {one for one in bad if one < size}
-    # Each costs at most one more try, a halving for each doubling of the batch, five tries alone, and the way back up.
-    steps = batch_size.bit_length()
-    assert calls <= size / batch_size + 1 + len(aside) * (2 * steps + 7)
