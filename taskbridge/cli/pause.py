@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,6 +147,8 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
 
     Exit status: 0 drained and paused; 1 records are left, and nothing was paused.
     """
+    if math.isnan(timeout):
+        raise click.BadParameter("give a number of seconds", param_hint="--timeout")
     started = time.monotonic()
     with _entered(data_dir, pipeline, tenant) as scope:
         left, paused = _wait(scope, timeout)
@@ -178,7 +181,7 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
     pauses, source = scope.here.pauses, scope.here.source_of(scope.here.pipelines[scope.pipeline])
     deadline = time.monotonic() + timeout
     snapshot = pauses.snapshot()
-    tenants = scope.pending()
+    tenants, told = scope.pending(), False
     while True:
         interrupts.check()
         before = time.monotonic()
@@ -188,7 +191,9 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
         after = time.monotonic()
         if not left or paused or after >= deadline:
             return left, paused
-        tenants = list(left)
+        if not told:
+            screen.tell(f"{scope.name}: waiting for pending records: {sum(left.values()):,}")
+        tenants, told = list(left), True
         time.sleep(min(max(POLL_SECONDS, (after - before) / LOOKS_SHARE), deadline - after))
 
 

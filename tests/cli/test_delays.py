@@ -108,7 +108,7 @@ def test_a_pipeline_of_invoices_has_no_delays_in_its_json(alerts: Program) -> No
     write_invoices(alerts.directory / "invoices.csv", [line("1")])
     alerts("import", "invoices.csv")
     found = alerts("status", "--json").json["pipelines"]
-    assert set(found["invoices"]) == {"tenants"}
+    assert set(found["invoices"]) == {"tenants", "paused"}
     assert "due_at" not in found["invoices"]["tenants"]["France"]
     assert found["alerts"] == {"tenants": {}, "unmatched": 0}
 
