@@ -110,7 +110,7 @@ def test_a_pipeline_of_invoices_has_no_delays_in_its_json(alerts: Program) -> No
     found = alerts("status", "--json").json["pipelines"]
     assert set(found["invoices"]) == {"tenants", "paused"}
     assert "due_at" not in found["invoices"]["tenants"]["France"]
-    assert found["alerts"] == {"tenants": {}, "unmatched": 0}
+    assert found["alerts"] == {"tenants": {}, "paused": False, "unmatched": 0}
 
 
 def test_a_tenant_that_has_a_runner_and_no_record_yet_is_shown(alerts: Program) -> None:
