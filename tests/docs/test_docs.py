@@ -74,10 +74,9 @@ def test_every_command_and_option_exists() -> None:
     for page, name, rest in named:
         assert name in cli.commands, f"{page}: taskbridge {name}"
         command = cli.commands[name]
-        if isinstance(command, click.Group) and rest.split():
-            below = rest.split()[0]
-            assert below in command.commands, f"{page}: taskbridge {name} {below}"
-            command = command.commands[below]
+        if isinstance(command, click.Group) and (below := re.match(r" +([a-z]+)", rest)):
+            assert below[1] in command.commands, f"{page}: taskbridge {name} {below[1]}"
+            command = command.commands[below[1]]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
             assert option in known, f"{page}: taskbridge {name} {option}"
