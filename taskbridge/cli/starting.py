@@ -19,13 +19,11 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
     Raises:
         Unavailable: Redis cannot be used; the message says that nothing is lost.
     """
-    if not tenants:
-        return
     try:
         notify.start(app, tenants, pipeline)
     except Unavailable as error:
         raise Unavailable(
             f"{error}. It is written down all the same: workers find it within TASKBRIDGE_RECONCILE_INTERVAL"
         ) from error
-    if origin is Origin.OURS:
+    if origin is Origin.OURS and tenants:
         screen.tell("No worker runs yet: `taskbridge up` handles what is pending.")
