@@ -9,6 +9,7 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from tests.cli.counts import CLOSED
 from tests.cli.files import line, write
 from tests.cli.program import Program
 
@@ -23,9 +24,11 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
     assert france == {
         "state": "queued",
         "held": False,
+        "paused": False,
         "pending": 2,
         "handled": 0,
         "quarantined": 0,
+        "discarded": 0,
         "last_run_at": None,
         "burst_events": 0,
         "burst_runs": 0,
@@ -36,6 +39,8 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
         "records": 0,
         "failures": 0,
         "last_error": None,
+        "failing_since": None,
+        "next_try_at": None,
     }
 
 
@@ -60,7 +65,9 @@ def test_a_tenant_that_nobody_knows_is_said_to_be_unknown(taskbridge: Program) -
 
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
     assert taskbridge("status").stdout == "invoices: no tenants\n"
-    assert taskbridge("status", "--json").json == {"pipelines": {"invoices": {"tenants": {}}}}
+    assert taskbridge("status", "--json").json == {
+        "pipelines": {"invoices": {"tenants": {}, "paused": False, "circuit": CLOSED}}
+    }
 
 
 def test_all_pipelines_are_shown_or_the_one_that_is_named(taskbridge: Program) -> None:

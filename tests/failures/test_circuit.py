@@ -151,3 +151,25 @@ def test_a_redis_that_lost_its_data_closes_the_circuit_and_it_opens_again(drill:
     downstream.error = None
     drill.go_on()
     assert drill.states() == {"handled": 8}
+
+
+def test_a_paused_tenant_does_not_probe(drill: Drill) -> None:
+    downstream = Downstream(drill, ConnectionError("refused"))
+    drill.handle(downstream)
+    drill.save("acme", "a")
+    drill.go_on(until=lambda: drill.circuit().open)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', 'acme')")
+    calls = len(drill.calls)
+    drill.go_on(within_ms=20_000)
+    assert len(drill.calls) == calls
+    (status,) = drill.standing()
+    assert status.held
+    assert status.deadline_ms is not None
+    assert status.deadline_ms * 1000 - drill.gate.us > 30_000_000
+    # Another tenant's probe closes the circuit meanwhile.
+    downstream.error = None
+    drill.save("other", "a")
+    drill.go_on(within_ms=20_000)
+    assert drill.states("other") == {"handled": 1}
+    assert not drill.circuit().open

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from taskbridge.batch import Batch
+from taskbridge.batch import Batch, Record
+from taskbridge.failures import Narrowing
 from taskbridge.handlers.journal import journal
+from taskbridge.store import Page
 from tests.failures.drill import Drill
 
 NUMBERS = [f"{number:03}" for number in range(1, 101)]
@@ -199,3 +201,29 @@ def test_a_record_that_changes_in_the_source_leaves_quarantine_by_itself(drill: 
     drill.go_on()
     assert drill.states() == {"handled": 2}
     assert drill.quarantine() == []
+
+
+def test_a_record_that_changes_before_it_is_tried_again_comes_once_as_it_is_now(drill: Drill) -> None:
+    drill.handle(refuse("b"), max_attempts=1)
+    drill.save("acme", "a", "b")
+    drill.go_on()
+    drill.handle(refuse())
+    drill.calls.clear()
+    ask_for_another_try(drill, "b")
+    drill.save("acme", "b", corrected=True)
+    drill.go_on()
+    assert drill.calls == [("acme", ["b"])]
+    assert drill.states() == {"handled": 2}
+    assert drill.quarantine() == []
+
+
+def test_the_first_records_of_a_batch_are_a_batch() -> None:
+    records = tuple(Record("invoices", "acme", number, 1, {}) for number in "abcd")
+    page = Page(records, 3, "1:1:", True, False, False, 2, (("7", 1), ("7", 2)), Narrowing(), None)
+    assert page.position == ("7", 2)
+    assert page.first(4) is page
+    three = page.first(3)
+    assert [record.external_id for record in three.records] == ["a", "b", "c"]
+    assert (three.finished, three.retried, three.position, three.leaving) == (False, 2, ("7", 1), ["a", "b"])
+    one = page.first(1)
+    assert (one.retried, one.position, one.leaving) == (1, (None, None), ["a"])
