@@ -69,7 +69,7 @@ class Narrowing:
     def failed(self, size: int) -> Narrowing:
         """Return what follows the failure of a batch of `size` records."""
         if self.suspects == 0 or size == 1:
-            return Narrowing(size, size, self.attempts + 1 if self.suspects == size else 1)
+            return Narrowing(size, size, self.attempts + 1)
         return Narrowing((size + 1) // 2, size, 0)
 
     def handled(self, size: int, batch_size: int) -> Narrowing:

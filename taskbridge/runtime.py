@@ -21,7 +21,18 @@ from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
-from taskbridge.store import RECORD_ROWS, Cursors, Records, check_schema, check_version, connect
+from taskbridge.store import (
+    INVOICE_ROWS,
+    RECORD_ROWS,
+    Cursors,
+    Pauses,
+    Quarantine,
+    Records,
+    Source,
+    check_schema,
+    check_version,
+    connect,
+)
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["Runtime", "runtime"]
@@ -107,6 +118,19 @@ class Runtime:
     def seconds_per_record(self) -> dict[str, float]:
         """How long the handler of each pipeline took for a record lately, in this process."""
         return {}
+
+    @cached_property
+    def pauses(self) -> Pauses:
+        """What an operator holds."""
+        return Pauses(self.engine)
+
+    def source_of(self, pipeline: Pipeline) -> Source:
+        """Return the rows that `pipeline` reads."""
+        return INVOICE_ROWS if pipeline.criteria is None else RECORD_ROWS
+
+    def quarantine_of(self, pipeline: Pipeline) -> Quarantine:
+        """Return the quarantine of the rows that `pipeline` reads."""
+        return Quarantine(self.engine, self.source_of(pipeline))
 
     @cached_property
     def heartbeat(self) -> Heartbeat:

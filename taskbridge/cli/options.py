@@ -7,7 +7,18 @@ from typing import Final
 
 import click
 
-__all__ = ["DEFAULT_DATA_DIR", "data_dir_option", "examples", "file_type", "json_option", "tenant_column_option"]
+from taskbridge.pipeline import INVOICES
+
+__all__ = [
+    "DEFAULT_DATA_DIR",
+    "data_dir_option",
+    "examples",
+    "file_type",
+    "json_option",
+    "pipeline_option",
+    "stored_text",
+    "tenant_column_option",
+]
 
 DEFAULT_DATA_DIR: Final = Path(".taskbridge")
 
@@ -22,6 +33,7 @@ data_dir_option = click.option(
     help="Where the embedded servers keep their data.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+pipeline_option = click.option("--pipeline", default=INVOICES, show_default=True, metavar="NAME", help="The pipeline.")
 tenant_column_option = click.option(
     "--tenant-column",
     default="Country",
@@ -30,6 +42,21 @@ tenant_column_option = click.option(
     help="The column of the file whose value is the tenant.",
 )
 file_type: Final = click.Path(path_type=Path)
+
+
+def stored_text(value: str) -> str:
+    """Return text for Postgres: not empty, since every text holds the empty one, and UTF-8.
+
+    Raises:
+        click.BadParameter: it is not.
+    """
+    if not value.strip():
+        raise click.BadParameter("it is empty: write some text, or leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("it is not UTF-8: write it as the records have it") from None
+    return value
 
 
 def examples(*lines: str) -> str:

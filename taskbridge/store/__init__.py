@@ -3,7 +3,9 @@
 from taskbridge.store.cursor import Aside, CursorLost, Cursors, Evidence, Outranked, Page, Transaction
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
 from taskbridge.store.matching import Records, UnmatchedRecord, Waiting, WaitingRecords
-from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS
+from taskbridge.store.pauses import Pause, Paused, Pauses
+from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
+from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS, Source
 from taskbridge.store.records import json_text, record_invoice
 from taskbridge.store.schema import check_schema, migrate
 
@@ -17,7 +19,13 @@ __all__ = [
     "Evidence",
     "Outranked",
     "Page",
+    "Pause",
+    "Paused",
+    "Pauses",
+    "Quarantine",
+    "QuarantinedRecord",
     "Records",
+    "Source",
     "Transaction",
     "UnmatchedRecord",
     "Waiting",

@@ -94,7 +94,6 @@ class Drill:
     def standing(self) -> list[RunnerStatus]:
         return self.gate.look("invoices", self.gate.active("invoices"))
 
-    @property
     def circuit(self) -> CircuitStatus:
         return self.gate.circuit("invoices")
 

@@ -38,17 +38,17 @@ def test_while_everything_fails_nothing_is_quarantined_and_all_is_handled_after(
         drill.save(tenant, "a", "b", "c")
     drill.go_on(within_ms=1_000_000)
     assert drill.quarantine() == []
-    assert drill.circuit.open
-    assert drill.circuit.opened == 1
+    assert drill.circuit().open
+    assert drill.circuit().opened == 1
     assert drill.states() == {"pending": 24}
     in_the_outage = len(drill.calls)
     assert in_the_outage < 100, "a probe every 30 s at the most"
     downstream.error = None
     drill.go_on()
-    assert not drill.circuit.open
+    assert not drill.circuit().open
     assert drill.states() == {"handled": 24}
     assert len(drill.deployment.deliveries()) == 24
-    assert drill.circuit.closed_at_ms is not None
+    assert drill.circuit().closed_at_ms is not None
 
 
 @pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("503")], ids=str)
@@ -58,19 +58,19 @@ def test_one_tenant_alone_while_everything_fails(drill: Drill, error: Exception)
     drill.save("acme", *"abcdefgh")
     drill.go_on(within_ms=600_000)
     assert drill.quarantine() == []
-    assert drill.circuit.open
+    assert drill.circuit().open
     downstream.error = None
     drill.go_on()
     assert drill.states() == {"handled": 8}
     assert len(drill.deployment.deliveries()) == 8
-    assert drill.circuit.opened == 1
+    assert drill.circuit().opened == 1
 
 
 def test_one_probe_at_a_time_and_its_wait_doubles(drill: Drill) -> None:
     drill.handle(Downstream(drill, ConnectionError("refused")))
     for tenant in TENANTS:
         drill.save(tenant, "a", "b")
-    drill.go_on(until=lambda: drill.circuit.open)
+    drill.go_on(until=lambda: drill.circuit().open)
     opened, calls = drill.now_ms, len(drill.calls)
     drill.go_on(within_ms=100_000)
     probes = [began for began in drill.times if began > opened]
@@ -90,15 +90,15 @@ def test_a_tenant_whose_own_downstream_is_away_does_not_hold_the_others(drill: D
     drill.handle(handler)
     drill.save("acme", "a")
     drill.go_on(within_ms=100_000)
-    assert drill.circuit.open, "nothing else is handled, so nobody can know"
+    assert drill.circuit().open, "nothing else is handled, so nobody can know"
     drill.save("other", "a")
     drill.go_on(within_ms=31_000)
     assert drill.states("other") == {"handled": 1}
-    assert not drill.circuit.open
+    assert not drill.circuit().open
     for number in range(20):
         drill.save("other", f"{number}")
         drill.go_on(within_ms=20_000)
-    assert not drill.circuit.open
+    assert not drill.circuit().open
     assert drill.states("other") == {"handled": 21}
     assert drill.states("acme") == {"pending": 1}
 
@@ -114,7 +114,7 @@ def test_three_tenants_with_a_bad_record_each_are_no_outage_for_long(drill: Dril
         drill.save(tenant, "a", "b", "c")
     drill.go_on()
     assert drill.states() == {"quarantined": 3, "handled": 6}
-    assert not drill.circuit.open
+    assert not drill.circuit().open
 
 
 def test_only_bad_records_in_a_row_open_the_circuit_at_the_third(drill: Drill) -> None:
@@ -123,7 +123,7 @@ def test_only_bad_records_in_a_row_open_the_circuit_at_the_third(drill: Drill) -
         drill.save("acme", number)
         drill.go_on(within_ms=60_000)
     assert len(drill.quarantine()) == 2
-    assert drill.circuit.open
+    assert drill.circuit().open
 
 
 def test_a_pipeline_says_which_errors_are_the_downstreams(drill: Drill) -> None:
@@ -134,7 +134,7 @@ def test_a_pipeline_says_which_errors_are_the_downstreams(drill: Drill) -> None:
     drill.save("acme", "a")
     drill.go_on(within_ms=100_000)
     assert drill.quarantine() == []
-    assert drill.circuit.open
+    assert drill.circuit().open
 
 
 def test_a_redis_that_lost_its_data_closes_the_circuit_and_it_opens_again(drill: Drill) -> None:
@@ -142,12 +142,34 @@ def test_a_redis_that_lost_its_data_closes_the_circuit_and_it_opens_again(drill:
     drill.handle(downstream)
     for tenant in TENANTS:
         drill.save(tenant, "a")
-    drill.go_on(until=lambda: drill.circuit.open)
+    drill.go_on(until=lambda: drill.circuit().open)
     drill.deployment.redis.flushdb()
-    assert not drill.circuit.open
+    assert not drill.circuit().open
     for tenant in TENANTS:
         drill.deployment.notify_event.delay(tenant)
-    drill.go_on(until=lambda: drill.circuit.open)
+    drill.go_on(until=lambda: drill.circuit().open)
     downstream.error = None
     drill.go_on()
     assert drill.states() == {"handled": 8}
+
+
+def test_a_paused_tenant_does_not_probe(drill: Drill) -> None:
+    downstream = Downstream(drill, ConnectionError("refused"))
+    drill.handle(downstream)
+    drill.save("acme", "a")
+    drill.go_on(until=lambda: drill.circuit().open)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', 'acme')")
+    calls = len(drill.calls)
+    drill.go_on(within_ms=20_000)
+    assert len(drill.calls) == calls
+    (status,) = drill.standing()
+    assert status.held
+    assert status.deadline_ms is not None
+    assert status.deadline_ms * 1000 - drill.gate.us > 30_000_000
+    # Another tenant's probe closes the circuit meanwhile.
+    downstream.error = None
+    drill.save("other", "a")
+    drill.go_on(within_ms=20_000)
+    assert drill.states("other") == {"handled": 1}
+    assert not drill.circuit().open

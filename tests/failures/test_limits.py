@@ -37,7 +37,7 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert drill.calls == [("acme", ["a"]), ("other", ["a"]), ("acme", ["a", "b"])]
     assert 30_000 <= drill.times[2] - drill.times[0] <= 30_100
     assert drill.errors == []
-    assert drill.circuit.opened == 0
+    assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT failures FROM sync_cursors WHERE tenant = 'acme'") == [(0,)]
 
 
@@ -250,3 +250,18 @@ def test_a_slow_handler_is_given_what_it_gets_through_in_the_budget(drill: Drill
     assert sizes[0] == 100, "nothing is known yet"
     assert max(sizes[1:]) <= 45, sizes
     assert drill.states() == {"handled": 300}
+
+
+def test_to_be_asked_to_wait_is_no_failure(drill: Drill) -> None:
+    def wait_thrice_then_fail(batch: Batch) -> None:
+        if len(drill.calls) <= 3:
+            raise RetryAfter(1)
+        if len(drill.calls) == 4:
+            raise ConnectionError("refused")
+        journal(batch)
+
+    drill.handle(wait_thrice_then_fail)
+    drill.save("acme", "a")
+    drill.go_on()
+    assert drill.states() == {"handled": 1}
+    assert drill.times[4] - drill.times[3] <= 501, "the first back-off"

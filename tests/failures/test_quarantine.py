@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from taskbridge.batch import Batch
+from taskbridge.batch import Batch, Record
 from taskbridge.failures import Narrowing
 from taskbridge.handlers.journal import journal
+from taskbridge.store import Page
 from tests.failures.drill import Drill
 
 NUMBERS = [f"{number:03}" for number in range(1, 101)]
@@ -36,7 +36,7 @@ def test_one_bad_record_among_many_is_found_and_the_rest_is_handled_once(drill: 
     assert drill.states() == {"handled": 99, "quarantined": 1}
     assert drill.quarantine() == [("acme", bad, "failed", f"ValueError: {bad} is bad", 5)]
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != bad]
-    assert drill.circuit.opened == 0
+    assert drill.circuit().opened == 0
     # Once more as it was, six halvings, five times alone, and the batches that grow again.
     assert len(drill.calls) <= 25
 
@@ -180,7 +180,7 @@ def test_records_out_of_quarantine_in_the_middle_of_a_sweep_lose_nothing(drill: 
     drill.save("acme", *NUMBERS[:9])
     drill.go_on()
     drill.handle(refuse(), batch_size=batch_size)
-    drill.here.settings = type(drill.here.settings)(**{**settings_of(drill), "run_budget": 0.01})
+    drill.here.settings = replace(drill.here.settings, run_budget=0.01)
     drill.save("acme", *NUMBERS[9:30])
     drill.run_one()
     with drill.deployment.engine.begin() as connection:
@@ -189,10 +189,6 @@ def test_records_out_of_quarantine_in_the_middle_of_a_sweep_lose_nothing(drill: 
     drill.go_on()
     assert drill.states() == {"handled": 30}
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS[:30]]
-
-
-def settings_of(drill: Drill) -> dict[str, object]:
-    return {name: getattr(drill.here.settings, name) for name in drill.here.settings.__slots__}
 
 
 def test_a_record_that_changes_in_the_source_leaves_quarantine_by_itself(drill: Drill) -> None:
@@ -207,26 +203,27 @@ def test_a_record_that_changes_in_the_source_leaves_quarantine_by_itself(drill: 
     assert drill.quarantine() == []
 
 
-@given(
-    size=st.integers(1, 300),
-    batch_size=st.integers(1, 128),
-    bad=st.sets(st.integers(0, 299), max_size=4),
-)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_search_finds_every_bad_record_and_no_other(size: int, batch_size: int, bad: set[int]) -> None:
-    at, narrowing, aside, calls = 0, Narrowing(), set(), 0
-    while at < size:
-        count = min(batch_size, size - at, narrowing.limit or batch_size)
-        calls += 1
-        if bad.isdisjoint(range(at, at + count)):
-            at, narrowing = at + count, narrowing.handled(count, batch_size)
-            continue
-        narrowing = narrowing.failed(count)
-        if narrowing.is_alone and narrowing.attempts >= 5:
-            assert count == 1
-            aside.add(at)
-            at, narrowing = at + 1, narrowing.handled(1, batch_size)
-    assert aside == {one for one in bad if one < size}
-    # Each costs at most one more try, a halving for each doubling of the batch, five tries alone, and the way back up.
-    steps = batch_size.bit_length()
-    assert calls <= size / batch_size + 1 + len(aside) * (2 * steps + 7)
+def test_a_record_that_changes_before_it_is_tried_again_comes_once_as_it_is_now(drill: Drill) -> None:
+    drill.handle(refuse("b"), max_attempts=1)
+    drill.save("acme", "a", "b")
+    drill.go_on()
+    drill.handle(refuse())
+    drill.calls.clear()
+    ask_for_another_try(drill, "b")
+    drill.save("acme", "b", corrected=True)
+    drill.go_on()
+    assert drill.calls == [("acme", ["b"])]
+    assert drill.states() == {"handled": 2}
+    assert drill.quarantine() == []
+
+
+def test_the_first_records_of_a_batch_are_a_batch() -> None:
+    records = tuple(Record("invoices", "acme", number, 1, {}) for number in "abcd")
+    page = Page(records, 3, "1:1:", True, False, False, 2, (("7", 1), ("7", 2)), Narrowing(), None)
+    assert page.position == ("7", 2)
+    assert page.first(4) is page
+    three = page.first(3)
+    assert [record.external_id for record in three.records] == ["a", "b", "c"]
+    assert (three.finished, three.retried, three.position, three.leaving) == (False, 2, ("7", 1), ["a", "b"])
+    one = page.first(1)
+    assert (one.retried, one.position, one.leaving) == (1, (None, None), ["a"])

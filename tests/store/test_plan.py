@@ -111,6 +111,15 @@ def test_looking_for_pending_tenants_reads_tenants_and_not_rows(seeded: Engine) 
     assert pages(top) < TENANTS * 10
 
 
+def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> None:
+    with seeded.connect() as connection:
+        snapshot = connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()
+    top = plan(seeded, "pending_before", INVOICE_ROWS, tenants=["tenant-7", "tenant-8"], snapshot=snapshot)
+    assert top["Actual Rows"] == 1
+    scans = [node for node in nodes(top) if node.get("Index Name") == "ix_invoices_tenant_xid_id"]
+    assert any("xid" in scan["Index Cond"] and scan["Actual Rows"] * scan["Actual Loops"] == 20 for scan in scans), top
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [

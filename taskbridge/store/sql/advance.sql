@@ -4,9 +4,7 @@
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
 UPDATE sync_cursors
 SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot END,
-    target = CASE WHEN %(finished)s THEN NULL
-                  WHEN %(at_xid)s::xid8 IS NULL THEN target
-                  ELSE %(target)s::pg_snapshot END,
+    target = CASE WHEN %(finished)s THEN NULL ELSE %(target)s::pg_snapshot END,
     at_xid = CASE WHEN %(finished)s THEN NULL ELSE coalesce(%(at_xid)s::xid8, at_xid) END,
     at_id = CASE WHEN %(finished)s THEN NULL ELSE coalesce(%(at_id)s::bigint, at_id) END,
     sweeps = sweeps + 1,

@@ -13,4 +13,4 @@ SET revision = excluded.revision,
     failing_since = excluded.failing_since,
     quarantined_at = excluded.quarantined_at,
     retry_at = NULL,
-    discarded_at = NULL
+    discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
