@@ -11,6 +11,13 @@ What time is
     something was (`SPACING_OVER`, `LEASE_ALIVE`) may hold or not. So a run that stands still while the others go on is
     a frozen one, and nothing more has to be said about freezing.
 
+    One thing is said of it: a lease outlasts the transaction of a producer that notifies before it commits. While such a
+    producer is under way the lease is alive, and a deadline that is the lease's end does not fire.
+
+What a line is
+    Whoever may not begin, or not go on, waits held with a deadline of its own. That others call it sooner is not in the
+    model: a deadline may fire at any time anyway. `Faults.postponed` bounds how often it happens.
+
 What tokens are
     Their rank, 1 for the lowest. A new token is above all others; once the clock of Redis has stepped back it may have
     any rank that its floor allows.
@@ -57,6 +64,9 @@ MOST_LATE = 1
 """Messages with other tokens that can be in flight at once. No token becomes the current one again, so that they are
 refused is all that can happen to them, and one shows it."""
 
+TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
+SPACING = frozenset({Condition.SPACING_OVER})
+
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
 
 
@@ -74,6 +84,8 @@ class Guards:
     queued_has_deadline: bool = True
     reconciles: bool = True
     reconcile_adopts: bool = True
+    closing_sweep: bool = True
+    postponed_has_deadline: bool = True
 
 
 class Faults(NamedTuple):
@@ -89,6 +101,8 @@ class Faults(NamedTuple):
     deadline_lost: int = 0
     hash_lost: int = 0
     reply_lost: int = 0
+    notifies_early: int = 0
+    postponed: int = 0
 
 
 class Breach(Enum):
@@ -116,6 +130,7 @@ class Stage(IntEnum):
     COMMITTED = 1
     NOTIFIED = 2
     ORPHANED = 3
+    ANNOUNCED = 4
 
 
 class At(IntEnum):
@@ -139,13 +154,14 @@ SETTLES = {
 
 
 class Gate(NamedTuple):
-    """What Redis knows. `new` stands for events > swept."""
+    """What Redis knows. `new` stands for events > swept, `closing` for a deadline that is the lease's end."""
 
     state: State = State.IDLE
     token: int = NONE
     new: bool = False
     held: bool = False
     deadline: bool = False
+    closing: bool = False
 
 
 class Cursor(NamedTuple):
@@ -211,12 +227,19 @@ def is_finished(world: World) -> bool:
 
 def is_handled(world: World) -> bool:
     """Whether nothing is left to do: every committed record handled, and nothing more will happen by itself."""
-    return not (pending(world) or world.gate.deadline or world.messages or world.runs)
+    under_way = world.gate.deadline or world.messages or world.runs or is_announced(world)
+    return not (pending(world) or under_way)
+
+
+def is_announced(world: World) -> bool:
+    """Whether a producer has notified and not yet committed."""
+    return Stage.ANNOUNCED in world.records
 
 
 def pending(world: World) -> int:
     """Return the records that are committed and not handled, one bit each."""
-    committed = sum(1 << at for at, stage in enumerate(world.records) if stage is not Stage.ABSENT)
+    open_stages = (Stage.ABSENT, Stage.ANNOUNCED)
+    committed = sum(1 << at for at, stage in enumerate(world.records) if stage not in open_stages)
     return committed & ~world.cursor.handled
 
 
@@ -232,7 +255,7 @@ def describe(world: World) -> str:
     parts = [f"gate {gate.state}"]
     if gate.token:
         parts.append(f"token {gate.token}")
-    parts += [name for name in ("new", "held", "deadline") if getattr(gate, name)]
+    parts += [name for name in ("new", "held", "deadline", "closing") if getattr(gate, name)]
     parts.append(f"| cursor owner {world.cursor.owner or '-'}, handled {world.cursor.handled:b}")
     parts.append(f"| records {' '.join(stage.name.lower() for stage in world.records)}")
     if world.messages:
@@ -262,6 +285,15 @@ def _producers(world: World, guards: Guards) -> Iterator[Step]:
         name = f"producer {at + 1}"
         if stage is Stage.ABSENT and (at == 0 or world.records[at - 1] is not Stage.ABSENT):
             yield Step(f"{name} commits", Kind.TRAFFIC, _recorded(world, at, Stage.COMMITTED))
+            if world.faults.notifies_early:
+                announced = _spent(_recorded(world, at, Stage.ANNOUNCED), "notifies_early")
+                for answer, after in _notify(announced, guards):
+                    yield Step(f"{name} notifies before it commits: {answer.name}", Kind.TRAFFIC, after)
+        elif stage is Stage.ANNOUNCED:
+            committed = _recorded(world, at, Stage.NOTIFIED)
+            # What a deadline is for matters only while it may not fire, and then there is one state less.
+            closing = world.gate.closing and is_announced(committed)
+            yield Step(f"{name} commits late", Kind.WORK, committed._replace(gate=world.gate._replace(closing=closing)))
         elif stage is Stage.COMMITTED:
             notified = _recorded(world, at, Stage.NOTIFIED)
             for answer, after in _notify(notified, guards):
@@ -279,18 +311,20 @@ def _recorded(world: World, at: int, stage: Stage) -> World:
 
 
 @cache
-def _rows(state: State, verb: Verb, known: frozenset[Condition]) -> tuple[tuple[Row, bool], ...]:
-    """Return each row that may apply, and whether it needs a lease that is alive.
+def _rows(
+    state: State, verb: Verb, known: frozenset[Condition], unknown: frozenset[Condition]
+) -> tuple[tuple[Row, bool], ...]:
+    """Return each row that may apply, and whether it needs a lease of which nobody knows how long it lives.
 
-    `known` holds; of the conditions about time, each may hold or not; no other holds.
+    `known` holds; each of `unknown` may hold or not; no other holds.
     """
     asked = {condition for row in TRANSITIONS if row.state is state and row.verb is verb for condition in row.when}
-    about_time = sorted(asked & {Condition.SPACING_OVER, Condition.LEASE_ALIVE}, key=lambda condition: condition.name)
+    open_questions = sorted(asked & unknown, key=lambda condition: condition.name)
     found: dict[Row, bool] = {}
-    for truths in product((False, True), repeat=len(about_time)):
-        holding = known | {condition for condition, holds in zip(about_time, truths, strict=True) if holds}
-        row = choose(state, verb, holding)
-        found[row] = found.get(row, True) and Condition.LEASE_ALIVE in holding
+    for truths in product((False, True), repeat=len(open_questions)):
+        chosen = {condition for condition, holds in zip(open_questions, truths, strict=True) if holds}
+        row = choose(state, verb, known | chosen)
+        found[row] = found.get(row, True) and Condition.LEASE_ALIVE in chosen
     return tuple(found.items())
 
 
@@ -299,9 +333,12 @@ def _apply(world: World, row: Row, token: int, guards: Guards) -> World:
     if row.next is State.IDLE:
         return world._replace(gate=Gate())
     publishes = row.answer in PUBLISHING
-    held = row.answer is Answer.HELD or (world.gate.held and not publishes)
-    deadline = guards.queued_has_deadline or row.next is not State.QUEUED
-    gate = world.gate._replace(state=row.next, token=token, held=held, deadline=deadline)
+    held = row.answer in (Answer.HELD, Answer.POSTPONED) or (world.gate.held and not publishes)
+    deadline = (guards.queued_has_deadline or row.next is not State.QUEUED) and (
+        guards.postponed_has_deadline or row.answer is not Answer.POSTPONED
+    )
+    closing = Condition.LEASE_ALIVE in row.when and is_announced(world)
+    gate = Gate(row.next, token, world.gate.new, held, deadline, closing)
     messages = world.messages
     if publishes and messages.count(token) < MOST_COPIES:
         messages = (*messages, token)
@@ -331,7 +368,7 @@ def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
     known = frozenset({Condition.HELD}) if gate.held else frozenset[Condition]()
     noted = world._replace(gate=gate._replace(new=True))
-    for row, _ in _rows(gate.state, Verb.NOTIFY, known):
+    for row, _ in _rows(gate.state, Verb.NOTIFY, known, SPACING):
         for roomy, token in _token_for(noted, row, gate.token, guards):
             yield row.answer, _apply(roomy, row, token, guards)
 
@@ -344,7 +381,7 @@ def _messages(world: World, guards: Guards) -> Iterator[Step]:
         at = world.messages.index(token)
         gone = world._replace(messages=world.messages[:at] + world.messages[at + 1 :])
         if len(world.runs) < world.workers:
-            yield _begin(gone, token, guards)
+            yield from _begin(gone, token, guards)
         if world.faults.message_lost:
             yield Step(f"message {token} is lost", Kind.FAULT, _spent(gone, "message_lost"))
         if world.faults.message_doubled and world.messages.count(token) < MOST_COPIES:
@@ -352,16 +389,28 @@ def _messages(world: World, guards: Guards) -> Iterator[Step]:
             yield Step(f"message {token} is doubled", Kind.FAULT, _spent(doubled, "message_doubled"))
 
 
-def _begin(world: World, token: int, guards: Guards) -> Step:
+def _begin(world: World, token: int, guards: Guards) -> Iterator[Step]:
     current = token == world.gate.token or not guards.begin_checks_token
     known = frozenset({Condition.CURRENT}) if current else frozenset[Condition]()
-    ((row, _),) = _rows(world.gate.state, Verb.BEGIN, known)
-    if row.answer is Answer.REFUSED:
-        return Step(f"message {token} arrives: REFUSED", Kind.WORK, world)
-    begun = _apply(world._replace(gate=world.gate._replace(new=False)), row, world.gate.token, guards)
-    twice = any(run.token == token and not run.ended for run in world.runs)
-    text = f"message {token} arrives: run {token} begins"
-    return Step(text, Kind.WORK, _with_run(begun, Run(At.CLAIM, token)), Breach.TWO_RUNS if twice else None)
+    for row, _ in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_PLACE)):
+        if row.answer is Answer.BEGUN:
+            begun = _apply(world._replace(gate=world.gate._replace(new=False)), row, world.gate.token, guards)
+            twice = any(run.token == token and not run.ended for run in world.runs)
+            text = f"message {token} arrives: run {token} begins"
+            yield Step(text, Kind.WORK, _with_run(begun, Run(At.CLAIM, token)), Breach.TWO_RUNS if twice else None)
+        else:
+            refused = row.answer is Answer.REFUSED
+            after = world if refused else _apply(_postponed(world, row), row, world.gate.token, guards)
+            yield Step(f"message {token} arrives: {row.answer.name}", Kind.WORK, after)
+
+
+def _no_room(world: World, condition: Condition) -> frozenset[Condition]:
+    """Return what may be the case, as long as there are postponements left."""
+    return frozenset({condition}) if world.faults.postponed else frozenset()
+
+
+def _postponed(world: World, row: Row) -> World:
+    return _spent(world, "postponed") if row.answer is Answer.POSTPONED else world
 
 
 def _claim(world: World, run: Run, guards: Guards) -> Iterator[Step]:
@@ -432,7 +481,12 @@ def _settle(world: World, run: Run, guards: Guards) -> Iterator[Step]:
         known.add(Condition.CURRENT)
     if gate.new and guards.settle_counts_events:
         known.add(Condition.NEW_EVENTS)
-    for row, lease_alive in _rows(gate.state, verb, frozenset(known)):
+    unknown = TIME if guards.closing_sweep else SPACING
+    if is_announced(world) and guards.closing_sweep:
+        known.add(Condition.LEASE_ALIVE)
+        unknown = SPACING
+    unknown |= _no_room(world, Condition.OTHERS_IN_LINE)
+    for row, lease_alive in _rows(gate.state, verb, frozenset(known), unknown):
         text = f"run {run.token} settles {verb.removeprefix('settle: ')}: {row.answer.name}"
         kind = Kind.TRAFFIC if lease_alive else Kind.WORK
         for after, settled in _settled(world, run, row, guards):
@@ -448,7 +502,8 @@ def _settled(world: World, run: Run, row: Row, guards: Guards) -> Iterator[tuple
         yield world, run
         return
     for roomy, token in _token_for(_with_run(world, run), row, max(run.owner, run.token), guards):
-        yield _apply(roomy._replace(runs=roomy.runs[:-1]), row, token, guards), roomy.runs[-1]
+        left = _postponed(roomy._replace(runs=roomy.runs[:-1]), row)
+        yield _apply(left, row, token, guards), roomy.runs[-1]
 
 
 _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
@@ -478,7 +533,8 @@ def _with(world: World, messages: tuple[int, ...], runs: tuple[Run, ...]) -> Wor
 def _ticker(world: World, guards: Guards) -> Iterator[Step]:
     gate = world.gate
     if gate.deadline:
-        yield from _deadline(world, guards)
+        if not gate.closing:
+            yield from _deadline(world, guards)
     elif pending(world) and guards.reconciles:
         if gate.state is State.IDLE:
             for answer, after in _notify(world, guards):
@@ -489,7 +545,7 @@ def _ticker(world: World, guards: Guards) -> Iterator[Step]:
 
 def _deadline(world: World, guards: Guards) -> Iterator[Step]:
     gate = world.gate
-    ((row, _),) = _rows(gate.state, Verb.DEADLINE, frozenset({Condition.OVERDUE}))
+    ((row, _),) = _rows(gate.state, Verb.DEADLINE, frozenset({Condition.OVERDUE}), frozenset())
     text = f"the deadline passes: {row.answer.name}"
     if row.answer is Answer.NOT_DUE:
         yield Step(text, Kind.CLOCK, world._replace(gate=Gate()))

@@ -28,9 +28,30 @@ def report(finding: Finding) -> None:
         pytest.param(2, Faults(message_lost=1), id="a message is lost"),
         pytest.param(2, Faults(handler_fails=1), id="a handler fails"),
         pytest.param(1, Faults(handler_fails=1, worker_dies=1, message_doubled=1), id="a handler fails among others"),
+        pytest.param(2, Faults(postponed=2), id="runs are postponed"),
+        pytest.param(1, Faults(postponed=1, worker_dies=1, message_lost=1), id="a run is postponed among others"),
     ],
 )
 def test_no_fault_of_workers_or_messages_loses_a_record_even_without_reconcile(records: int, faults: Faults) -> None:
+    finding = search(records, faults, WITHOUT_RECONCILE)
+
+    report(finding)
+    assert not finding.wrong, str(finding)
+
+
+@pytest.mark.parametrize(
+    ("records", "faults"),
+    [
+        pytest.param(2, Faults(notifies_early=1), id="nothing else goes wrong"),
+        pytest.param(1, Faults(notifies_early=1, worker_dies=1, message_doubled=1), id="a worker dies"),
+        pytest.param(1, Faults(notifies_early=1, message_lost=1, postponed=1), id="a message is lost, a run postponed"),
+        pytest.param(1, Faults(notifies_early=1, handler_fails=1), id="a handler fails"),
+        pytest.param(2, Faults(notifies_early=2), id="two at once"),
+    ],
+)
+def test_a_record_whose_event_came_before_its_commit_is_found_by_the_closing_sweep_without_reconcile(
+    records: int, faults: Faults
+) -> None:
     finding = search(records, faults, WITHOUT_RECONCILE)
 
     report(finding)
@@ -172,6 +193,20 @@ def test_the_search_finds_a_run_that_is_done_at_the_end_of_a_sweep_that_an_earli
             Faults(message_lost=1),
             "nothing more happens",
             id="no deadline for a queued run, and its message is lost",
+        ),
+        pytest.param(
+            1,
+            Guards(closing_sweep=False, reconciles=False),
+            Faults(notifies_early=1),
+            "nothing more happens",
+            id="no closing sweep, and a producer notifies before it commits",
+        ),
+        pytest.param(
+            1,
+            Guards(postponed_has_deadline=False, reconciles=False),
+            Faults(postponed=1),
+            "nothing more happens",
+            id="no deadline in line, and nobody calls",
         ),
         pytest.param(
             1,
