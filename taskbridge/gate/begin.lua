@@ -1,8 +1,9 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the run has to stand in line.
--- KEYS: due runner circuit running line
+-- KEYS: due runner lease circuit running line
 -- ARGV: tenant token ttl_ms patience_ms longest_ms most_runs now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe} | {POSTPONED} | {REFUSED}
-local due_key, runner_key, circuit_key, running_key, line_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
+local circuit_key, running_key, line_key = KEYS[4], KEYS[5], KEYS[6]
 local tenant, token, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local patience_ms, longest_ms, most_runs = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local us = clock_us(ARGV[7])
@@ -56,9 +57,14 @@ if open_until then
 end
 
 redis.call("HSET", runner_key, "state", "running", "swept", events, "began", now)
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined")
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease")
 if last then
   redis.call("HSET", runner_key, "before", last)
+end
+-- While a lease lives, a producer may have notified and not committed: the sweep after its end sees that commit.
+local lease_end = tonumber(redis.call("GET", lease_key) or 0)
+if lease_end > now then
+  redis.call("HSET", runner_key, "lease", lease_end)
 end
 if joined then
   redis.call("ZREM", line_key, tenant)

@@ -33,13 +33,13 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "begin",
-            ("due", "runner", "circuit", "running", "line"),
+            ("due", "runner", "lease", "circuit", "running", "line"),
             ("tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
         ),
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            ("due", "runner", "lease", "last", "queue", "circuit", "running", "line"),
+            ("due", "runner", "last", "queue", "circuit", "running", "line"),
             (
                 "pipeline",
                 "tenant",

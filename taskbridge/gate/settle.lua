@@ -1,21 +1,22 @@
 -- The run ends: `more` records are left, all is `done`, `retry` after a while, or the cursor has an owner that
 -- `outranked` the token.
--- KEYS: due runner lease last queue circuit running line
+-- KEYS: due runner last queue circuit running line
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the place of this run as the third element, if one stands in line
-local due_key, runner_key, lease_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local circuit_key, running_key, line_key = KEYS[6], KEYS[7], KEYS[8]
+local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local circuit_key, running_key, line_key = KEYS[5], KEYS[6], KEYS[7]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 local empty_tick_ms, last_ttl_ms, owner = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
 local republish_ms, nonce, us = tonumber(ARGV[13]), ARGV[14], clock_us(ARGV[15])
 local now = milliseconds(us)
 
-local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before")
+local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
+  "lease")
 local state, current, events, swept, began, pending_ms =
   runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
-local before = tonumber(runner[7])
+local before, lease_end = tonumber(runner[7]), tonumber(runner[8])
 if state ~= "running" or current ~= token then
   return { LOST }
 end
@@ -68,12 +69,11 @@ local function settle()
     end
     return wait_until(last + pending_ms, LINGERING)
   end
-  local lease_end = tonumber(redis.call("GET", lease_key) or 0)
-  if lease_end > now then
+  if lease_end then
     if empty_tick_ms > 0 then
-      lease_end = math.min(lease_end, math.max(now, began + empty_tick_ms))
+      lease_end = math.min(lease_end, began + empty_tick_ms)
     end
-    return wait_until(lease_end, LINGERING)
+    return wait_until(math.max(now, lease_end), LINGERING)
   end
   -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone.
   if last and last_ttl_ms > 0 and last + last_ttl_ms > now then

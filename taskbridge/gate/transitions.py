@@ -19,6 +19,10 @@ Why no event is lost
     same counter. An event either finds no runner and starts one, or is counted before the runner may stop. The lease
     alone cannot decide that: an event that arrives while a handler outlasts the lease would be dropped.
 
+Why a lease is asked for as of the run's begin
+    A producer may notify just before it commits. A sweep that was read while the lease lived need not have seen that
+    commit, whenever the run settles; one that begins after the lease has.
+
 Why the first event does not wait
     The script that finds no runner publishes the run itself; no timer stands before it.
 
@@ -90,7 +94,7 @@ class Condition(Enum):
     HELD = "held after a failure, by a rate limit, a pause, an open circuit or the cap on runs"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
-    LEASE_ALIVE = "the lease is alive"
+    LEASE_ALIVE = "the lease was alive when the run began"
     OVERDUE = "the deadline is past, or an operator starts a tenant that waits"
     NO_PLACE = "the circuit is open and another tenant probes it, or as many runs are on as the pipeline may have"
     OTHERS_IN_LINE = "others wait in line for the place of this run"
@@ -164,7 +168,14 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the continuation queue",
     ),
     Row(_R, Verb.DONE, (_C.CURRENT, _C.NEW_EVENTS), _W, Answer.LINGERING, "due at last run + pending delay"),
-    Row(_R, Verb.DONE, (_C.CURRENT, _C.LEASE_ALIVE), _W, Answer.LINGERING, "due when the lease ends: a closing sweep"),
+    Row(
+        _R,
+        Verb.DONE,
+        (_C.CURRENT, _C.LEASE_ALIVE),
+        _W,
+        Answer.LINGERING,
+        "due when the lease ends, or now if it has: a closing sweep",
+    ),
     Row(
         _R,
         Verb.DONE,

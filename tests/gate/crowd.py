@@ -52,11 +52,12 @@ class Crowd:
         return self.begin(tenant)
 
     def start(self, *tenants: str) -> Begun:
-        """Let each have an event and begin."""
-        for tenant in tenants:
-            self.notify(tenant)
-            begun = self.begin(tenant)
-            assert isinstance(begun, Begun), (tenant, begun)
+        """Let each have an event and begin; return what the last one learned."""
+        *others, last = tenants
+        if others:
+            self.start(*others)
+        begun = self.begin_of(last)
+        assert isinstance(begun, Begun), (last, begun)
         return begun
 
     def line_up(self, *tenants: str) -> None:

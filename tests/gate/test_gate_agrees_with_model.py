@@ -417,6 +417,7 @@ class GateAndModel(RuleBasedStateMachine):
             "before": model.before,
             "held": 1 if model.held else None,
             "joined": model.joined,
+            "lease": model.lease,
             "failures": model.failures or None,
             "patience": model.patience if model.state is State.QUEUED else None,
         }

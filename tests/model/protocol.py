@@ -11,8 +11,8 @@ What time is
     something was (`SPACING_OVER`, `LEASE_ALIVE`) may hold or not. So a run that stands still while the others go on is
     a frozen one, and nothing more has to be said about freezing.
 
-    One thing is said of it: a lease outlasts the transaction of a producer that notifies before it commits. While such a
-    producer is under way the lease is alive, and a deadline that is the lease's end does not fire.
+    One thing is said of it: a lease outlasts the transaction of a producer that notifies before it commits. While such
+    a producer is under way the lease is alive, and a deadline that is the lease's end does not fire.
 
 What a line is
     Whoever may not begin, or not go on, waits held with a deadline of its own. That others call it sooner is not in the
@@ -85,6 +85,7 @@ class Guards:
     reconciles: bool = True
     reconcile_adopts: bool = True
     closing_sweep: bool = True
+    lease_as_of_begin: bool = True
     postponed_has_deadline: bool = True
 
 
@@ -154,14 +155,16 @@ SETTLES = {
 
 
 class Gate(NamedTuple):
-    """What Redis knows. `new` stands for events > swept, `closing` for a deadline that is the lease's end."""
+    """What Redis knows. `new` stands for events > swept, `leased` for a lease that is alive: when the run
+    began, or, while the tenant waits, until its deadline.
+    """
 
     state: State = State.IDLE
     token: int = NONE
     new: bool = False
     held: bool = False
     deadline: bool = False
-    closing: bool = False
+    leased: bool = False
 
 
 class Cursor(NamedTuple):
@@ -255,7 +258,7 @@ def describe(world: World) -> str:
     parts = [f"gate {gate.state}"]
     if gate.token:
         parts.append(f"token {gate.token}")
-    parts += [name for name in ("new", "held", "deadline", "closing") if getattr(gate, name)]
+    parts += [name for name in ("new", "held", "deadline", "leased") if getattr(gate, name)]
     parts.append(f"| cursor owner {world.cursor.owner or '-'}, handled {world.cursor.handled:b}")
     parts.append(f"| records {' '.join(stage.name.lower() for stage in world.records)}")
     if world.messages:
@@ -291,9 +294,9 @@ def _producers(world: World, guards: Guards) -> Iterator[Step]:
                     yield Step(f"{name} notifies before it commits: {answer.name}", Kind.TRAFFIC, after)
         elif stage is Stage.ANNOUNCED:
             committed = _recorded(world, at, Stage.NOTIFIED)
-            # What a deadline is for matters only while it may not fire, and then there is one state less.
-            closing = world.gate.closing and is_announced(committed)
-            yield Step(f"{name} commits late", Kind.WORK, committed._replace(gate=world.gate._replace(closing=closing)))
+            if world.gate.state is State.WAITING and not is_announced(committed):
+                committed = committed._replace(gate=world.gate._replace(leased=False))
+            yield Step(f"{name} commits late", Kind.WORK, committed)
         elif stage is Stage.COMMITTED:
             notified = _recorded(world, at, Stage.NOTIFIED)
             for answer, after in _notify(notified, guards):
@@ -332,13 +335,14 @@ def _apply(world: World, row: Row, token: int, guards: Guards) -> World:
     """Go where `row` says: publish with `token` if it publishes, and keep a deadline for every state but idle."""
     if row.next is State.IDLE:
         return world._replace(gate=Gate())
-    publishes = row.answer in PUBLISHING
+    publishes, leased = row.answer in PUBLISHING, world.gate.leased
     held = row.answer in (Answer.HELD, Answer.POSTPONED) or (world.gate.held and not publishes)
     deadline = (guards.queued_has_deadline or row.next is not State.QUEUED) and (
         guards.postponed_has_deadline or row.answer is not Answer.POSTPONED
     )
-    closing = Condition.LEASE_ALIVE in row.when and is_announced(world)
-    gate = Gate(row.next, token, world.gate.new, held, deadline, closing)
+    if row.answer is not Answer.ABSORBED:
+        leased = is_announced(world) and (row.answer is Answer.BEGUN or Condition.LEASE_ALIVE in row.when)
+    gate = Gate(row.next, token, world.gate.new, held, deadline, leased)
     messages = world.messages
     if publishes and messages.count(token) < MOST_COPIES:
         messages = (*messages, token)
@@ -482,7 +486,8 @@ def _settle(world: World, run: Run, guards: Guards) -> Iterator[Step]:
     if gate.new and guards.settle_counts_events:
         known.add(Condition.NEW_EVENTS)
     unknown = TIME if guards.closing_sweep else SPACING
-    if is_announced(world) and guards.closing_sweep:
+    leased = gate.leased if guards.lease_as_of_begin else is_announced(world)
+    if leased and guards.closing_sweep:
         known.add(Condition.LEASE_ALIVE)
         unknown = SPACING
     unknown |= _no_room(world, Condition.OTHERS_IN_LINE)
@@ -533,7 +538,7 @@ def _with(world: World, messages: tuple[int, ...], runs: tuple[Run, ...]) -> Wor
 def _ticker(world: World, guards: Guards) -> Iterator[Step]:
     gate = world.gate
     if gate.deadline:
-        if not gate.closing:
+        if not (gate.leased and gate.state is State.WAITING):
             yield from _deadline(world, guards)
     elif pending(world) and guards.reconciles:
         if gate.state is State.IDLE:

@@ -42,6 +42,8 @@ PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answe
 class Tenant:
     """One tenant. Times and spans are milliseconds, a token is the microsecond that it stands for; None: not set.
 
+    `lease` is the end of the lease that was alive when the run began.
+
     An idle tenant has nothing but its lease, its last run and, where its hash was lost, a deadline.
     """
 
@@ -62,6 +64,7 @@ class Tenant:
     last: int | None = None
     last_end: int | None = None
     joined: int | None = None
+    lease: int | None = None
 
     @property
     def is_first_event(self) -> bool:
@@ -276,7 +279,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.HELD: tenant.held,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
-        Condition.LEASE_ALIVE: tenant.lease_end is not None and tenant.lease_end > now.ms,
+        Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.OVERDUE: early or (tenant.deadline is not None and tenant.deadline <= now.ms),
         Condition.NO_PLACE: isinstance(event, Begin) and token == tenant.token and _has_no_place(tenant, now),
         Condition.OTHERS_IN_LINE: now.name in now.shared.running and bool(now.shared.line),
@@ -357,6 +360,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         before=tenant.began,
         delay=None,
         joined=None,
+        lease=tenant.lease_end if (tenant.lease_end or 0) > now.ms else None,
         runs=tenant.runs + 1,
         deadline=now.ms + now.timing.runner_ttl,
     )
@@ -442,10 +446,11 @@ def _linger(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         assert tenant.delay is not None
         due = tenant.began + tenant.delay
     else:
-        assert tenant.lease_end is not None
-        due = tenant.lease_end
+        assert tenant.lease is not None
+        due = tenant.lease
         if now.spacing.empty_tick:
-            due = min(due, max(now.ms, tenant.began + now.spacing.empty_tick))
+            due = min(due, tenant.began + now.spacing.empty_tick)
+        due = max(due, now.ms)
     return replace(tenant, deadline=due, failures=0)
 
 

@@ -203,6 +203,13 @@ def test_the_search_finds_a_run_that_is_done_at_the_end_of_a_sweep_that_an_earli
         ),
         pytest.param(
             1,
+            Guards(lease_as_of_begin=False, reconciles=False),
+            Faults(notifies_early=1),
+            "nothing more happens",
+            id="a run that ends after the lease and read before it, and a producer notifies before it commits",
+        ),
+        pytest.param(
+            1,
             Guards(postponed_has_deadline=False, reconciles=False),
             Faults(postponed=1),
             "nothing more happens",
