@@ -21,7 +21,7 @@ from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
-from taskbridge.store import RECORD_ROWS, Cursors, Records, check_schema, check_version, connect
+from taskbridge.store import RECORD_ROWS, Cursors, Records, check_cluster, check_schema, check_version, connect
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["Runtime", "runtime"]
@@ -117,14 +117,15 @@ class Runtime:
         """Connect everything, so that a worker that could not work says so before it takes a message.
 
         Raises:
-            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, or the schema is
-                not this version's.
+            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, the schema is
+                not this version's, or the database was restored into another cluster.
         """
         with speaking_plainly():
             self.pipelines.names()
             self.gate.check_version()
             check_version(self.engine)
             check_schema(self.engine)
+            check_cluster(self.engine)
 
     def _publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         arguments = (pipeline, tenant, token)

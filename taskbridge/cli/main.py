@@ -16,6 +16,8 @@ from taskbridge.cli.import_command import import_command
 from taskbridge.cli.migrate import migrate
 from taskbridge.cli.notify import notify
 from taskbridge.cli.options import examples
+from taskbridge.cli.prune import prune
+from taskbridge.cli.rebase import rebase
 from taskbridge.cli.record import record
 from taskbridge.cli.status import status
 from taskbridge.cli.unmatched import unmatched
@@ -46,7 +48,7 @@ def cli(traceback: bool) -> None:
     """
 
 
-for command in (up, import_command, record, env, notify, status, unmatched, migrate, doctor, bench):
+for command in (up, import_command, record, env, notify, status, unmatched, prune, migrate, rebase, doctor, bench):
     cli.add_command(command)
 
 
