@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -19,9 +18,9 @@ __all__ = ["rebase"]
 
 @click.command(
     short_help="Go on after a restore into another cluster.",
-    epilog=examples("taskbridge rebase", "taskbridge rebase --yes --json"),
+    epilog=examples("taskbridge rebase --yes"),
 )
-@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can be asked.")
+@click.option("--yes", is_flag=True, help="Workers and producers have stopped: do it.")
 @data_dir_option
 @json_option
 def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
@@ -33,7 +32,8 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
 
     In the cluster whose ids the database holds it changes nothing.
 
-    Exit status: 0 done, or nothing to do; 1 a process of TaskBridge is connected, or the database cannot be used.
+    Exit status: 0 done, or nothing to do; 1 a process of TaskBridge is connected, or the database cannot be used; 2
+    --yes is missing.
     """
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir):
@@ -42,20 +42,15 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
         store.check_schema(engine)
         done = None
         if not store.in_its_cluster(engine):
-            _ask(yes=yes)
+            if not yes:
+                raise click.UsageError(
+                    "rebase rewrites cursors and transaction ids: add --yes once workers and producers have stopped"
+                )
             done = store.rebase(engine)
     if as_json:
         screen.emit_json(_as_json(done))
     else:
         _show(done)
-
-
-def _ask(*, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError("rebase rewrites cursors and transaction ids: add --yes if that is what you want")
-    click.confirm("Rewrite cursors and transaction ids for this cluster?", abort=True, err=True)
 
 
 def _as_json(done: Rebased | None) -> dict[str, object]:

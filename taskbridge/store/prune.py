@@ -100,9 +100,7 @@ def _values(connection: Connection, what: Prune) -> dict[str, Any]:
     newest = connection.exec_driver_sql(query("newest_records")).scalars() if "records" in what.tables else ()
     return {
         "before": connection.exec_driver_sql(query("prune_before"), seconds).scalar_one(),
-        "newest": list(connection.exec_driver_sql(query("newest_records")).scalars())
-        if "records" in what.tables
-        else [],
+        "newest": list(newest),
         "readers": sorted(what.readers | (found - what.others)),
         "pipeline": what.pipeline,
         "dry_run": what.dry_run,
