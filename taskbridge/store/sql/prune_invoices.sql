@@ -10,13 +10,16 @@ WITH page AS MATERIALIZED (
     ORDER BY id
     LIMIT %(limit)s
 ), discarded AS MATERIALIZED (
-    SELECT q.pipeline, q.tenant, q.external_id
+    SELECT q.*
     FROM page p
-    JOIN quarantine q
-        ON q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = p.tenant AND q.external_id = p.external_id
-        AND q.revision = p.revision
-    WHERE p.old AND q.discarded_at IS NOT NULL AND q.retry_at IS NULL
-    FOR UPDATE OF q
+    CROSS JOIN LATERAL (
+        SELECT pipeline, tenant, external_id
+        FROM quarantine
+        WHERE pipeline = ANY (%(readers)s::text[]) AND tenant = p.tenant AND external_id = p.external_id
+          AND revision = p.revision AND discarded_at IS NOT NULL AND retry_at IS NULL
+        FOR UPDATE
+    ) q
+    WHERE p.old
 ), done AS MATERIALIZED (
     SELECT p.id, p.xid
     FROM page p

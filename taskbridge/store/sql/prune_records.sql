@@ -12,11 +12,14 @@ WITH page AS MATERIALIZED (
 ), discarded AS MATERIALIZED (
     SELECT p.id
     FROM page p
-    JOIN quarantine q
-        ON q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.external_id = p.external_id
-        AND q.revision = p.revision
-    WHERE p.old AND q.discarded_at IS NOT NULL AND q.retry_at IS NULL
-    FOR UPDATE OF q
+    CROSS JOIN LATERAL (
+        SELECT
+        FROM quarantine
+        WHERE pipeline = p.pipeline AND tenant = p.tenant AND external_id = p.external_id
+          AND revision = p.revision AND discarded_at IS NOT NULL AND retry_at IS NULL
+        FOR UPDATE
+    ) q
+    WHERE p.old
 ), done AS MATERIALIZED (
     SELECT p.id, p.xid
     FROM page p
