@@ -83,8 +83,7 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
         more = True
         while more:
             with engine.begin() as connection:
-                # By its statistics the planner may still prefer to read a table whole.
-                connection.exec_driver_sql(query("plan_by_index"))
+                connection.exec_driver_sql(query("plan_by_lookups"))
                 row = connection.exec_driver_sql(
                     query(f"prune_{table}"), {**values, "after": after, "limit": size}
                 ).one()
