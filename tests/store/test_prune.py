@@ -97,6 +97,7 @@ def counts(engine: Engine, what: Prune, size: int = 1000) -> Counter[str]:
         total.update({step.table: step.deleted, "kept": step.kept})
         total["quarantine"] += step.quarantine
         assert 0 <= step.at <= step.end
+        assert min(step.deleted, step.quarantine, step.kept) >= 0
     return +total
 
 

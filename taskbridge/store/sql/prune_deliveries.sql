@@ -8,7 +8,7 @@ WITH page AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
        0 AS quarantine,
-       0 AS old,
+       (SELECT count(*) FROM done) AS old,
        max(id) AS last,
        count(*) = %(limit)s AND bool_or(old) AS more
 FROM page
