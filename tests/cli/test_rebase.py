@@ -28,7 +28,7 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 
 
 def states(engine: Engine) -> dict[str, str]:
-    return dict(rows(engine, "SELECT external_id, state FROM record_states"))  # type: ignore[arg-type]
+    return dict(rows(engine, "SELECT external_id, state FROM record_states"))
 
 
 @pytest.fixture
