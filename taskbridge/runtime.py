@@ -29,6 +29,7 @@ from taskbridge.store import (
     Quarantine,
     Records,
     Source,
+    check_cluster,
     check_schema,
     check_version,
     connect,
@@ -146,14 +147,15 @@ class Runtime:
         """Connect everything, so that a worker that could not work says so before it takes a message.
 
         Raises:
-            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, or the schema is
-                not this version's.
+            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, the schema is
+                not this version's, or the database was restored into another cluster.
         """
         with speaking_plainly():
             self.pipelines.names()
             self.gate.check_version()
             check_version(self.engine)
             check_schema(self.engine)
+            check_cluster(self.engine)
 
     def _publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         arguments = (pipeline, tenant, token)

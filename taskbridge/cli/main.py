@@ -17,7 +17,9 @@ from taskbridge.cli.migrate import migrate
 from taskbridge.cli.notify import notify
 from taskbridge.cli.options import examples
 from taskbridge.cli.pause import drain, pause, resume
+from taskbridge.cli.prune import prune
 from taskbridge.cli.quarantine import quarantine
+from taskbridge.cli.rebase import rebase
 from taskbridge.cli.record import record
 from taskbridge.cli.status import status
 from taskbridge.cli.unmatched import unmatched
@@ -60,7 +62,9 @@ for command in (
     resume,
     drain,
     unmatched,
+    prune,
     migrate,
+    rebase,
     doctor,
     bench,
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from taskbridge.pipeline import INVOICES
 __all__ = [
     "DEFAULT_DATA_DIR",
     "data_dir_option",
+    "duration",
     "examples",
     "file_type",
     "json_option",
@@ -57,6 +60,23 @@ def stored_text(value: str) -> str:
     except UnicodeEncodeError:
         raise click.BadParameter("it is not UTF-8: write it as the records have it") from None
     return value
+
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_LONGEST: Final = 36_500 * 86_400
+
+
+def duration(value: str) -> timedelta:
+    """Read a whole number with its unit, from a second to a hundred years.
+
+    Raises:
+        click.BadParameter: it is none; the message says what may be written.
+    """
+    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", value)
+    seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
+    if not 0 < seconds <= _LONGEST:
+        raise click.BadParameter(f"{value!r} is no duration: write a number from 1 and s, m, h, d or w, such as 30d")
+    return timedelta(seconds=seconds)
 
 
 def examples(*lines: str) -> str:
