@@ -10,8 +10,6 @@
 local OPENS_AFTER = 5
 local FIRST_WAIT_MS = 1000
 local LONGEST_WAIT_MS = 30000
--- The tenant that failed probes again if no other has come by then.
-local LATER_MS = 200
 
 -- Whether this failure, beside those before it, is not one tenant's or one record's.
 local function is_general(circuit_key, tenant, blame)
@@ -34,7 +32,7 @@ local function close(circuit_key, due_key, line_key, now)
   redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures")
   redis.call("HSET", circuit_key, "closed_at", now)
   for _, tenant in ipairs(redis.call("ZRANGE", line_key, 0, -1)) do
-    redis.call("ZADD", due_key, "XX", now, tenant)
+    redis.call("ZADD", due_key, now, tenant)
   end
   redis.call("DEL", line_key)
 end
@@ -42,7 +40,7 @@ end
 -- `blame` is empty unless the tenant is held for its back-off.
 local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, handled, now)
   local circuit = redis.call("HMGET", circuit_key, "until", "wait", "probe", "first", "failures")
-  local is_open, wait_ms, is_probe = circuit[1], tonumber(circuit[2]), circuit[1] and circuit[3] == tenant
+  local is_open, wait_ms, is_probe = circuit[1], tonumber(circuit[2]), circuit[3] == tenant
   if is_open and handled > 0 and blame == "" then
     close(circuit_key, due_key, line_key, now)
     return

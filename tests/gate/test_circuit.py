@@ -389,6 +389,22 @@ def test_a_run_that_was_on_before_it_opened_and_failed_in_the_end_does_not(crowd
     assert crowd.line() == ["a", "long"]
 
 
+def test_a_run_that_was_on_before_it_opened_does_not_end_anothers_probe(crowd: Crowd) -> None:
+    crowd.start("long", "longer")
+    crowd.fails("a", blame=Blame.PIPELINE)
+    crowd.come("a")
+    crowd.begin("a")
+    until = crowd.opens_until()
+
+    crowd.fail("long")
+    crowd.settle("longer", took=0)
+
+    assert (crowd.opens_until(), crowd.circuit().probes) == (until, 0)
+    assert crowd.begin_of("b") is Answer.POSTPONED, "a still probes"
+    crowd.settle("a", handled=1)
+    assert not crowd.circuit().open
+
+
 def test_a_failure_that_an_open_circuit_explains_is_not_punished_by_its_own_back_off(broken: Crowd) -> None:
     broken.come("opener")
     broken.begin("opener")
@@ -476,6 +492,18 @@ def test_a_probe_without_a_place_leaves_the_probe_to_another(crowd: Crowd) -> No
     assert isinstance(crowd.begin_of("c"), Begun)
 
 
+def test_who_has_no_place_to_probe_in_does_not_come_again_at_once(crowd: Crowd) -> None:
+    crowd.most_runs = 2
+    crowd.start("long", "a")
+    crowd.fail("a", blame=Blame.PIPELINE)
+    crowd.most_runs = 1
+    crowd.come("a")
+
+    assert crowd.begin("a") is Answer.POSTPONED
+
+    assert crowd.due("a") == crowd.now() + TIMING.republish
+
+
 # When parts of Redis are lost, and when all is over
 
 
@@ -509,6 +537,18 @@ def test_a_tenant_in_line_that_lost_its_deadline_is_passed_over(broken: Crowd) -
     assert broken.begin("opener") is Answer.POSTPONED
 
     assert broken.due("b") == broken.now()
+
+
+def test_a_tenant_in_line_that_lost_its_deadline_comes_when_it_closes(broken: Crowd) -> None:
+    broken.line_up("a", "b")
+    broken.deadline_passes("a")
+    broken.begin("a")
+    broken.client.zrem(broken.keys.due(PIPELINE), "b")
+
+    broken.settle("a", handled=1)
+
+    assert broken.expire("b") == [Answer.PUBLISHED]
+    assert isinstance(broken.begin("b"), Begun)
 
 
 def test_a_circuit_goes_by_itself_when_nothing_has_failed_for_a_day(broken: Crowd) -> None:

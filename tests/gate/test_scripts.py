@@ -160,6 +160,15 @@ def test_a_reply_without_an_answer_that_is_not_what_the_header_says(name: str) -
     }
 
 
+def test_a_constant_or_a_function_of_a_part_that_no_script_uses() -> None:
+    parts = {"prelude", *(part for script in SCRIPTS.values() for part in script.uses)}
+    everything = re.sub(r"--[^\n]*", "", "".join(read(file_name) for file_name in LUA_FILES))
+
+    defined = re.findall(r"^local (?:function )?(\w+)", "".join(read(f"{part}.lua") for part in parts), re.MULTILINE)
+
+    assert [name for name in defined if len(re.findall(rf"\b{name}\b", everything)) < 2] == []
+
+
 def test_a_script_that_nobody_can_call() -> None:
     parts = {"prelude.lua", "publish.lua", "publish_elsewhere.lua"}
     parts |= {f"{part}.lua" for script in SCRIPTS.values() for part in script.uses}

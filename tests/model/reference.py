@@ -398,7 +398,7 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     was_open, is_probe = circuit.until is not None, circuit.until is not None and circuit.probe == now.name
     if was_open and event.handled and not blame:
         shared.circuit = Circuit(opened=circuit.opened, opened_at=circuit.opened_at, closed_at=now.ms)
-        shared.due |= dict.fromkeys(shared.line.keys() & shared.due.keys(), now.ms)
+        shared.due |= dict.fromkeys(shared.line, now.ms)
         shared.line.clear()
         return tenant
     if event.handled and not was_open:
