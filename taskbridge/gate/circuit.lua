@@ -45,7 +45,7 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
     close(circuit_key, due_key, line_key, now)
     return
   end
-  if not is_open and handled > 0 and (circuit[4] or circuit[5]) then
+  if handled > 0 and (circuit[4] or circuit[5]) then
     redis.call("HDEL", circuit_key, "first", "second", "failures")
   end
   if is_probe then

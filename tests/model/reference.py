@@ -401,7 +401,7 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
         shared.due |= dict.fromkeys(shared.line, now.ms)
         shared.line.clear()
         return tenant
-    if event.handled and not was_open:
+    if event.handled:
         circuit.failures, circuit.failed = 0, ()
     if is_probe:
         circuit.probe = None
