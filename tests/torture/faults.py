@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,10 +51,10 @@ class Scene:
     def some(self, tenant: str, count: int = 6, **behaviour: Any) -> list[Invoice]:
         return [self.writer.invoice(tenant, str(number), behaviour=behaviour) for number in range(count)]
 
-    def working(self, planned: Planned) -> str:
-        """Return a new tenant in mid-run: its first hand-over began `planned.moment` ago."""
+    def working(self, planned: Planned, seconds: float = 0.6) -> str:
+        """Return a new tenant in mid-run, with work for `seconds`: its first hand-over began `planned.moment` ago."""
         tenant = self.new_tenant()
-        self.writer.commit(*self.some(tenant, seconds=0.1))
+        self.writer.commit(*self.some(tenant, round(seconds * 10), seconds=0.1))
         self.writer.notify(tenant, tries=50)
         self.arena.ledger.wait_for(tenant, bool, 2.0)
         time.sleep(planned.moment)
@@ -161,8 +162,9 @@ def _scripts_flushed(scene: Scene, planned: Planned) -> Struck:
 
 
 def _redis_paused(scene: Scene, planned: Planned) -> Struck:
-    tenant, seconds = scene.working(planned), 1.0 + planned.part
-    # On a connection of its own: the pause ends for all at once, and then this is known to be over.
+    seconds = 1.0 + planned.part
+    tenant = scene.working(planned, seconds + 0.5)
+    # The pause ends for all at once: when this is answered it is over.
     scene.arena.redis.client.client_pause(round(seconds * 1000))
     scene.arena.redis.client.ping()
     return Struck(time.monotonic(), (tenant,))
@@ -210,31 +212,41 @@ def _sessions_terminated(scene: Scene, planned: Planned) -> Struck:
 class _Thieves:
     """Take run messages out of both queues before the workers do, while the `with` block lasts."""
 
-    def __init__(self, url: str) -> None:
+    COUNT = 20  # Redis serves who has waited longest, and a thief that got something waits anew
+
+    def __init__(self, server: redis.Redis, url: str) -> None:
         self.stolen: list[tuple[str, str]] = []
-        self._url = url
+        self._server = server
+        self._clients = [
+            redis.Redis.from_url(url, decode_responses=True, single_connection_client=True) for _ in range(self.COUNT)
+        ]
+        self._ids: list[int] = []
         self._done = threading.Event()
-        self._threads = [threading.Thread(target=self._steal, daemon=True) for _ in range(6)]
+        self._threads = [threading.Thread(target=self._steal, args=(one,), daemon=True) for one in self._clients]
 
     def __enter__(self) -> _Thieves:
         for thread in self._threads:
             thread.start()
-        time.sleep(1.2)  # a worker that waits for a message was there first; it asks again once a second
+        time.sleep(1.1)  # a worker that waits for a message was there first; it asks again once a second
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
+        for thief in self._ids:
+            with suppress(redis.RedisError):
+                self._server.client_unblock(thief)
         for thread in self._threads:
             thread.join()
 
     def tenants(self) -> list[str]:
         return [json.loads(json.loads(message)["body"])[0][1] for _, message in self.stolen]
 
-    def _steal(self) -> None:
-        with redis.Redis.from_url(self._url, decode_responses=True) as client:
+    def _steal(self, client: redis.Redis) -> None:
+        with client:
             while not self._done.is_set():
                 try:
-                    found: Any = client.brpop(QUEUES, timeout=0.1)
+                    self._ids.append(client.client_id())
+                    found: Any = client.brpop(QUEUES, timeout=2)
                 except redis.RedisError:
                     time.sleep(0.05)
                 else:
@@ -244,7 +256,7 @@ class _Thieves:
 def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, float, tuple[str, ...]]:
     """Steal messages, those of two new tenants among them; return when those were sent and which got lost."""
     tenants = (scene.new_tenant(), scene.new_tenant())
-    with _Thieves(scene.arena.redis.url) as thieves:
+    with _Thieves(scene.arena.redis.client, scene.arena.redis.url) as thieves:
         for tenant in tenants:
             scene.writer.commit(*scene.some(tenant))
             scene.writer.notify(tenant, tries=50)
@@ -263,20 +275,10 @@ def _messages_doubled(scene: Scene, planned: Planned) -> Struck:
     thieves, sent, tenants = _rob(scene, 0.1)
     for again in range(2):
         for queue, message in thieves.stolen:
-            with _patience():
+            with suppress(redis.RedisError):  # another fault may strike it at the same time
                 scene.arena.redis.client.lpush(queue, *[message] * (2 - again))
         time.sleep(2 * planned.part)
     return Struck(sent, tenants)
-
-
-class _patience:  # noqa: N801 - used as a context manager
-    """Redis may be away: another fault strikes at the same time. Then the messages are lost as well."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, redis.RedisError)
 
 
 def _producer_died(scene: Scene, planned: Planned) -> Struck:
@@ -289,8 +291,8 @@ def _notified_first(scene: Scene, planned: Planned) -> Struck:
     tenant = scene.new_tenant()
     scene.writer.notify(tenant, tries=50)
     time.sleep(0.05 + planned.part * (POLICY.lease - 0.2))
-    scene.writer.commit(*scene.some(tenant))
-    return Struck(time.monotonic(), (tenant,))
+    committed = scene.writer.commit(*scene.some(tenant))
+    return Struck(committed or time.monotonic(), (tenant,))
 
 
 def _committed_late(scene: Scene, planned: Planned) -> Struck:
@@ -303,8 +305,9 @@ def _committed_late(scene: Scene, planned: Planned) -> Struck:
     scene.writer.commit(*scene.some(tenant))
     scene.writer.notify(tenant, tries=50)
     writing.join()
+    committed = time.monotonic()
     scene.writer.notify(tenant, tries=50)
-    return Struck(time.monotonic(), (tenant,))
+    return Struck(committed, (tenant,))
 
 
 def _lease_outlasted(scene: Scene, planned: Planned) -> Struck:
@@ -411,7 +414,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "producer", "a producer notifies before it commits", "the commit", "lease", _lease, _notified_first
     ),
     "committed_late": Fault(
-        "producer", "a transaction stays open beside short ones", "its event", "tick", _tick, _committed_late
+        "producer", "a transaction stays open beside short ones", "its commit", "tick", _tick, _committed_late
     ),
     "lease_outlasted": Fault("handler", "a handler outlasts the lease", "its end", "tick", _tick, _lease_outlasted),
     "handler_failed": Fault(
