@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, overload
 
 from sqlalchemy import Connection
 
-__all__ = ["Batch", "Record"]
+__all__ = ["Batch", "Record", "RetryAfter"]
+
+LONGEST_REASON: Final = 2_000
+LONGEST_WAIT: Final = 86_400
 
 _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
+
+
+class RetryAfter(Exception):
+    """Raised by a handler whose downstream asks it to wait, as with HTTP 429: the batch comes again after `seconds`.
+
+    It counts as no failure. Other tenants go on; events meanwhile are absorbed.
+
+    Raises:
+        ValueError: `seconds` is not a number from 0 to 86,400.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST_WAIT:
+            raise ValueError(f"RetryAfter takes seconds from 0 to {LONGEST_WAIT:,}, not {seconds!r}")
+        super().__init__(seconds)
+        self.seconds: Final = float(seconds)
+
+    def __str__(self) -> str:
+        return f"wait {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +64,8 @@ class Record:
 class Batch(Sequence[Record]):
     """Records of one tenant, oldest first, never another tenant's.
 
-    A handler that returns has handled them all; one that raises has handled none, and is called again.
+    A handler that returns has handled them all but those that it rejected; one that raises has handled none, and is
+    called again, in the end with each record alone. It may raise `RetryAfter` to be called again after a while.
     """
 
     def __init__(
@@ -51,6 +77,7 @@ class Batch(Sequence[Record]):
         *,
         connect: Callable[[], Connection],
         owned: Callable[[], bool],
+        until: float = math.inf,
     ) -> None:
         self.pipeline: Final = pipeline
         self.tenant: Final = tenant
@@ -58,6 +85,8 @@ class Batch(Sequence[Record]):
         self._records = tuple(records)
         self._connect = connect
         self._owned = owned
+        self._until = until
+        self._rejected: dict[str, str] = {}
 
     @property
     def connection(self) -> Connection:
@@ -76,6 +105,31 @@ class Batch(Sequence[Record]):
         stop: another runner is taking over, and this batch will not be advanced past it.
         """
         return self._owned()
+
+    @property
+    def seconds_left(self) -> float:
+        """How many seconds of the pipeline's soft time limit are left; infinity where it has none."""
+        return self._until - time.monotonic()
+
+    def reject(self, record: Record, reason: str) -> None:
+        """Set one record of this batch aside: it goes to quarantine with `reason`, and the rest count as handled.
+
+        Takes effect when the handler returns, with the cursor or not at all. What the handler wrote for the record
+        through `connection` is not undone. A reason is kept up to 2,000 characters.
+
+        Raises:
+            ValueError: the record is not of this batch, or the reason is empty.
+        """
+        if record not in self._records:
+            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
+        if not str(reason).strip():
+            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is rejected without a reason")
+        self._rejected[record.external_id] = str(reason)[:LONGEST_REASON]
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """What was rejected so far: the reason by external id."""
+        return MappingProxyType(self._rejected)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...

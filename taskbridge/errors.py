@@ -8,7 +8,8 @@ TaskBridgeError
 │   └── InvalidInput       a file or document that cannot be read
 ├── ConfigurationError     a setting, or a handler module that does not import
 ├── Unavailable            Postgres, Redis or the broker cannot be used now
-│   └── AlreadyRunning     another process serves this data directory
+│   ├── AlreadyRunning     another process serves this data directory
+│   └── ForeignCluster     the database was restored into another cluster and not rebased yet
 └── SchemaMismatch         the database is at a schema that this version does not know
 
 Every message says what is wrong and what to do next; it names the tenant or the record where there is one, and
@@ -21,6 +22,7 @@ from __future__ import annotations
 __all__ = [
     "AlreadyRunning",
     "ConfigurationError",
+    "ForeignCluster",
     "InvalidInput",
     "InvalidName",
     "InvalidPolicy",
@@ -70,6 +72,10 @@ class Unavailable(TaskBridgeError):
 
 class AlreadyRunning(Unavailable):
     """Another process serves this data directory."""
+
+
+class ForeignCluster(Unavailable):
+    """The database was restored into another cluster, where its transaction ids mean nothing, and not rebased yet."""
 
 
 class SchemaMismatch(TaskBridgeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from celery import Celery
 
@@ -12,7 +12,7 @@ from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["notify", "notify_many"]
+__all__ = ["notify", "notify_many", "start"]
 
 # Inline there is no ticker that would come back at a deadline: each event makes a run, which ends when nothing is new.
 EAGER = Spacing(delay=0)
@@ -50,6 +50,20 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
     with speaking_plainly():
         events = [(pipeline, tenant, _spacing(here, pipeline, tenant)) for tenant in checked]
         return here.gate.notify_many(events) if events else []
+
+
+def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None:
+    """Notify the tenants, and let those that are held, by a back-off or a pause that is over, go on at once.
+
+    Raises: as `notify`.
+    """
+    here = runtime(app)
+    notify_many(app, tenants, pipeline)
+    with speaking_plainly():
+        runners = zip(tenants, here.gate.look(pipeline, tenants), strict=True)
+        held = [tenant for tenant, runner in runners if runner.held]
+        if held:
+            here.gate.expire(pipeline, held, early=True)
 
 
 def _spacing(here: Runtime, pipeline: str, tenant: str, delay_ms: int | None = None) -> Spacing:

@@ -12,24 +12,36 @@ from typing import Final
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 from taskbridge.names import check_pipeline_name
-from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Policy
+from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Policy, RateLimit
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
 INVOICES: Final = "invoices"
 LARGEST_BATCH: Final = 100_000
+MOST_ATTEMPTS: Final = 1_000
+MOST_RUNS: Final = 100_000
+LONGEST_LIMIT: Final = 86_400
 
 Handler = Callable[[Batch], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A named stream of work: a batching policy and the handler of its records."""
+    """A named stream of work: a batching policy, the handler of its records, and what to do when that fails.
+
+    See `pipeline` for what each value means.
+    """
 
     name: str
     handler: Handler
     policy: Policy
     batch_size: int
+    max_attempts: int = 5
+    max_runs: int = 0
+    rate_limit: RateLimit | None = None
+    tenant_rate_limit: RateLimit | None = None
+    soft_time_limit: float | None = None
+    downstream_errors: tuple[type[Exception], ...] = ()
 
     @property
     def criteria(self) -> DelaySinceLastRun | None:
@@ -38,12 +50,24 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_pipeline_name(self.name)
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int):
-            raise InvalidPolicy(f"pipeline {self.name}: batch_size is {self.batch_size!r}, give a whole number")
-        if not 1 <= self.batch_size <= LARGEST_BATCH:
+        self._check_whole("batch_size", 1, LARGEST_BATCH)
+        self._check_whole("max_attempts", 1, MOST_ATTEMPTS)
+        self._check_whole("max_runs", 0, MOST_RUNS)
+        limit = self.soft_time_limit
+        if limit is not None and (type(limit) not in (int, float) or not 0.001 <= limit <= LONGEST_LIMIT):
             raise InvalidPolicy(
-                f"pipeline {self.name}: batch_size is {self.batch_size}, it must lie between 1 and {LARGEST_BATCH}"
+                f"pipeline {self.name}: soft_time_limit is {limit!r}, give seconds between 0.001 and {LONGEST_LIMIT}"
             )
+        for kind in self.downstream_errors:
+            if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
+                raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
+
+    def _check_whole(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a whole number")
+        if not least <= value <= most:
+            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value}, it must lie between {least} and {most}")
 
 
 class Pipelines:
@@ -109,24 +133,64 @@ DECLARED: Final = Pipelines()
 """What `@pipeline` declared in this process."""
 
 
-def pipeline(name: str, *, policy: Policy = LatencyNeutral(), batch_size: int = 500) -> Callable[[Handler], Handler]:
+def pipeline(
+    name: str,
+    *,
+    policy: Policy = LatencyNeutral(),
+    batch_size: int = 500,
+    max_attempts: int = 5,
+    max_runs: int = 0,
+    rate_limit: RateLimit | str | None = None,
+    tenant_rate_limit: RateLimit | str | None = None,
+    soft_time_limit: float | None = None,
+    downstream_errors: Iterable[type[Exception]] = (),
+) -> Callable[[Handler], Handler]:
     """Declare the decorated function as the handler of a pipeline.
 
     Args:
         name: 1 to 63 of a-z, 0-9, `_` and `-`; pinned in messages, keys and tables, so it must not change.
         policy: when runs may start.
-        batch_size: most records that a handler is given at once; 1 to 100,000.
+        batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where so many took
+            longer than a run's time budget, and while a bad record among them is looked for.
+        max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
+        max_runs: how many runs of this pipeline may be on at once, over all workers; 0: as many as there is room for.
+        rate_limit: how many records of this pipeline may be handed over in a time, over all workers and tenants: a
+            `RateLimit`, or its rate alone ("600/m").
+        tenant_rate_limit: the same for each tenant.
+        soft_time_limit: seconds that one call of the handler may take. `Batch.seconds_left` counts down, and where the
+            pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
+            in the handler; in other pools the handler has to look.
+        downstream_errors: exceptions, beside Python's `ConnectionError` and `TimeoutError` and lost connections of
+            Postgres, Redis and the broker, that say "what I call is down" and nothing about a record: they lead to no
+            quarantine, and five in a row open the pipeline's circuit.
 
     Raises:
         InvalidName: the name is not allowed.
-        InvalidPolicy: the batch size is out of range, or the name is taken.
+        InvalidPolicy: a value is out of range, or the name is taken.
     """
 
     def declare(handler: Handler) -> Handler:
-        DECLARED.declare(Pipeline(name, handler, policy, batch_size))
+        DECLARED.declare(
+            Pipeline(
+                name,
+                handler,
+                policy,
+                batch_size,
+                max_attempts,
+                max_runs,
+                _limit(rate_limit),
+                _limit(tenant_rate_limit),
+                soft_time_limit,
+                tuple(downstream_errors),
+            )
+        )
         return handler
 
     return declare
+
+
+def _limit(given: RateLimit | str | None) -> RateLimit | None:
+    return RateLimit(given) if isinstance(given, str) else given
 
 
 def _place(handler: Handler) -> str:

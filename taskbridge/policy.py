@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from taskbridge.criteria import Criterion, check_criteria
 from taskbridge.errors import InvalidPolicy
 
-__all__ = ["DelaySinceLastRun", "LatencyNeutral", "Policy", "Spacing"]
+__all__ = ["DelaySinceLastRun", "LatencyNeutral", "Policy", "RateLimit", "Spacing"]
 
 LONGEST_LEASE = 3600.0
 
@@ -112,6 +113,50 @@ class DelaySinceLastRun:
         The last run is kept for the longest delay of any criterion: the next event may match that one.
         """
         return Spacing(delay=delay_ms, last_ttl=max(criterion.delay_ms for criterion in self.criteria))
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How many records may be handed over in a time, counted over all workers.
+
+    Args:
+        rate: a number of records, a slash, and `s`, `m`, `h` or `d`, as in "600/m".
+        burst: how many may go at once after a quiet time; by default what the rate allows in one second, at least 1.
+
+    Raises:
+        InvalidPolicy: the rate cannot be read, or a number is out of range.
+    """
+
+    rate: str
+    burst: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _RATE.fullmatch(str(self.rate)):
+            raise InvalidPolicy(f"the rate limit {self.rate!r} cannot be read: write records per time, as in '600/m'")
+        if not 0 < self.interval_us <= _PERIODS["d"]:
+            raise InvalidPolicy(f"the rate limit {self.rate!r} is out of range: it must lie between 1/d and 1000000/s")
+        if self.burst is not None and (type(self.burst) is not int or self.burst < 1):
+            raise InvalidPolicy(f"the burst of a rate limit is {self.burst!r}: give a whole number from 1 up")
+
+    @property
+    def interval_us(self) -> float:
+        """Microseconds for each record; 0 where the rate allows none or too many."""
+        count, period = self.rate.split("/")
+        records = int(count)
+        return _PERIODS[period] / records if 0 < records <= _PERIODS[period] else 0
+
+    @property
+    def most(self) -> int:
+        """How many records may go at once."""
+        return self.burst or max(1, int(1_000_000 / self.interval_us))
+
+    def within(self, milliseconds: int) -> int:
+        """How many records the rate allows in so many milliseconds, at least 1."""
+        return max(1, int(milliseconds * 1000 / self.interval_us))
+
+
+_RATE: Final = re.compile(r"\d{1,12}/[smhd]")
+_PERIODS: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 
 def _check_seconds(name: str, value: object, *, at_least: float) -> None:

@@ -35,7 +35,8 @@ def record_invoice(tenant: str, number: str, document: Mapping[str, Any], connec
     Raises:
         InvalidName: the tenant is not allowed.
         InvalidInput: the number is not allowed, or the document is no JSON object.
-        Unavailable: Postgres cannot be used.
+        Unavailable: Postgres cannot be used; `ForeignCluster`, which is one, where the database was restored into
+            another cluster and not rebased yet.
     """
     with speaking_plainly():
         return store.record_invoice(runtime(app).engine, tenant, number, document, connection)
@@ -59,7 +60,8 @@ def record_event(
     Raises:
         UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or a
             payload that is no JSON.
-        Unavailable: Postgres or Redis cannot be used. A record that is written is found within the reconcile interval.
+        Unavailable: Postgres or Redis cannot be used (see `record_invoice`). A record that is written is found within
+            the reconcile interval.
     """
     return recording.record_event(app, pipeline, payload, message_id, connection)
 

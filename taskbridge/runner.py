@@ -3,48 +3,30 @@
 At most one run of a tenant is between begin and settle with the current token (the gate sees to that), and only the
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
 a word to the gate: its successor has the tenant.
+
+How a batch is handed over stands in `taskbridge.handover`, what follows a failure in `taskbridge.setbacks`.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from taskbridge.batch import Batch
-from taskbridge.gate import Begun, Outcome
-from taskbridge.heartbeat import Lease
-from taskbridge.pipeline import Pipeline
+from taskbridge import setbacks
+from taskbridge.gate import Answer, Outcome
+from taskbridge.handover import Ending, HandlerFailed, Run, hand_over
 from taskbridge.runtime import Runtime
-from taskbridge.store import CursorLost, Cursors, Outranked, Page
+from taskbridge.shutdown import is_stopping
+from taskbridge.store import CursorLost, Outranked, Page
 
 __all__ = ["run"]
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF: Final = 0.5
-LONGEST_BACKOFF: Final = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    runtime: Runtime
-    pipeline: Pipeline
-    tenant: str
-    token: str
-    begun: Begun
-    started: float
-
-    @property
-    def cursors(self) -> Cursors:
-        return self.runtime.cursors_of(self.pipeline)
-
-    @property
-    def key(self) -> dict[str, str]:
-        return {"pipeline": self.pipeline.name, "tenant": self.tenant, "token": self.token}
+PAID_AHEAD_MS: Final = 200
+"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
 
 
 def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
@@ -56,80 +38,81 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
-    begun = gate.begin(pipeline_name, tenant, token)
-    if begun is None:
-        log.info("run of %s for tenant %r: late or doubled message, nothing to do", pipeline_name, tenant)
+    begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
+    if isinstance(begun, Answer):
+        what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
+        log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
         return
-    this = _Run(runtime, pipeline, tenant, token, begun, time.monotonic())
-    settle = partial(gate.settle, pipeline_name, tenant, token, spacing=pipeline.policy.spacing)
+    started = time.monotonic()
     with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token)) as lease:
+        this = Run(runtime, pipeline, tenant, token, begun, started, lease)
         try:
-            outcome, took = _sweep(this, lease)
+            ending = _sweep_or_fail(this)
         except CursorLost:
             log.warning("run of %s for tenant %r: replaced by another run, stops", pipeline_name, tenant)
             return
         except Outranked as higher:
-            settle(outcome=Outcome.OUTRANKED, owner=higher.owner)
-            return
+            ending = Ending(Outcome.OUTRANKED, owner=higher.owner)
         except Exception as error:
-            settle(outcome=Outcome.RETRY, retry_ms=round(_backoff(begun.failures) * 1000))
-            _write_down(this, error)
-            raise
-        settle(outcome=outcome, took=took)
+            ending = setbacks.after_lost_server(this, error)
+        gate.settle(
+            pipeline_name,
+            tenant,
+            token,
+            ending.outcome,
+            pipeline.policy.spacing,
+            took=this.took,
+            handled=this.handled,
+            retry_ms=ending.retry_ms,
+            failed=ending.error is not None,
+            blame=ending.blame,
+            owner=ending.owner,
+        )
+    if ending.error is not None:
+        raise ending.error
 
 
-def _sweep(this: _Run, lease: Lease) -> tuple[Outcome, int]:
-    """Read and hand over batch by batch; return how it ended and how many records it took.
+def _sweep_or_fail(this: Run) -> Ending:
+    try:
+        return setbacks.probe(this) if this.begun.probe is not None else _sweep(this)
+    except HandlerFailed as failed:
+        return setbacks.after_failure(this, failed)
 
-    MORE: the budget is spent and records are left.
+
+def _sweep(this: Run) -> Ending:
+    """Read and hand over batch by batch.
+
+    DONE: nothing is left. MORE: the budget is spent, or the worker stops, and records are left. RETRY: the tenant is
+    paused, or waits for a rate limit.
     """
-    cursors, begun = this.cursors, this.begun
-    limit = this.pipeline.batch_size
-    page = cursors.claim(this.key, limit, events=begun.events, new_events=begun.new_events, runs=begun.runs)
-    took = 0
+    page = this.claim(this.most_records())
     while True:
+        if page.held:
+            return setbacks.PAUSED
+        page, wait_ms = _permitted(this, page)
+        if wait_ms:
+            return Ending(Outcome.RETRY, retry_ms=wait_ms)
         if page.moves_cursor:
-            _hand_over(this, lease, page)
-            took += len(page.records)
+            hand_over(this, page)
         # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
         if page.finished and not page.resumed:
-            return Outcome.DONE, took
-        if not lease.owned:
+            return Ending(Outcome.DONE)
+        if not this.lease.owned:
             raise CursorLost
-        if time.monotonic() - this.started >= this.runtime.settings.run_budget:
-            return Outcome.MORE, took
-        page = cursors.read(this.key, limit)
+        if this.seconds_left <= 0 or is_stopping():
+            return Ending(Outcome.MORE)
+        page = this.cursors.read(this.key, this.most_records())
 
 
-def _hand_over(this: _Run, lease: Lease, page: Page) -> None:
-    """Call the handler with the page's records and advance the cursor past them, in one transaction if it wants one."""
-    first_event_ms = None
-    if this.begun.runs == 1 and page.records:
-        first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
-    with this.cursors.transaction(this.key) as transaction:
-        if page.records:
-            this.pipeline.handler(
-                Batch(
-                    this.pipeline.name,
-                    this.tenant,
-                    this.token,
-                    page.records,
-                    connect=transaction.connect,
-                    owned=lambda: lease.owned,
-                )
-            )
-        transaction.advance(page, first_event_ms=first_event_ms)
-
-
-def _backoff(failures: int) -> float:
-    """Seconds until the next try: 0.5, doubling to 300, less up to a quarter so that tenants do not return together."""
-    longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
-    return longest * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
-
-
-def _write_down(this: _Run, error: Exception) -> None:
-    try:
-        this.cursors.fail(this.key, f"{type(error).__name__}: {error}")
-    except Exception as second:
-        # Postgres may be what failed. The tenant waits for its back-off all the same.
-        log.warning("the failure of tenant %r could not be written down: %s", this.tenant, second)
+def _permitted(this: Run, page: Page) -> tuple[Page, int]:
+    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
+    limits = (this.pipeline.rate_limit, this.pipeline.tenant_rate_limit)
+    if not page.records or limits == (None, None):
+        return page, 0
+    at_least = min(limit.within(PAID_AHEAD_MS) for limit in limits if limit is not None)
+    permitted, wait_ms = this.runtime.gate.permit(
+        this.pipeline.name, this.tenant, this.token, len(page.records), at_least, *limits
+    )
+    if permitted == 0:
+        return page, max(1, wait_ms)
+    return page.first(permitted), 0

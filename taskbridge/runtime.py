@@ -21,7 +21,19 @@ from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
-from taskbridge.store import RECORD_ROWS, Cursors, Records, check_schema, check_version, connect
+from taskbridge.store import (
+    INVOICE_ROWS,
+    RECORD_ROWS,
+    Cursors,
+    Pauses,
+    Quarantine,
+    Records,
+    Source,
+    check_cluster,
+    check_schema,
+    check_version,
+    connect,
+)
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["Runtime", "runtime"]
@@ -104,6 +116,24 @@ class Runtime:
         return self.cursors if pipeline.criteria is None else self.record_cursors
 
     @cached_property
+    def seconds_per_record(self) -> dict[str, float]:
+        """How long the handler of each pipeline took for a record lately, in this process."""
+        return {}
+
+    @cached_property
+    def pauses(self) -> Pauses:
+        """What an operator holds."""
+        return Pauses(self.engine)
+
+    def source_of(self, pipeline: Pipeline) -> Source:
+        """Return the rows that `pipeline` reads."""
+        return INVOICE_ROWS if pipeline.criteria is None else RECORD_ROWS
+
+    def quarantine_of(self, pipeline: Pipeline) -> Quarantine:
+        """Return the quarantine of the rows that `pipeline` reads."""
+        return Quarantine(self.engine, self.source_of(pipeline))
+
+    @cached_property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this process's runs."""
         return Heartbeat(self.settings.runner_ttl)
@@ -117,14 +147,15 @@ class Runtime:
         """Connect everything, so that a worker that could not work says so before it takes a message.
 
         Raises:
-            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, or the schema is
-                not this version's.
+            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, the schema is
+                not this version's, or the database was restored into another cluster.
         """
         with speaking_plainly():
             self.pipelines.names()
             self.gate.check_version()
             check_version(self.engine)
             check_schema(self.engine)
+            check_cluster(self.engine)
 
     def _publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         arguments = (pipeline, tenant, token)

@@ -10,7 +10,8 @@ import redis
 from kombu.exceptions import KombuError
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from taskbridge.errors import Unavailable
+from taskbridge.errors import ForeignCluster, Unavailable
+from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
 __all__ = ["speaking_plainly"]
 
@@ -18,6 +19,8 @@ __all__ = ["speaking_plainly"]
 @contextmanager
 def speaking_plainly() -> Iterator[None]:
     """Translate connection errors of Postgres, Redis and the broker into `Unavailable`, without address or password.
+
+    What Postgres refuses because the database was restored into another cluster becomes `ForeignCluster`.
 
     For the calls that people and producers make. A run lets them pass: it is tried again.
     """
@@ -28,6 +31,8 @@ def speaking_plainly() -> Iterator[None]:
     except KombuError as error:
         raise Unavailable(_broker_text(error)) from error
     except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == FOREIGN_CLUSTER_STATE:
+            raise ForeignCluster(FOREIGN_CLUSTER) from error
         text = _postgres_text(error)
         if text is None:
             raise

@@ -111,10 +111,14 @@ class Deployment:
         return {**kept, **ours, "TASKBRIDGE_PIPELINES": "tests.pipelines", "PYTHONPATH": str(ROOT), **extra}
 
     @contextmanager
-    def worker(self, *options: str, handler_seconds: float = 0.0, batch_size: int = 500) -> Iterator[Worker]:
-        """Run a worker whose handler takes `handler_seconds` per batch and writes the ledger."""
+    def worker(
+        self, *options: str, handler_seconds: float = 0.0, batch_size: int = 500, **extra: str
+    ) -> Iterator[Worker]:
+        """Run a worker whose handler takes `handler_seconds` per batch and writes the ledger; `extra` are variables."""
         name = f"worker-{len(list(self.logs.glob('worker-*')))}"
-        environment = self.environment(TEST_HANDLER_SECONDS=str(handler_seconds), TEST_BATCH_SIZE=str(batch_size))
+        environment = self.environment(
+            TEST_HANDLER_SECONDS=str(handler_seconds), TEST_BATCH_SIZE=str(batch_size), **extra
+        )
         worker = Worker(environment, self.logs / f"{name}.log", ["-n", f"{name}@test", "-c", "2", *options])
         try:
             worker.wait_until_ready()

@@ -50,13 +50,23 @@ CREATE TABLE taskbridge_cluster (
 INSERT INTO taskbridge_cluster SELECT system_identifier FROM pg_control_system();
 COMMENT ON TABLE taskbridge_cluster IS
     'The cluster whose transaction ids the records and cursors hold.';
-CREATE FUNCTION taskbridge_check_cluster() RETURNS trigger LANGUAGE plpgsql AS $$
+-- It runs with its owner's rights, so that whoever may write a record needs no other right, and with a search path of
+-- its own, because pg_restore has none. A data-only restore adds the identifier that it brings to the one here.
+CREATE FUNCTION taskbridge_check_cluster() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM taskbridge_cluster NATURAL JOIN pg_control_system()) THEN
+    IF (
+        SELECT bool_and(c.system_identifier = s.system_identifier) FROM taskbridge_cluster c, pg_control_system() s
+    ) IS NOT TRUE THEN
         RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
             USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge rebase';
     END IF;
     RETURN NULL;
+END
+$$;
+DO $$
+BEGIN
+    EXECUTE 'ALTER FUNCTION taskbridge_check_cluster() SET search_path = pg_catalog, '
+        || quote_ident(current_schema()) || ', pg_temp';
 END
 $$;
 CREATE TRIGGER invoices_in_cluster BEFORE INSERT OR UPDATE ON invoices

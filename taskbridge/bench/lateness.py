@@ -8,24 +8,15 @@ worker with nobody waiting: the Redis commands of both are counted over the same
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
-from taskbridge import store
-from taskbridge.app import make_app
+from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.criteria import Criterion
-from taskbridge.embedded import Guarded, serve
 from taskbridge.gate import Queue
 from taskbridge.policy import DelaySinceLastRun
-from taskbridge.runtime import Runtime, runtime
-from taskbridge.settings import Settings
+from taskbridge.runtime import Runtime
 
 __all__ = ["PIPELINE", "POLICY", "measure"]
 
@@ -39,21 +30,14 @@ CHUNK: Final = 500
 
 def measure(tenants: int = 10_000, seconds: float = 20.0) -> dict[str, Any]:
     """Let `tenants` wait, due evenly over `seconds`; return lateness in milliseconds and Redis commands per second."""
-    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
-        directory = Path(name)
-        # Postgres does not run as root; another user must be able to reach its data.
-        directory.chmod(0o755)
-        with serve(directory / "servers") as servers:
-            settings = Settings(postgres_url=servers.postgres_url, redis_url=servers.redis_url)
-            app, _ = make_app(settings)
-            here = runtime(app, settings)
-            store.migrate(here.engine)
-            with _worker(settings, directory / "worker.log"):
-                _wait_for_ticker(here)
-                idle = _commands_per_second(here)
-                due = _let_wait(here, tenants, seconds)
-                waiting = _commands_per_second(here)
-                late = _lateness(here, due, seconds)
+    with stage() as (here, directory):
+        options = ("-P", "solo", "-Q", "taskbridge.nobody")
+        with worker(here, directory / "worker.log", "taskbridge.bench.handlers", *options):
+            _wait_for_ticker(here)
+            idle = _commands_per_second(here)
+            due = _let_wait(here, tenants, seconds)
+            waiting = _commands_per_second(here)
+            late = _lateness(here, due, seconds)
     cuts = quantiles(late, n=100)
     return {
         "tenants": tenants,
@@ -63,26 +47,9 @@ def measure(tenants: int = 10_000, seconds: float = 20.0) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _worker(settings: Settings, log: Path) -> Iterator[None]:
-    environment = {
-        **os.environ,
-        "TASKBRIDGE_POSTGRES_URL": settings.postgres_url,
-        "TASKBRIDGE_REDIS_URL": settings.redis_url,
-        "TASKBRIDGE_PIPELINES": "taskbridge.bench.alerts",
-    }
-    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-P", "solo", "-Q", "taskbridge.nobody"]
-    with log.open("wb") as output, Guarded(command, output=output, environment=environment):
-        yield
-
-
 def _wait_for_ticker(here: Runtime) -> None:
     """Return once the worker has looked for forgotten records, which it does when its ticker starts."""
-    deadline = time.monotonic() + 60
-    while not here.gate.is_rebuilt(PIPELINE):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the worker's ticker did not start within a minute")
-        time.sleep(0.05)
+    wait_until(lambda: here.gate.is_rebuilt(PIPELINE), "the worker's ticker starts", 60)
 
 
 def _let_wait(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:

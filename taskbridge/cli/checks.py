@@ -14,7 +14,7 @@ from sqlalchemy import text
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.runtime import Runtime
-from taskbridge.store import check_schema, check_version
+from taskbridge.store import check_cluster, check_schema, check_version
 from taskbridge.store.schema import head
 from taskbridge.translation import speaking_plainly
 
@@ -66,8 +66,8 @@ def examine(here: Runtime, *, alone: bool) -> list[Finding]:
         return True
 
     postgres = usable(_postgres, "Postgres")
-    if postgres:
-        usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM)
+    if postgres and usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM):
+        usable(_cluster, "cluster")
     redis = usable(_redis, "Redis")
     if postgres and redis:
         usable(_clocks, "clocks")
@@ -93,6 +93,11 @@ def _postgres(here: Runtime) -> Findings:
 def _schema(here: Runtime) -> Findings:
     check_schema(here.engine)
     yield Finding(Level.OK, "schema", f"{head()}, the newest")
+
+
+def _cluster(here: Runtime) -> Findings:
+    check_cluster(here.engine)
+    yield Finding(Level.OK, "cluster", "the one whose transaction ids the cursors hold")
 
 
 def _redis(here: Runtime) -> Findings:

@@ -16,6 +16,10 @@ from taskbridge.cli.import_command import import_command
 from taskbridge.cli.migrate import migrate
 from taskbridge.cli.notify import notify
 from taskbridge.cli.options import examples
+from taskbridge.cli.pause import drain, pause, resume
+from taskbridge.cli.prune import prune
+from taskbridge.cli.quarantine import quarantine
+from taskbridge.cli.rebase import rebase
 from taskbridge.cli.record import record
 from taskbridge.cli.status import status
 from taskbridge.cli.unmatched import unmatched
@@ -46,7 +50,24 @@ def cli(traceback: bool) -> None:
     """
 
 
-for command in (up, import_command, record, env, notify, status, unmatched, migrate, doctor, bench):
+for command in (
+    up,
+    import_command,
+    record,
+    env,
+    notify,
+    status,
+    quarantine,
+    pause,
+    resume,
+    drain,
+    unmatched,
+    prune,
+    migrate,
+    rebase,
+    doctor,
+    bench,
+):
     cli.add_command(command)
 
 

@@ -9,7 +9,7 @@ from alembic.util import CommandError
 
 from taskbridge import store
 from taskbridge.app import app
-from taskbridge.cli import surroundings
+from taskbridge.cli import screen, surroundings
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import SchemaMismatch, UsageError
 from taskbridge.runtime import runtime
@@ -41,11 +41,14 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
             engine = runtime(app).engine
             store.check_version(engine)
             before, after = store.migrate(engine, revision)
+            foreign = after == head() and not store.in_its_cluster(engine)
         except CommandError as error:
             raise UsageError(f"there is no schema {revision!r} ({error}); the newest is {head()}") from error
     if before == after:
         click.echo(f"schema {after or 'none'}: nothing to do")
     else:
         click.echo(f"schema {before or 'none'} -> {after or 'none'}")
+    if foreign:
+        screen.complain(f"what comes next: {store.FOREIGN_CLUSTER}")
     if after != revision and revision not in ("head", "base"):
         raise SchemaMismatch(f"the database stays at {after}: only `--to base` goes back, and it drops the tables")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["ago", "ahead", "iso"]
+__all__ = ["ago", "ahead", "iso", "moment"]
 
 
 def ago(at: datetime | None) -> str:
@@ -34,3 +34,8 @@ def ahead(seconds: float | None) -> str:
 def iso(at: datetime | None) -> str | None:
     """Return a time as ISO 8601 in UTC."""
     return None if at is None else at.astimezone(UTC).isoformat()
+
+
+def moment(ms: int | None) -> datetime | None:
+    """Return the time that so many milliseconds of the Unix epoch stand for."""
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

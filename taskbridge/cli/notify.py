@@ -10,10 +10,9 @@ import click
 from taskbridge import notify as notifying
 from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
-from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option
 from taskbridge.gate import Answer
 from taskbridge.names import check_tenant
-from taskbridge.pipeline import INVOICES
 
 __all__ = ["notify"]
 
@@ -26,7 +25,7 @@ _WORDS: Final = {
 
 @click.command(short_help="Send one event.", epilog=examples("taskbridge notify France"))
 @click.argument("tenant")
-@click.option("--pipeline", default=INVOICES, show_default=True, metavar="NAME", help="The pipeline.")
+@pipeline_option
 @data_dir_option
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import click
 
-__all__ = ["DEFAULT_DATA_DIR", "data_dir_option", "examples", "file_type", "json_option", "tenant_column_option"]
+from taskbridge.pipeline import INVOICES
+
+__all__ = [
+    "DEFAULT_DATA_DIR",
+    "data_dir_option",
+    "duration",
+    "examples",
+    "file_type",
+    "json_option",
+    "pipeline_option",
+    "stored_text",
+    "tenant_column_option",
+]
 
 DEFAULT_DATA_DIR: Final = Path(".taskbridge")
 
@@ -22,6 +36,7 @@ data_dir_option = click.option(
     help="Where the embedded servers keep their data.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+pipeline_option = click.option("--pipeline", default=INVOICES, show_default=True, metavar="NAME", help="The pipeline.")
 tenant_column_option = click.option(
     "--tenant-column",
     default="Country",
@@ -30,6 +45,38 @@ tenant_column_option = click.option(
     help="The column of the file whose value is the tenant.",
 )
 file_type: Final = click.Path(path_type=Path)
+
+
+def stored_text(value: str) -> str:
+    """Return text for Postgres: not empty, since every text holds the empty one, and UTF-8.
+
+    Raises:
+        click.BadParameter: it is not.
+    """
+    if not value.strip():
+        raise click.BadParameter("it is empty: write some text, or leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("it is not UTF-8: write it as the records have it") from None
+    return value
+
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_LONGEST: Final = 36_500 * 86_400
+
+
+def duration(value: str) -> timedelta:
+    """Read a whole number with its unit, from a second to a hundred years.
+
+    Raises:
+        click.BadParameter: it is none; the message says what may be written.
+    """
+    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", value)
+    seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
+    if not 0 < seconds <= _LONGEST:
+        raise click.BadParameter(f"{value!r} is no duration: write a number from 1 and s, m, h, d or w, such as 30d")
+    return timedelta(seconds=seconds)
 
 
 def examples(*lines: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +15,67 @@ from rich.table import Table
 from taskbridge.app import app
 from taskbridge.cli import delays, screen, surroundings
 from taskbridge.cli.delays import Delays
-from taskbridge.cli.moments import ago, iso
+from taskbridge.cli.moments import ago, ahead, iso, moment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.surroundings import Origin
 from taskbridge.cli.tenants import TenantView, view
+from taskbridge.gate import CircuitStatus
 from taskbridge.names import check_tenant
+from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import Runtime, runtime
+from taskbridge.store import Pause
 
 __all__ = ["status"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One pipeline's tenants; `delays` where it has criteria."""
+    """One pipeline's tenants, what is true of the pipeline itself, and `delays` where it has criteria."""
 
+    pipeline: str
     tenants: list[TenantView]
     delays: Delays | None
+    pause: Pause | None
+    circuit: CircuitStatus
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is true of the pipeline itself."""
+        unmatched = {} if self.delays is None else {"unmatched": self.delays.unmatched}
+        return {"paused": self.pause is not None, "circuit": self._circuit_as_json(), **unmatched}
+
+    def _circuit_as_json(self) -> dict[str, Any]:
+        """Return how the circuit stands; `opened` counts the times that it opened."""
+        circuit = self.circuit
+        return {
+            "open": circuit.open,
+            "opened": circuit.opened,
+            "opened_at": iso(moment(circuit.opened_at_ms)),
+            "closed_at": iso(moment(circuit.closed_at_ms)),
+            "failed_probes": circuit.probes,
+            "tenants_in_line": circuit.in_line,
+        }
+
+    def sentences(self) -> Iterator[str]:
+        """Say what an operator may have to do something about, the pipeline first."""
+        if self.pause is not None:
+            yield _paused(self.pipeline, self.pause, _command("resume", self.pipeline))
+        if self.circuit.open:
+            yield (
+                f"{self.pipeline}: the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}: everything "
+                f"fails, so nothing goes to quarantine; {self.circuit.probes:,} probes failed, "
+                f"{self.circuit.in_line:,} tenants wait in line"
+            )
+        for one in self.tenants:
+            if one.pause is not None and one.pause.tenant is not None:
+                yield _paused(one.tenant, one.pause, _command("resume", self.pipeline, one.tenant))
+            if one.counts["failures"]:
+                yield _failure(one)
+        quarantined = sum(one.counts["quarantined"] for one in self.tenants)
+        if quarantined:
+            records = "1 record is" if quarantined == 1 else f"{quarantined:,} records are"
+            yield f"{self.pipeline}: {records} in quarantine; `{_command('quarantine list', self.pipeline)}` shows why"
+        if self.delays is not None and self.delays.unmatched:
+            yield self.delays.sentence()
 
 
 @click.command(
@@ -46,7 +93,9 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
     Where records wait for a delay since the tenant's last run, it shows when they are due, how many wait, and which
     criterion set that; and how many records of the pipeline no criterion matched.
 
-    Exit status: 0; 1 where TENANT has no records and no runner.
+    A tenant that is paused takes its events in and starts no run; one that is held waits for its next try.
+
+    Exit status: 0; 1 where TENANT has no records, no runner and no pause.
     """
     if tenant is not None:
         check_tenant(tenant)
@@ -67,25 +116,35 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
 
 def _look(here: Runtime, pipeline: str, tenant: str | None) -> _Standing:
     tenants = view(here, pipeline, tenant)
-    return _Standing(tenants, delays.look(here, pipeline, tenants))
+    return _Standing(
+        pipeline,
+        tenants,
+        delays.look(here, pipeline, tenants),
+        here.pauses.of(pipeline).whole,
+        here.gate.circuit(pipeline),
+    )
 
 
 def _as_json(found: _Standing) -> dict[str, Any]:
-    if found.delays is None:
-        return {"tenants": {one.tenant: _tenant_as_json(one) for one in found.tenants}}
-    tenants = {one.tenant: _tenant_as_json(one) | found.delays.as_json(one) for one in found.tenants}
-    return {"tenants": tenants, "unmatched": found.delays.unmatched}
+    tenants = {
+        one.tenant: _tenant_as_json(one) | ({} if found.delays is None else found.delays.as_json(one))
+        for one in found.tenants
+    }
+    return {"tenants": tenants, **found.as_json()}
 
 
 def _tenant_as_json(one: TenantView) -> dict[str, Any]:
     return {
         "state": str(one.runner.state),
         "held": one.runner.held,
+        "paused": one.pause is not None,
         "lease_seconds": round(one.lease_seconds, 3),
-        **{name: one.counts[name] for name in ("pending", "handled", "quarantined")},
+        **{name: one.counts[name] for name in ("pending", "handled", "quarantined", "discarded")},
         "last_run_at": iso(one.last_run_at),
         **{name: one.counts[name] for name in ("burst_events", "burst_runs", "first_event_ms")},
         **{name: one.counts[name] for name in ("events", "runs", "sweeps", "records", "failures", "last_error")},
+        "failing_since": iso(one.counts["failing_since"]),
+        "next_try_at": iso(one.next_try_at),
     }
 
 
@@ -99,11 +158,8 @@ def _show(found: dict[str, _Standing]) -> None:
             console.print(_table(console, one.tenants, title))
         else:
             console.print(one.delays.table(console, one.tenants, title))
-        for tenant in one.tenants:
-            if tenant.counts["failures"]:
-                console.print(_failure(tenant))
-        if one.delays is not None and one.delays.unmatched:
-            console.print(one.delays.sentence())
+        for sentence in one.sentences():
+            console.print(screen.plain(sentence))
 
 
 def _table(console: Console, tenants: list[TenantView], title: str | None) -> Table:
@@ -120,4 +176,17 @@ def _table(console: Console, tenants: list[TenantView], title: str | None) -> Ta
 def _failure(one: TenantView) -> str:
     times = one.counts["failures"]
     error = one.counts["last_error"] or "no error was written down"
-    return screen.plain(f"{one.tenant}: failed {times:,} {'time' if times == 1 else 'times'} in a row, last: {error}")
+    since = f", since {ago(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
+    due = f", next try {ahead(one.due_seconds)}" if one.next_try_at is not None else ""
+    return f"{one.tenant}: failed {times:,} {'time' if times == 1 else 'times'} in a row{since}{due}, last: {error}"
+
+
+def _paused(what: str, pause: Pause, resume: str) -> str:
+    reason = f" ({pause.reason})" if pause.reason else ""
+    return f"{what}: paused {ago(pause.paused_at)}{reason}; `{resume}` lets it go on"
+
+
+def _command(name: str, pipeline: str, *arguments: str) -> str:
+    """Return a command as it can be typed in a shell."""
+    option = () if pipeline == INVOICES else ("--pipeline", pipeline)
+    return shlex.join(("taskbridge", *name.split(), *arguments, *option))

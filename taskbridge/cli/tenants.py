@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from taskbridge.cli.moments import moment
 from taskbridge.gate import RunnerStatus, State
 from taskbridge.runtime import Runtime
+from taskbridge.store import Pause
 
 __all__ = ["TenantView", "has_pending", "is_idle", "view"]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """One tenant of one pipeline. `counts` are the columns of `tenant_counts.sql`."""
+    """One tenant of one pipeline. `counts` are the columns of `tenant_counts.sql`; `pause` is what holds it."""
 
     tenant: str
     runner: RunnerStatus
     lease_seconds: float
     counts: dict[str, Any]
     now_ms: float
+    pause: Pause | None
 
     @property
     def state(self) -> str:
         """The runner's state; a back-off, a rate limit or a pause is named."""
+        if self.pause is not None and self.runner.state in (State.IDLE, State.WAITING):
+            return "paused"
         return f"{self.runner.state}, held" if self.runner.held else str(self.runner.state)
 
     @property
@@ -36,14 +41,18 @@ class TenantView:
     @property
     def due_at(self) -> datetime | None:
         """When a runner that waits is due."""
-        deadline = self._due_ms
-        return None if deadline is None else datetime.fromtimestamp(deadline / 1000, UTC)
+        return moment(self._due_ms)
 
     @property
     def due_seconds(self) -> float | None:
         """In how long a runner that waits is due, by Redis's clock."""
         deadline = self._due_ms
         return None if deadline is None else (deadline - self.now_ms) / 1000
+
+    @property
+    def next_try_at(self) -> datetime | None:
+        """When a tenant that a back-off or a rate limit holds is tried again."""
+        return self.due_at if self.runner.held and self.pause is None else None
 
     @property
     def _due_ms(self) -> int | None:
@@ -54,6 +63,7 @@ _NOTHING: dict[str, Any] = {
     "pending": 0,
     "handled": 0,
     "quarantined": 0,
+    "discarded": 0,
     "events": 0,
     "runs": 0,
     "sweeps": 0,
@@ -65,14 +75,17 @@ _NOTHING: dict[str, Any] = {
     "last_taken_at": None,
     "failures": 0,
     "last_error": None,
+    "failing_since": None,
 }
 
 
 def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[TenantView]:
-    """Return the tenants that have records, a cursor or a runner, by name; with `tenant` that one or none."""
+    """Return the tenants that have records, a cursor, a runner or a pause, by name; with `tenant` that one or none."""
+    paused = here.pauses.of(pipeline)
     counts = {row["tenant"]: row for row in here.cursors.counts(pipeline, tenant)}
     active = here.gate.active(pipeline) if tenant is None else [tenant]
-    names = sorted(counts.keys() | set(active))
+    held = {name for name in paused.tenants if tenant in (None, name)}
+    names = sorted(counts.keys() | set(active) | held)
     seconds, microseconds = here.redis.time()
     now_ms = seconds * 1000 + microseconds / 1000
     views = [
@@ -82,10 +95,11 @@ def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[Tenant
             max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
             counts.get(name) or {"tenant": name, **_NOTHING},
             now_ms,
+            paused.holding(name),
         )
         for name, runner in zip(names, here.gate.look(pipeline, names), strict=True)
     ]
-    return [one for one in views if one.tenant in counts or one.runner.deadline_ms is not None]
+    return [one for one in views if one.tenant in counts or one.tenant in held or one.runner.deadline_ms is not None]
 
 
 def is_idle(here: Runtime) -> bool:

@@ -1,6 +1,6 @@
 """The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
 
-from taskbridge.gate.gate import OLDEST_REDIS, Begun, Gate, Outcome, Queue, RunnerStatus, Timing
+from taskbridge.gate.gate import OLDEST_REDIS, Begun, Blame, CircuitStatus, Gate, Outcome, Queue, RunnerStatus, Timing
 from taskbridge.gate.keys import Keys
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.policy import Spacing
@@ -9,6 +9,8 @@ __all__ = [
     "OLDEST_REDIS",
     "Answer",
     "Begun",
+    "Blame",
+    "CircuitStatus",
     "Gate",
     "Keys",
     "Outcome",

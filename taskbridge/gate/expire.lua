@@ -1,17 +1,19 @@
--- A deadline passed: start what is due, publish again what got lost, replace a runner that died.
+-- A deadline passed: start what is due, publish again what got lost, replace a runner that died. With `early` a tenant
+-- that waits is started before its deadline.
 -- KEYS: due runner queue
--- ARGV: pipeline tenant republish_ms longest_ms nonce now_ms
+-- ARGV: pipeline tenant republish_ms longest_ms early nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {NOT_DUE}
 local due_key, runner_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local nonce, us = ARGV[5], clock_us(ARGV[6])
+local early, nonce, us = ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
-if not deadline or tonumber(deadline) > milliseconds(us) then
-  return { NOT_DUE }
-end
 local runner = redis.call("HMGET", runner_key, "state", "token", "patience")
 local state, token, patience = runner[1], runner[2], tonumber(runner[3])
+local is_past = deadline and tonumber(deadline) <= milliseconds(us)
+if not is_past and not (early and state == "waiting") then
+  return { NOT_DUE }
+end
 if not state then
   redis.call("ZREM", due_key, tenant)
   return { NOT_DUE }

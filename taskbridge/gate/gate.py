@@ -15,9 +15,19 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
-from taskbridge.policy import Spacing
+from taskbridge.policy import RateLimit, Spacing
 
-__all__ = ["OLDEST_REDIS", "Begun", "Gate", "Outcome", "Queue", "RunnerStatus", "Timing"]
+__all__ = [
+    "OLDEST_REDIS",
+    "Begun",
+    "Blame",
+    "CircuitStatus",
+    "Gate",
+    "Outcome",
+    "Queue",
+    "RunnerStatus",
+    "Timing",
+]
 
 LONGEST_REPUBLISH_MS: Final = 300_000
 
@@ -34,6 +44,15 @@ class Queue(StrEnum):
 
     FIRST = "taskbridge.first"
     NEXT = "taskbridge.next"
+
+
+class Blame(StrEnum):
+    """What a failed run says against; the value is what `circuit.lua` reads."""
+
+    NOBODY = ""
+    RECORD = "record"
+    DOWNSTREAM = "downstream"
+    PIPELINE = "pipeline"
 
 
 class Outcome(StrEnum):
@@ -57,7 +76,8 @@ class Begun(NamedTuple):
     """What a run learns when it begins.
 
     Counts of this burst (all its events, those since the last run, its runs with this one), how many runs before this
-    one failed in a row, and the milliseconds since the burst's first event.
+    one failed in a row, and the milliseconds since the burst's first event. `probe` is None unless the run probes an
+    open circuit: then it says which of the tenant's records to try, counted from 0.
     """
 
     events: int
@@ -65,6 +85,22 @@ class Begun(NamedTuple):
     runs: int
     failures: int
     age_ms: int
+    probe: int | None = None
+
+
+class CircuitStatus(NamedTuple):
+    """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
+
+    `opened` counts how often it opened, `probes` how many probes failed since it did.
+    """
+
+    open: bool
+    until_ms: int | None
+    probes: int
+    opened: int
+    opened_at_ms: int | None
+    closed_at_ms: int | None
+    in_line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +173,18 @@ class Gate:
             for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
         ]
 
-    def begin(self, pipeline: str, tenant: str, token: str) -> Begun | None:
-        """Take the runner for one run. None: the message is late or doubled, and nothing was changed."""
-        answer, *counts = self._run("begin", pipeline, tenant, None, tenant, token, self._timing.runner_ttl)
-        return Begun(*counts) if Answer(answer) is Answer.BEGUN else None
+    def begin(self, pipeline: str, tenant: str, token: str, *, most_runs: int = 0) -> Begun | Answer:
+        """Take the runner for one run.
+
+        REFUSED: the message is late or doubled, and nothing was changed. POSTPONED: the circuit is open, or `most_runs`
+        (0: any number) are on; the tenant stands in line.
+        """
+        times = (self._timing.runner_ttl, self._timing.republish, LONGEST_REPUBLISH_MS)
+        answer, *counts = self._run("begin", pipeline, tenant, None, tenant, token, *times, most_runs)
+        if answer != Answer.BEGUN:
+            return Answer(answer)
+        *counts, probe = counts
+        return Begun(*counts)._replace(probe=None if probe < 0 else probe)
 
     def beat(self, pipeline: str, tenant: str, token: str) -> bool:
         """Move the run's deadline on. False: another runner took over."""
@@ -156,13 +200,18 @@ class Gate:
         spacing: Spacing,
         *,
         took: int = 1,
+        handled: int = 0,
         retry_ms: int = 0,
+        failed: bool = True,
+        blame: Blame = Blame.NOBODY,
         owner: str = "",
     ) -> Answer:
-        """End the run. CONTINUED, LINGERING, FINISHED, HELD, REISSUED or LOST.
+        """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
         `took` is how many records the run took: where delays count from the last run, one that took none was none.
-        `retry_ms` goes with RETRY, and `owner`, the token that Postgres holds, with OUTRANKED.
+        `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
+        `retry_ms`, whether the run `failed` or only waits, and what it blames. With OUTRANKED goes `owner`, the token
+        that Postgres holds.
         """
         reply = self._run(
             "settle",
@@ -174,6 +223,9 @@ class Gate:
             token,
             outcome.value,
             took,
+            handled,
+            int(failed),
+            blame.value,
             retry_ms,
             spacing.empty_tick,
             spacing.last_ttl,
@@ -181,21 +233,64 @@ class Gate:
             self._timing.republish,
             _nonce(),
         )
+        if len(reply) == 3:
+            self.expire(pipeline, [reply.pop()])
         return self._published(reply, Queue.NEXT, pipeline, tenant)
+
+    def permit(
+        self,
+        pipeline: str,
+        tenant: str,
+        token: str,
+        wanted: int,
+        at_least: int,
+        whole: RateLimit | None,
+        each: RateLimit | None,
+    ) -> tuple[int, int]:
+        """Ask to hand over `wanted` records under a limit of the `whole` pipeline and one of `each` tenant.
+
+        Returns how many may go now. With 0 comes the number of milliseconds to wait until up to `at_least` of them may:
+        these are paid for, and given to the tenant's next run that asks.
+        """
+        limits = [part for limit in (whole, each) for part in ((limit.interval_us, limit.most) if limit else (0, 0))]
+        permitted, wait_ms = self._run("permit", pipeline, tenant, None, token, wanted, at_least, *limits)
+        return permitted, wait_ms
+
+    def circuit(self, pipeline: str) -> CircuitStatus:
+        """Return how the pipeline's circuit stands."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.hgetall(self._keys.circuit(pipeline))
+            pipe.zcard(self._keys.line(pipeline))
+            fields, in_line = pipe.execute()
+        until, opened_at, closed_at = (
+            int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at")
+        )
+        return CircuitStatus(
+            until is not None,
+            until,
+            int(fields.get("probes", 0)),
+            int(fields.get("opened", 0)),
+            opened_at,
+            closed_at,
+            in_line,
+        )
 
     def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
         """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
         wait_ms, *tenants = self._run("peek", pipeline, "", None, limit)
         return tenants, None if wait_ms < 0 else wait_ms
 
-    def expire(self, pipeline: str, tenants: Sequence[str]) -> list[Answer]:
-        """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED or NOT_DUE each."""
+    def expire(self, pipeline: str, tenants: Sequence[str], *, early: bool = False) -> list[Answer]:
+        """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED or NOT_DUE each.
+
+        With `early` a tenant that waits, for whatever reason, is started before its deadline.
+        """
         replies = self._pipelined(
             self._scripts["expire"],
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, self._timing.republish, LONGEST_REPUBLISH_MS, _nonce()),
+                    (pipeline, tenant, self._timing.republish, LONGEST_REPUBLISH_MS, int(early), _nonce()),
                 )
                 for tenant in tenants
             ],
@@ -262,6 +357,11 @@ class Gate:
             "lease": self._keys.lease(pipeline, tenant),
             "last": self._keys.last(pipeline, tenant),
             "queue": f"{self._queue_prefix}{queue}",
+            "circuit": self._keys.circuit(pipeline),
+            "running": self._keys.running(pipeline),
+            "line": self._keys.line(pipeline),
+            "pipeline_rate": self._keys.pipeline_rate(pipeline),
+            "tenant_rate": self._keys.tenant_rate(pipeline, tenant),
         }
         return [made[key] for key in SCRIPTS[name].keys]
 
@@ -269,7 +369,7 @@ class Gate:
         """Nothing: the scripts ask the server. Tests that move time override this."""
         return ""
 
-    def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | int) -> list[Any]:
+    def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> list[Any]:
         reply: list[Any] = self._scripts[name](self._keys_of(name, pipeline, tenant, queue), (*args, self._now()))
         return reply
 
@@ -293,7 +393,7 @@ class Gate:
 
     def _published(self, reply: list[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""
-        if self._publish is not None and len(reply) == 2:
+        if self._publish is not None and len(reply) == 2 and reply[1]:
             self._publish(queue, pipeline, tenant, reply[1])
         return Answer(reply[0])
 

@@ -36,3 +36,23 @@ class Keys:
     def reconciled(self, pipeline: str) -> str:
         """Exists while some worker has looked for forgotten records lately."""
         return f"{self.prefix}:reconciled:{pipeline}"
+
+    def circuit(self, pipeline: str) -> str:
+        """Hash: how the runs of a pipeline ended lately, and whether its circuit is open; see `circuit.lua`."""
+        return f"{self.prefix}:circuit:{pipeline}"
+
+    def running(self, pipeline: str) -> str:
+        """Sorted set of the runs that count against a pipeline's cap: member tenant, score the deadline."""
+        return f"{self.prefix}:running:{pipeline}"
+
+    def line(self, pipeline: str) -> str:
+        """Sorted set of tenants that wait for a place or for the circuit, in their order."""
+        return f"{self.prefix}:line:{pipeline}"
+
+    def pipeline_rate(self, pipeline: str) -> str:
+        """Virtual clock of a pipeline's rate limit, in microseconds."""
+        return f"{self.prefix}:rate:{pipeline}"
+
+    def tenant_rate(self, pipeline: str, tenant: str) -> str:
+        """Virtual clock of a tenant's rate limit, in microseconds."""
+        return f"{self.prefix}:tenant-rate:{pipeline}:{tenant}"

@@ -12,11 +12,15 @@ __all__ = ["SCRIPTS", "Script", "render"]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb. `keys` and `args` stand in the header of `{name}.lua` in the same order; a test compares them."""
+    """One verb. `keys` and `args` stand in the header of `{name}.lua` in the same order; a test compares them.
+
+    `uses` names files whose functions it calls.
+    """
 
     name: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
+    uses: tuple[str, ...] = ()
 
 
 SCRIPTS: dict[str, Script] = {
@@ -27,17 +31,24 @@ SCRIPTS: dict[str, Script] = {
             ("due", "runner", "lease", "last", "queue"),
             ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
         ),
-        Script("begin", ("due", "runner"), ("tenant", "token", "ttl_ms", "now_ms")),
-        Script("beat", ("due", "runner"), ("tenant", "token", "ttl_ms", "now_ms")),
+        Script(
+            "begin",
+            ("due", "runner", "circuit", "running", "line"),
+            ("tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
+        ),
+        Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            ("due", "runner", "lease", "last", "queue"),
+            ("due", "runner", "lease", "last", "queue", "circuit", "running", "line"),
             (
                 "pipeline",
                 "tenant",
                 "token",
                 "outcome",
                 "took",
+                "handled",
+                "failed",
+                "blame",
                 "retry_ms",
                 "empty_tick_ms",
                 "last_ttl_ms",
@@ -46,11 +57,26 @@ SCRIPTS: dict[str, Script] = {
                 "nonce",
                 "now_ms",
             ),
+            uses=("circuit",),
+        ),
+        Script(
+            "permit",
+            ("runner", "pipeline_rate", "tenant_rate"),
+            (
+                "token",
+                "wanted",
+                "at_least",
+                "pipeline_us",
+                "pipeline_burst",
+                "tenant_us",
+                "tenant_burst",
+                "now_ms",
+            ),
         ),
         Script(
             "expire",
             ("due", "runner", "queue"),
-            ("pipeline", "tenant", "republish_ms", "longest_ms", "nonce", "now_ms"),
+            ("pipeline", "tenant", "republish_ms", "longest_ms", "early", "nonce", "now_ms"),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
     )
@@ -63,6 +89,7 @@ def read(file_name: str) -> str:
 
 
 def render(script: Script, publish: str) -> str:
-    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, the verb."""
+    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, its parts, itself."""
     names = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer)
-    return "\n".join((names, read("prelude.lua"), publish, read(f"{script.name}.lua")))
+    used = [read(f"{name}.lua") for name in (*script.uses, script.name)]
+    return "\n".join((names, read("prelude.lua"), publish, *used))

@@ -1,12 +1,15 @@
 -- The run ends: `more` records are left, all is `done`, `retry` after a while, or the cursor has an owner that
 -- `outranked` the token.
--- KEYS: due runner lease last queue
--- ARGV: pipeline tenant token outcome took retry_ms empty_tick_ms last_ttl_ms owner republish_ms nonce now_ms
--- RETURNS: {CONTINUED, token} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}
+-- KEYS: due runner lease last queue circuit running line
+-- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms nonce now_ms
+-- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
+-- the tenant that may begin in the place of this run as the third element, if one stands in line
 local due_key, runner_key, lease_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local circuit_key, running_key, line_key = KEYS[6], KEYS[7], KEYS[8]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local retry_ms, empty_tick_ms, last_ttl_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local owner, republish_ms, nonce, us = ARGV[9], tonumber(ARGV[10]), ARGV[11], clock_us(ARGV[12])
+local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
+local empty_tick_ms, last_ttl_ms, owner = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
+local republish_ms, nonce, us = tonumber(ARGV[13]), ARGV[14], clock_us(ARGV[15])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before")
@@ -30,50 +33,77 @@ local function wait_until(deadline, answer)
   return { answer }
 end
 
-if outcome == "more" or outcome == "done" then
-  redis.call("HDEL", runner_key, "failures")
-end
-if outcome == "more" then
+-- More to do, and others wait for this run's place: behind them.
+local function continue_in_turn()
+  if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", line_key) > 0 then
+    stand_in_line(runner_key, line_key, tenant, now, 1)
+    return wait_until(now + republish_ms, POSTPONED)
+  end
   return continue(CONTINUED, token)
-elseif outcome == "outranked" then
-  return continue(REISSUED, owner)
-elseif outcome == "retry" then
-  redis.call("HSET", runner_key, "held", 1)
-  redis.call("HINCRBY", runner_key, "failures", 1)
-  return wait_until(now + retry_ms, HELD)
-elseif outcome ~= "done" then
+end
+
+local function settle()
+  if outcome == "more" then
+    return continue_in_turn()
+  elseif outcome == "outranked" then
+    return continue(REISSUED, owner)
+  elseif outcome == "retry" then
+    redis.call("HSET", runner_key, "held", 1)
+    return wait_until(now + retry_ms, HELD)
+  end
+
+  -- Where delays count from the last run, a run that took nothing was none.
+  local last = began
+  if took == 0 and last_ttl_ms > 0 then
+    last = before
+    if before then
+      redis.call("HSET", runner_key, "began", before)
+    else
+      redis.call("HDEL", runner_key, "began")
+    end
+  end
+  if events > swept then
+    if not last or last + pending_ms <= now then
+      return continue_in_turn()
+    end
+    return wait_until(last + pending_ms, LINGERING)
+  end
+  local lease_end = tonumber(redis.call("GET", lease_key) or 0)
+  if lease_end > now then
+    if empty_tick_ms > 0 then
+      lease_end = math.min(lease_end, math.max(now, began + empty_tick_ms))
+    end
+    return wait_until(lease_end, LINGERING)
+  end
+  -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone.
+  if last and last_ttl_ms > 0 and last + last_ttl_ms > now then
+    redis.call("SET", last_key, last, "PXAT", last + last_ttl_ms)
+  end
+  redis.call("DEL", runner_key)
+  redis.call("ZREM", due_key, tenant)
+  return { FINISHED }
+end
+
+if outcome ~= "more" and outcome ~= "done" and outcome ~= "retry" and outcome ~= "outranked" then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
-
--- Where delays count from the last run, a run that took nothing was none.
-local last = began
-if took == 0 and last_ttl_ms > 0 then
-  last = before
-  if before then
-    redis.call("HSET", runner_key, "began", before)
-  else
-    redis.call("HDEL", runner_key, "began")
+local reply = settle()
+if outcome == "more" or outcome == "done" then
+  redis.call("HDEL", runner_key, "failures")
+elseif outcome == "retry" and failed ~= 0 then
+  redis.call("HINCRBY", runner_key, "failures", 1)
+end
+judge(circuit_key, due_key, line_key, tenant, blame, handled, now)
+if redis.call("ZREM", running_key, tenant) == 1 then
+  local head = redis.call("ZPOPMIN", line_key)[1]
+  if head and head ~= tenant then
+    -- Its place is kept, so that no newcomer takes it.
+    redis.call("ZADD", running_key, now + republish_ms, head)
+  end
+  if head then
+    redis.call("ZADD", due_key, "XX", now, head)
+    reply[2] = reply[2] or false
+    reply[3] = head
   end
 end
-
-if events > swept then
-  if not last or last + pending_ms <= now then
-    return continue(CONTINUED, token)
-  end
-  return wait_until(last + pending_ms, LINGERING)
-end
-
-local lease_end = tonumber(redis.call("GET", lease_key) or 0)
-if lease_end > now then
-  if empty_tick_ms > 0 then
-    lease_end = math.min(lease_end, math.max(now, began + empty_tick_ms))
-  end
-  return wait_until(lease_end, LINGERING)
-end
-
-redis.call("DEL", runner_key)
-redis.call("ZREM", due_key, tenant)
-if last and last_ttl_ms > 0 and last + last_ttl_ms > now then
-  redis.call("SET", last_key, last, "PXAT", last + last_ttl_ms)
-end
-return { FINISHED }
+return reply

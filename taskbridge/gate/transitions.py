@@ -80,17 +80,20 @@ class Answer(IntEnum):
     PUBLISHED = 13
     REPUBLISHED = 14
     NOT_DUE = 15
+    POSTPONED = 16
 
 
 class Condition(Enum):
     """What a row may ask before it applies; the value is the sentence that the docs print."""
 
     SPACING_OVER = "last run + delay is past, or there was no last run"
-    HELD = "held after a failure, a rate limit or a pause"
+    HELD = "held after a failure, by a rate limit, a pause, an open circuit or the cap on runs"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease is alive"
-    OVERDUE = "the deadline is past"
+    OVERDUE = "the deadline is past, or an operator starts a tenant that waits"
+    NO_PLACE = "the circuit is open and another tenant probes it, or as many runs are on as the pipeline may have"
+    OTHERS_IN_LINE = "others wait in line for the place of this run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +139,22 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
+    Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_PLACE), _W, Answer.POSTPONED, "held, in line for a free place"),
     Row(_Q, Verb.BEGIN, (_C.CURRENT,), _R, Answer.BEGUN, "swept = events; last run = now; deadline = now + runner TTL"),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another runner took over"),
+    Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_LINE), _W, Answer.POSTPONED, "held, at the end of the line"),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
+    Row(
+        _R,
+        Verb.DONE,
+        (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER, _C.OTHERS_IN_LINE),
+        _W,
+        Answer.POSTPONED,
+        "held, at the end of the line",
+    ),
     Row(
         _R,
         Verb.DONE,
@@ -161,7 +174,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "hash and deadline deleted; last run kept while it can delay the next",
     ),
     *_everywhere(Verb.DONE, Answer.LOST, "none: another runner took over"),
-    Row(_R, Verb.RETRY, (_C.CURRENT,), _W, Answer.HELD, "due at now + back-off, held"),
+    Row(_R, Verb.RETRY, (_C.CURRENT,), _W, Answer.HELD, "due at now + back-off, held; the circuit is judged"),
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another runner took over"),
     Row(
         _R,

@@ -13,15 +13,19 @@ __all__ = ["JOURNAL", "journal"]
 
 
 def journal(batch: Batch) -> None:
-    """Write one row of `deliveries` per record, in the transaction that advances the cursor: exactly once."""
+    """Write one row of `deliveries` per record, in the transaction that advances the cursor: exactly once.
+
+    Records that were rejected before are left out, so that a handler of yours can reject first and then call this.
+    """
+    taken = [record for record in batch if record.external_id not in batch.rejected]
     batch.connection.exec_driver_sql(
         query("record_delivery"),
         {
             "pipeline": batch.pipeline,
             "tenant": batch.tenant,
             "token": batch.token,
-            "external_ids": [record.external_id for record in batch],
-            "revisions": [record.revision for record in batch],
+            "external_ids": [record.external_id for record in taken],
+            "revisions": [record.revision for record in taken],
         },
     )
 

@@ -13,19 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine
 
 from taskbridge.batch import Record
+from taskbridge.failures import Narrowing
 from taskbridge.store.queries import INVOICE_ROWS, Source, query
 
-__all__ = ["CursorLost", "Cursors", "Outranked", "Page", "Transaction"]
+__all__ = ["Aside", "CursorLost", "Cursors", "Evidence", "Outranked", "Page", "Transaction"]
 
 LONGEST_ERROR: Final = 2_000
+NOTHING_SUSPECTED: Final = Narrowing()
 
 
 class CursorLost(Exception):
@@ -45,7 +48,8 @@ class Page:
     """One batch of records and where the cursor goes when they are handled.
 
     `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
-    committed since are not part of it.
+    committed since are not part of it. `held`: a pause holds the tenant or the pipeline, and nothing was read. The
+    first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
     """
 
     records: tuple[Record, ...]
@@ -53,13 +57,56 @@ class Page:
     target: str
     finished: bool
     resumed: bool
-    at_xid: str | None
-    at_id: int | None
+    held: bool
+    retried: int
+    positions: tuple[tuple[str, int], ...]
+    narrowing: Narrowing
+    failing_since: datetime | None
 
     @property
     def moves_cursor(self) -> bool:
         """Whether there is anything to advance past. An empty sweep moves nothing, unless it ends a paged one."""
-        return bool(self.records) or self.resumed
+        return bool(self.records) or (self.resumed and not self.held)
+
+    @property
+    def position(self) -> tuple[str | None, int | None]:
+        """Where the cursor stands after this batch, in the middle of its sweep; nulls: where it stood before."""
+        return self.positions[-1] if self.positions else (None, None)
+
+    @property
+    def leaving(self) -> list[str]:
+        """External ids of records that may have a row in quarantine: those taken out of it, and those that changed."""
+        return [one.external_id for at, one in enumerate(self.records) if at < self.retried or one.revision > 1]
+
+    def first(self, count: int) -> Page:
+        """Return the batch of the first `count` records alone."""
+        if count >= len(self.records):
+            return self
+        return replace(
+            self,
+            records=self.records[:count],
+            finished=False,
+            retried=min(self.retried, count),
+            positions=self.positions[: max(0, count - self.retried)],
+        )
+
+
+class Aside(NamedTuple):
+    """Records of a batch that go to quarantine: the reason by external id, and how often each failed alone.
+
+    `cause` is `failed` or `rejected`.
+    """
+
+    reasons: Mapping[str, str]
+    cause: str
+    attempts: int = 1
+
+
+class Evidence(NamedTuple):
+    """What the pipeline's other records say about one that fails alone; see `evidence.sql`."""
+
+    others_succeed: bool
+    in_a_row: int
 
 
 class Cursors:
@@ -70,30 +117,34 @@ class Cursors:
         self._read_batch = query("read_batch", source)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def claim(self, key: Mapping[str, str], limit: int, *, events: int, new_events: int, runs: int) -> Page:
+    def claim(
+        self, key: Mapping[str, str], limit: int, *, events: int, new_events: int, runs: int, narrowed: bool = True
+    ) -> Page:
         """Make the token of `key` (pipeline, tenant, token) the cursor's owner, count the run, and read a batch.
 
         Raises:
             Outranked: a higher token owns the cursor.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        page = self._read(key, limit, (query("claim"), {**key, **counts}))
+        page = self._read(key, limit, narrowed, (query("claim"), {**key, **counts}))
         if page is None:
             raise Outranked(self._owner(key))
         return page
 
-    def read(self, key: Mapping[str, str], limit: int) -> Page:
-        """Read up to `limit` records after the cursor.
+    def read(self, key: Mapping[str, str], limit: int, *, narrowed: bool = True) -> Page:
+        """Read up to `limit` records after the cursor; if `narrowed`, fewer while a bad one is looked for.
 
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        page = self._read(key, limit)
+        page = self._read(key, limit, narrowed)
         if page is None:
             raise CursorLost
         return page
 
-    def _read(self, key: Mapping[str, str], limit: int, *before: tuple[str, Mapping[str, Any]]) -> Page | None:
+    def _read(
+        self, key: Mapping[str, str], limit: int, narrowed: bool, *before: tuple[str, Mapping[str, Any]]
+    ) -> Page | None:
         """Read one batch in one round trip: a transaction of its own, sent whole.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
@@ -107,14 +158,14 @@ class Cursors:
                     driver.execute(query("plan_by_index"))
                     for statement, values in before:
                         driver.execute(statement, values)
-                    cursor.execute(self._read_batch, {**key, "limit": limit})
+                    cursor.execute(self._read_batch, {**key, "limit": limit, "narrowed": narrowed})
                     driver.execute("COMMIT")
                     rows = cursor.fetchall()
             except psycopg.OperationalError:
                 # The pool does not see errors of its driver, and a broken connection must not go back to it.
                 pooled.invalidate()
                 raise
-        return _page(key, rows, limit) if rows else None
+        return _page(key, rows) if rows else None
 
     def _owner(self, key: Mapping[str, str]) -> str:
         with self._autocommit.connect() as connection:
@@ -129,10 +180,24 @@ class Cursors:
         finally:
             transaction.close()
 
-    def fail(self, key: Mapping[str, str], error: str) -> None:
-        """Keep the text of a failure, shortened to 2,000 characters, for `status`."""
+    def fail(self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None) -> None:
+        """Keep the text of a failure, shortened to 2,000 characters, and how far the search for a bad record got."""
+        narrowed = _columns(narrowing or NOTHING_SUSPECTED)
         with self._autocommit.connect() as connection:
-            connection.exec_driver_sql(query("fail"), {**key, "error": error[:LONGEST_ERROR]})
+            connection.exec_driver_sql(
+                query("fail"),
+                {**key, **narrowed, "narrow": narrowing is not None, "error": error[:LONGEST_ERROR].replace("\0", "")},
+            )
+
+    def evidence(self, key: Mapping[str, str]) -> Evidence:
+        """Return what the pipeline's other records say about one of this tenant that fails alone."""
+        with self._autocommit.connect() as connection:
+            return Evidence(*connection.exec_driver_sql(query("evidence"), dict(key)).one())
+
+    def note_success(self, key: Mapping[str, str]) -> None:
+        """Note that the handler took a record in a trial that moves no cursor."""
+        with self._autocommit.connect() as connection:
+            connection.exec_driver_sql(query("succeeded"), dict(key))
 
     def pending_tenants(self, pipeline: str) -> list[str]:
         """Return the tenants that have something to sweep."""
@@ -152,22 +217,28 @@ class Cursors:
         return row.deliveries, row.duplicates
 
 
-def _page(key: Mapping[str, str], rows: Sequence[Mapping[str, Any]], limit: int) -> Page:
-    records = tuple(
-        Record(key["pipeline"], key["tenant"], row["external_id"], row["revision"], row["document"])
-        for row in rows
-        if row["id"] is not None
-    )
-    last = rows[-1]
+def _page(key: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Page:
+    found = [row for row in rows if row["id"] is not None]
+    first = rows[0]
     return Page(
-        records=records,
-        sweeps=last["sweeps"],
-        target=last["target"],
-        finished=len(records) < limit,
-        resumed=last["resumed"],
-        at_xid=last["xid"],
-        at_id=last["id"],
+        records=tuple(
+            Record(key["pipeline"], key["tenant"], row["external_id"], row["revision"], row["document"])
+            for row in found
+        ),
+        sweeps=first["sweeps"],
+        target=first["target"],
+        finished=len(found) < first["size"],
+        resumed=first["resumed"],
+        held=first["held"],
+        retried=sum(row["retried"] for row in found),
+        positions=tuple((row["xid"], row["id"]) for row in found if not row["retried"]),
+        narrowing=Narrowing(first["batch_limit"], first["suspects"], first["attempts"]),
+        failing_since=first["failing_since"],
     )
+
+
+def _columns(narrowing: Narrowing) -> dict[str, int | None]:
+    return {"batch_limit": narrowing.limit, "suspects": narrowing.suspects, "attempts": narrowing.attempts}
 
 
 class Transaction:
@@ -184,30 +255,63 @@ class Transaction:
             self._connection = self._engine.connect()
         return self._connection
 
-    def advance(self, page: Page, *, first_event_ms: int | None = None) -> None:
+    def advance(
+        self,
+        page: Page,
+        *,
+        narrowing: Narrowing = NOTHING_SUSPECTED,
+        aside: Aside | None = None,
+        first_event_ms: int | None = None,
+    ) -> None:
         """Move the cursor past `page` and commit, together with all that was written through `connect`.
+
+        Records in `aside` go to quarantine. What comes out of it and was handled leaves it.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
         """
         connection = self.connect()
+        at_xid, at_id = page.position
+        reasons = aside.reasons if aside else {}
         moved = connection.exec_driver_sql(
             query("advance"),
             {
                 **self._key,
+                **_columns(narrowing),
                 "sweeps": page.sweeps,
                 "target": page.target,
                 "finished": page.finished,
-                "at_xid": page.at_xid,
-                "at_id": page.at_id,
+                "at_xid": at_xid,
+                "at_id": at_id,
                 "records": len(page.records),
+                "handled": len(page.records) - len(reasons),
                 "first_event_ms": first_event_ms,
             },
         )
         if moved.first() is None:
             connection.rollback()
             raise CursorLost
+        leaving = [external_id for external_id in page.leaving if external_id not in reasons]
+        if leaving:
+            connection.exec_driver_sql(query("leave_quarantine"), {**self._key, "external_ids": leaving})
+        if aside is not None and reasons:
+            self._set_aside(page, aside)
         connection.commit()
+
+    def _set_aside(self, page: Page, aside: Aside) -> None:
+        records = [record for record in page.records if record.external_id in aside.reasons]
+        self.connect().exec_driver_sql(
+            query("set_aside"),
+            {
+                **self._key,
+                "external_ids": [record.external_id for record in records],
+                "revisions": [record.revision for record in records],
+                "reasons": [aside.reasons[record.external_id].replace("\0", "") for record in records],
+                "attempts": aside.attempts,
+                "cause": aside.cause,
+                "failing_since": page.failing_since,
+            },
+        )
 
     def close(self) -> None:
         """Roll back what was not committed and give the connection back."""

@@ -13,6 +13,7 @@ from taskbridge.cli.moments import ahead
 from taskbridge.cli.tenants import has_pending, is_idle, view
 from taskbridge.gate import Keys
 from tests.cli.alerts import alert, declare, write
+from tests.cli.counts import CLOSED
 from tests.cli.files import line
 from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
@@ -108,9 +109,9 @@ def test_a_pipeline_of_invoices_has_no_delays_in_its_json(alerts: Program) -> No
     write_invoices(alerts.directory / "invoices.csv", [line("1")])
     alerts("import", "invoices.csv")
     found = alerts("status", "--json").json["pipelines"]
-    assert set(found["invoices"]) == {"tenants"}
+    assert set(found["invoices"]) == {"tenants", "paused", "circuit"}
     assert "due_at" not in found["invoices"]["tenants"]["France"]
-    assert found["alerts"] == {"tenants": {}, "unmatched": 0}
+    assert found["alerts"] == {"tenants": {}, "paused": False, "circuit": CLOSED, "unmatched": 0}
 
 
 def test_a_tenant_that_has_a_runner_and_no_record_yet_is_shown(alerts: Program) -> None:

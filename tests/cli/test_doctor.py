@@ -31,7 +31,8 @@ def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: P
     found = findings(ended)
     assert found.pop("workers") == ["problem: no worker answers within 1 s, so nothing is handled"]
     assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
-    assert set(found) == {"Postgres", "schema", "Redis", "eviction", "clocks", "pipelines", "broker", "deadlines"}
+    servers = {"Postgres", "schema", "cluster", "Redis", "eviction", "clocks", "broker"}
+    assert set(found) == servers | {"pipelines", "deadlines"}
 
 
 @pytest.fixture

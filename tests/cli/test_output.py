@@ -80,9 +80,10 @@ def test_the_version_is_that_of_the_package(bare: Program) -> None:
     assert bare("--version").stdout.startswith("taskbridge ")
 
 
-def on_a_terminal(program: Program, *arguments: str, status: int = 0, **variables: str) -> str:
-    """Run a command on a terminal of 120 columns and return what it sent there."""
+def on_a_terminal(program: Program, *arguments: str, status: int = 0, typed: str = "", **variables: str) -> str:
+    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there."""
     leader, follower = pty.openpty()
+    os.write(leader, typed.encode())
     with subprocess.Popen(
         [sys.executable, "-c", MAIN, *arguments],
         env={**program.environment, "COLUMNS": "120", **variables},

@@ -9,8 +9,13 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from taskbridge.gate import Blame, Gate, Keys, Outcome
+from taskbridge.policy import LatencyNeutral
+from tests.cli.counts import CLOSED
 from tests.cli.files import line, write
 from tests.cli.program import Program
+
+SPACING = LatencyNeutral().spacing
 
 
 def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbridge: Program) -> None:
@@ -23,9 +28,11 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
     assert france == {
         "state": "queued",
         "held": False,
+        "paused": False,
         "pending": 2,
         "handled": 0,
         "quarantined": 0,
+        "discarded": 0,
         "last_run_at": None,
         "burst_events": 0,
         "burst_runs": 0,
@@ -36,6 +43,8 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
         "records": 0,
         "failures": 0,
         "last_error": None,
+        "failing_since": None,
+        "next_try_at": None,
     }
 
 
@@ -60,7 +69,9 @@ def test_a_tenant_that_nobody_knows_is_said_to_be_unknown(taskbridge: Program) -
 
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
     assert taskbridge("status").stdout == "invoices: no tenants\n"
-    assert taskbridge("status", "--json").json == {"pipelines": {"invoices": {"tenants": {}}}}
+    assert taskbridge("status", "--json").json == {
+        "pipelines": {"invoices": {"tenants": {}, "paused": False, "circuit": CLOSED}}
+    }
 
 
 def test_all_pipelines_are_shown_or_the_one_that_is_named(taskbridge: Program) -> None:
@@ -122,3 +133,17 @@ def test_dropping_all_tables_must_be_confirmed(taskbridge: Program, engine: Engi
     assert taskbridge("migrate", "--to", "base").status == 2
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM invoices").scalar_one() == 0
+
+
+def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
+    gate = Gate(gate_redis, keys, publish=lambda *_: None)
+    gate.notify("invoices", "France", SPACING)
+    (status,) = gate.look("invoices", ["France"])
+    assert status.token is not None
+    gate.begin("invoices", "France", status.token)
+    gate.settle("invoices", "France", status.token, Outcome.RETRY, SPACING, retry_ms=60_000, blame=Blame.PIPELINE)
+    shown = taskbridge("status").stdout
+    assert "invoices: the circuit is open, since 0s ago" in shown
+    circuit = taskbridge("status", "--json").json["pipelines"]["invoices"]["circuit"]
+    assert (circuit["open"], circuit["opened"], circuit["failed_probes"]) == (True, 1, 0)
+    assert circuit["opened_at"] is not None

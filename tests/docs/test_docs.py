@@ -73,13 +73,18 @@ def test_every_command_and_option_exists() -> None:
     assert named
     for page, name, rest in named:
         assert name in cli.commands, f"{page}: taskbridge {name}"
-        known = {option for parameter in cli.commands[name].params for option in parameter.opts} | {"--help"}
+        command = cli.commands[name]
+        if isinstance(command, click.Group) and (below := re.match(r" +([a-z]+)", rest)):
+            assert below[1] in command.commands, f"{page}: taskbridge {name} {below[1]}"
+            command = command.commands[below[1]]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
             assert option in known, f"{page}: taskbridge {name} {option}"
 
 
 def test_every_command_says_what_it_is_for() -> None:
-    for name, command in cli.commands.items():
+    below = [one for group in cli.commands.values() if isinstance(group, click.Group) for one in group.commands.items()]
+    for name, command in [*cli.commands.items(), *below]:
         assert isinstance(command, click.Command)
         assert command.get_short_help_str(), name
         for parameter in command.params:

@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from taskbridge.gate import Answer, Keys, Outcome, Queue, State, Timing
+from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Row
 from taskbridge.policy import Spacing
 from tests.clock import InjectedClock
@@ -125,7 +125,7 @@ class GateAndModel(RuleBasedStateMachine):
         before = self.model[subject]
         begun = self.gate.begin(*subject, token)
         now_ms = self.gate.us // 1000
-        if begun is not None:
+        if isinstance(begun, Begun):
             assert token not in self.holding[subject], "two runs hold one token"
             self.holding[subject].add(token)
             assert begun == (
@@ -134,8 +134,9 @@ class GateAndModel(RuleBasedStateMachine):
                 before.runs + 1,
                 before.failures,
                 now_ms - before.first,
+                None,
             )
-        self._agree(subject, Begin(_number(token)), Answer.REFUSED if begun is None else Answer.BEGUN)
+        self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
 
     @rule(which=subjects, age=token_ages)
     def beat(self, which: int, age: int | None) -> None:

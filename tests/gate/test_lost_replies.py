@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from taskbridge.embedded import Servers
-from taskbridge.gate import Answer, Gate, Keys, Outcome, State
+from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, State
 from taskbridge.policy import Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
@@ -67,7 +67,7 @@ def test_a_settle_that_is_sent_again_ends_nobody_elses_run(
     def next_run() -> None:
         token = gate.look("invoices", ["acme"])[0].token
         assert token is not None
-        assert gate.begin("invoices", "acme", token)
+        assert isinstance(gate.begin("invoices", "acme", token), Begun)
 
     with losing_one_reply(retrying, meanwhile=next_run):
         answer = clumsy.settle("invoices", "acme", tokens[-1], Outcome.MORE, SPACING)
@@ -87,7 +87,7 @@ def test_a_begin_that_is_sent_again_starts_no_second_run(
         begun = clumsy.begin("invoices", "acme", tokens[-1])
 
     (status,) = gate.look("invoices", ["acme"])
-    assert begun is None
+    assert begun is Answer.REFUSED
     assert (status.state, status.runs) == (State.RUNNING, 1)
     assert status.deadline_ms is not None, "its deadline brings it back"
 

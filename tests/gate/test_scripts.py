@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskbridge.gate
-from taskbridge.gate import Answer, Gate, Keys, Outcome, State
+from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.names import check_pipeline_name, check_tenant
@@ -175,7 +175,7 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     forget()
     assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
     forget()
-    assert gate.begin("invoices", "acme", run.token) is not None
+    assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
     forget()
     assert gate.beat("invoices", "acme", run.token)
     forget()
@@ -241,7 +241,7 @@ def _queued(gate: Gate, _: Run) -> None:
 
 def _running(gate: Gate, run: Run) -> None:
     _queue(gate)
-    assert gate.begin("invoices", "acme", run.token) is not None
+    assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
 
 
 def _running_with_news(gate: Gate, run: Run) -> None:
@@ -261,7 +261,7 @@ def _held(gate: Gate, run: Run) -> None:
 
 def _lately_run(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
-    assert gate.begin("invoices", "acme", run.token) is not None
+    assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
     assert gate.settle("invoices", "acme", run.token, Outcome.DONE, LASTING) is Answer.FINISHED
 
 
@@ -389,7 +389,7 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
 
     for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
         begun = gate.begin(pipeline, tenant, token)
-        assert begun is not None
+        assert isinstance(begun, Begun)
         assert begun[:4] == (1, 1, 1, 0)
         running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)
         assert running == at + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.gate import Answer
+from taskbridge.gate import Answer, Begun
 from tests.deployment import Deployment
 from tests.second.world import MINUTE, World
 
@@ -116,7 +116,7 @@ def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> No
     message = world.inline.message()
     assert message is not None
     begun = world.gate.begin(*message)
-    assert begun
+    assert isinstance(begun, Begun)
     world.record("ERROR", "A")
     world.gate.us += 5_000_000
     # The first run dies; the next one takes both, and the event of the second asks for a run more.

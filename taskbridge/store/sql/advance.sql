@@ -1,15 +1,21 @@
 -- A batch was handled: move the cursor past it, if it still stands where the batch was read and still is ours. No row:
 -- it is not, so nothing may take effect. Should the process freeze between this statement and its commit, the server
 -- ends the session after 5 s instead of keeping the cursor's row locked.
+-- A batch without a position held only records out of quarantine: the cursor stays where it is.
 UPDATE sync_cursors
 SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot END,
     target = CASE WHEN %(finished)s THEN NULL ELSE %(target)s::pg_snapshot END,
-    at_xid = CASE WHEN %(finished)s THEN NULL ELSE %(at_xid)s::xid8 END,
-    at_id = CASE WHEN %(finished)s THEN NULL ELSE %(at_id)s::bigint END,
+    at_xid = CASE WHEN %(finished)s THEN NULL ELSE coalesce(%(at_xid)s::xid8, at_xid) END,
+    at_id = CASE WHEN %(finished)s THEN NULL ELSE coalesce(%(at_id)s::bigint, at_id) END,
     sweeps = sweeps + 1,
     records = records + %(records)s,
     last_taken_at = CASE WHEN %(records)s > 0 THEN last_run_at ELSE last_taken_at END,
     first_event_ms = coalesce(%(first_event_ms)s::integer, first_event_ms),
-    failures = 0
+    failures = 0,
+    batch_limit = %(batch_limit)s,
+    suspects = %(suspects)s,
+    attempts = %(attempts)s,
+    failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END,
+    succeeded_at = CASE WHEN %(handled)s > 0 THEN clock_timestamp() ELSE succeeded_at END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s AND sweeps = %(sweeps)s
 RETURNING set_config('idle_in_transaction_session_timeout', '5s', true)

@@ -1,4 +1,11 @@
--- A handler raised: keep the error where an operator looks for it.
+-- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
+-- the search for that record has come. A run that was replaced changes nothing.
 UPDATE sync_cursors
-SET failures = failures + 1, last_error = %(error)s, failed_at = now()
+SET failures = failures + 1,
+    last_error = %(error)s,
+    failed_at = clock_timestamp(),
+    failing_since = coalesce(failing_since, clock_timestamp()),
+    batch_limit = CASE WHEN %(narrow)s THEN %(batch_limit)s ELSE batch_limit END,
+    suspects = CASE WHEN %(narrow)s THEN %(suspects)s ELSE suspects END,
+    attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s

@@ -1,0 +1,212 @@
+"""`taskbridge pause`, `resume` and `drain`: hold a tenant or a pipeline without losing its events."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from taskbridge.app import app
+from taskbridge.cli import interrupts, screen, surroundings
+from taskbridge.cli.moments import iso
+from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
+from taskbridge.cli.starting import start
+from taskbridge.cli.surroundings import Origin
+from taskbridge.cli.tenants import view
+from taskbridge.names import check_tenant
+from taskbridge.runtime import Runtime, runtime
+from taskbridge.store import Paused
+
+__all__ = ["drain", "pause", "resume"]
+
+POLL_SECONDS: Final = 0.1
+# A look counts what is left, so it is taken this much of the time at the most.
+LOOKS_SHARE: Final = 0.1
+SHOWN_TENANTS: Final = 20
+
+_reason_option = click.option("--reason", type=stored_text, metavar="TEXT", help="Why; `taskbridge status` shows it.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A tenant of a pipeline, or with None the whole pipeline."""
+
+    here: Runtime
+    origin: Origin
+    pipeline: str
+    tenant: str | None
+
+    @property
+    def name(self) -> str:
+        return self.pipeline if self.tenant is None else f"tenant {self.tenant!r} of {self.pipeline}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {"pipeline": self.pipeline, "tenant": self.tenant}
+
+    def pending(self) -> list[str]:
+        """Return the tenants with pending records."""
+        return [one.tenant for one in view(self.here, self.pipeline, self.tenant) if one.counts["pending"]]
+
+    def paused(self, paused: Paused) -> bool:
+        """Whether anything holds it."""
+        return (paused.whole if self.tenant is None else paused.holding(self.tenant)) is not None
+
+    def hold(self, reason: str | None) -> dict[str, Any]:
+        """Pause it and return what `--json` prints."""
+        pause, new = self.here.pauses.hold(self.pipeline, self.tenant, reason)
+        return self.key | {"paused": True, "new": new, "reason": pause.reason, "paused_at": iso(pause.paused_at)}
+
+
+@click.command(
+    short_help="Hold a tenant, or a pipeline.",
+    epilog=examples(
+        "taskbridge pause France --reason 'the price list is wrong'", "taskbridge pause --pipeline invoices"
+    ),
+)
+@click.argument("tenant", required=False)
+@pipeline_option
+@_reason_option
+@data_dir_option
+@json_option
+def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path, as_json: bool) -> None:
+    """Hold TENANT, or without TENANT the whole pipeline. A run that has begun finishes the batch in hand.
+
+    Events are taken in and records stay pending until `taskbridge resume`; nothing is lost. What is paused already
+    stays so.
+    """
+    with _entered(data_dir, pipeline, tenant) as scope:
+        known = tenant is None or bool(view(scope.here, pipeline, tenant))
+        held = scope.hold(reason)
+    if as_json:
+        screen.emit_json(held)
+    else:
+        click.echo(screen.plain(f"{scope.name}: {'paused' if held['new'] else 'was paused already'}"))
+    if not known:
+        screen.tell(f"{scope.name} has neither records nor a runner yet: is it spelled right?")
+
+
+@click.command(
+    short_help="Let a tenant, or a pipeline, go on.",
+    epilog=examples("taskbridge resume France", "taskbridge resume --pipeline invoices"),
+)
+@click.argument("tenant", required=False)
+@pipeline_option
+@data_dir_option
+@json_option
+def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> None:
+    """End the pause of TENANT, or without TENANT that of the whole pipeline, and start what is pending.
+
+    Tenants that were paused one by one are resumed one by one.
+    """
+    with _entered(data_dir, pipeline, tenant) as scope:
+        released = scope.here.pauses.release(pipeline, tenant)
+        left = scope.here.pauses.of(pipeline)
+        started = [one for one in scope.pending() if left.holding(one) is None]
+        start(started, pipeline, scope.origin)
+    if as_json:
+        screen.emit_json(scope.key | {"paused": scope.paused(left), "resumed": released, "started": len(started)})
+    else:
+        was = "resumed" if released else "was not paused"
+        click.echo(screen.plain(f"{scope.name}: {was}, tenants with pending records: {len(started):,}"))
+    if tenant is not None and left.whole is not None:
+        screen.tell(f"{pipeline} itself is still paused: `taskbridge resume --pipeline {pipeline}` lets it go on.")
+    elif tenant is None and left.tenants:
+        screen.tell(
+            f"Tenants that are still paused, one by one: {len(left.tenants):,}; `taskbridge status` names them."
+        )
+
+
+@click.command(
+    short_help="Wait until all is handled, then pause.",
+    epilog=examples("taskbridge drain France", "taskbridge drain --pipeline invoices --timeout 60"),
+)
+@click.argument("tenant", required=False)
+@pipeline_option
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up after waiting this long.",
+)
+@_reason_option
+@data_dir_option
+@json_option
+def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, data_dir: Path, as_json: bool) -> None:
+    """Wait until every record that was committed when this began is handled or in quarantine, then pause.
+
+    It is about TENANT, or without TENANT about the whole pipeline. What is committed while it waits may stay pending.
+
+    Exit status: 0 drained and paused; 1 records are left, and nothing was paused.
+    """
+    if math.isnan(timeout):
+        raise click.BadParameter("give a number of seconds", param_hint="--timeout")
+    started = time.monotonic()
+    with _entered(data_dir, pipeline, tenant) as scope:
+        left, paused = _wait(scope, timeout)
+        found = scope.key | {"drained": not left, "paused": False, "left": left}
+        if not left:
+            found |= scope.hold(reason)
+    found["seconds"] = round(time.monotonic() - started, 3)
+    if as_json:
+        screen.emit_json(found)
+    elif not left:
+        click.echo(screen.plain(f"{scope.name}: drained and paused"))
+    if left:
+        _complain(scope, left, paused)
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Scope]:
+    if tenant is not None:
+        check_tenant(tenant)
+    surroundings.need_data(data_dir)
+    with surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        yield _Scope(here, origin, here.pipelines[pipeline].name, tenant)
+
+
+def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
+    """Wait until nothing is left. Return what is left, by tenant, and whether all of that is paused."""
+    pauses, source = scope.here.pauses, scope.here.source_of(scope.here.pipelines[scope.pipeline])
+    deadline = time.monotonic() + timeout
+    snapshot = pauses.snapshot()
+    tenants, told = scope.pending(), False
+    while True:
+        interrupts.check()
+        before = time.monotonic()
+        left = pauses.pending_before(scope.pipeline, source, tenants, snapshot)
+        held = pauses.of(scope.pipeline)
+        paused = all(held.holding(tenant) for tenant in left)
+        after = time.monotonic()
+        if not left or paused or after >= deadline:
+            return left, paused
+        if not told:
+            screen.tell(f"{scope.name}: waiting for pending records: {sum(left.values()):,}")
+        tenants, told = list(left), True
+        time.sleep(min(max(POLL_SECONDS, (after - before) / LOOKS_SHARE), deadline - after))
+
+
+def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
+    for tenant, records in list(left.items())[:SHOWN_TENANTS]:
+        screen.tell(f"{tenant}: {records:,} {'record is' if records == 1 else 'records are'} left")
+    if len(left) > SHOWN_TENANTS:
+        screen.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
+    why = (
+        "paused tenants have pending records, which nobody handles: `taskbridge resume` them first"
+        if paused
+        else "`taskbridge status` shows why, and a longer --timeout waits longer"
+    )
+    screen.complain(
+        f"{scope.name}: not drained, and nothing was paused; pending records: {sum(left.values()):,}; {why}"
+    )

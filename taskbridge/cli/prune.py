@@ -1,0 +1,115 @@
+"""`taskbridge prune`: delete old records that are done with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import TimeRemainingColumn
+
+from taskbridge import store
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.interrupts import Interrupted, uninterrupted
+from taskbridge.cli.options import data_dir_option, duration, examples, json_option
+from taskbridge.cli.surroundings import Origin
+from taskbridge.errors import TaskBridgeError
+from taskbridge.pipeline import Pipelines
+from taskbridge.runtime import runtime
+from taskbridge.store import PRUNED, Prune, Step
+from taskbridge.translation import speaking_plainly
+
+__all__ = ["prune"]
+
+
+@click.command(
+    short_help="Delete old records that are done with.",
+    epilog=examples("taskbridge prune --older-than 30d --dry-run", "taskbridge prune --older-than 12h --deliveries"),
+)
+@click.option(
+    "--older-than",
+    type=duration,
+    required=True,
+    metavar="DURATION",
+    help="Only what was recorded longer ago than this: a number with s, m, h, d or w.",
+)
+@click.option("--pipeline", metavar="NAME", help="Only what this pipeline reads.  [default: all]")
+@click.option("--deliveries", is_flag=True, help="Delete old rows of the journal as well.")
+@click.option("--dry-run", is_flag=True, help="Count and delete nothing.")
+@data_dir_option
+@json_option
+def prune(
+    older_than: timedelta, pipeline: str | None, deliveries: bool, dry_run: bool, data_dir: Path, as_json: bool
+) -> None:
+    """Delete records that were recorded long ago and are done with.
+
+    An invoice goes when every pipeline that reads invoices has handled or discarded it: name the modules of all
+    pipelines in TASKBRIDGE_PIPELINES. A record with a criterion goes when its pipeline has; the newest one of each
+    pipeline stays. What is pending, in quarantine or about to be tried again stays, as does what no criterion matched.
+    Rows of quarantine go with their record, or when it has changed since.
+
+    A pruned invoice that is recorded again is new: it is delivered again, as revision 1, with the same idempotency
+    key as the first time. So is a message whose id comes again. Choose an age at which nobody sends it again.
+
+    It works in small transactions and can be stopped at any time; what was deleted until then stays deleted.
+
+    Exit status: 0; 1 a server went away; 2 wrong use.
+    """
+    surroundings.need_data(data_dir)
+    counts: Counter[str] = Counter(dict.fromkeys((*PRUNED, "kept"), 0))
+    complete = False
+    with surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        what = _what(here.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
+        try:
+            _prune(store.prune(here.engine, what), counts)
+            complete = True
+        except (TaskBridgeError, Interrupted):
+            screen.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
+            raise
+        finally:
+            _show(what, counts, as_json=as_json, complete=complete)
+
+
+def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **options: bool) -> Prune:
+    """Raise UnknownPipeline where no loaded module declares `pipeline`."""
+    if pipeline is not None:
+        pipeline = pipelines[pipeline].name
+    readers = frozenset(name for name in pipelines.names() if pipelines[name].criteria is None)
+    return Prune(older_than, readers, frozenset(pipelines.names()) - readers, pipeline, **options)
+
+
+def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
+    """Take the steps, with a progress bar; a signal ends it between two."""
+    with screen.progress(TimeRemainingColumn()) as progress:
+        tasks: dict[str, Any] = {}
+        while True:
+            with uninterrupted(), speaking_plainly():
+                step = next(steps, None)
+            if step is None:
+                return
+            counts[step.table] += step.deleted
+            counts["quarantine"] += step.quarantine
+            counts["kept"] += step.kept
+            if step.table not in tasks:
+                tasks[step.table] = progress.add_task(step.table)
+            progress.update(tasks[step.table], total=step.end, completed=step.at)
+
+
+def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -> None:
+    if as_json:
+        screen.emit_json({"dry_run": what.dry_run, "complete": complete, **counts})
+        return
+    console = screen.stdout()
+    table = screen.table(console, "", "would be deleted" if what.dry_run else "deleted")
+    for name in PRUNED:
+        table.add_row(name, f"{counts[name]:,}")
+    console.print(table)
+    if counts["kept"]:
+        records = "1 old record stays" if counts["kept"] == 1 else f"{counts['kept']:,} old records stay"
+        console.print(f"{records}: pending, in quarantine, about to be tried again, or its pipeline's newest")

@@ -1,0 +1,254 @@
+"""`taskbridge quarantine`: the records that cannot be handled, and their way back."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.moments import ago, iso
+from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
+from taskbridge.cli.starting import start
+from taskbridge.cli.surroundings import Origin
+from taskbridge.names import check_tenant
+from taskbridge.runtime import runtime
+from taskbridge.store import Pauses, Quarantine, QuarantinedRecord
+
+__all__ = ["quarantine"]
+
+_TIMES = ("failing_since", "quarantined_at", "retry_at", "discarded_at")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which records a command is about."""
+
+    external_ids: tuple[str, ...]
+    tenant: str | None
+    reason: str | None
+
+    def check(self) -> _Choice:
+        """Raise InvalidName where the tenant is not allowed."""
+        if self.tenant is not None:
+            check_tenant(self.tenant)
+        return self
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        return {"external_ids": self.external_ids, "tenant": self.tenant, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a decision changed: tenant and external id of each record, and the ids that were not there."""
+
+    pipeline: str
+    records: list[tuple[str, str]]
+    missing: list[str]
+
+    @property
+    def tenants(self) -> Counter[str]:
+        return Counter(tenant for tenant, _ in self.records)
+
+    @property
+    def sentence(self) -> str:
+        return f"{_number(len(self.records), 'record')} of {_number(len(self.tenants), 'tenant')}"
+
+    def as_json(self, verb: str) -> dict[str, Any]:
+        records = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in self.records]
+        return {
+            "pipeline": self.pipeline,
+            verb: len(records),
+            "tenants": self.tenants,
+            "records": records,
+            "not_found": self.missing,
+        }
+
+
+def _choosing(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        pipeline_option,
+        click.option("--reason", type=stored_text, metavar="TEXT", help="Those whose reason holds this text."),
+        click.option("--tenant", help="Those of this tenant.  [default: all tenants]"),
+        click.argument("external_ids", metavar="[ID]...", nargs=-1, type=stored_text),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(
+    short_help="Show the records that cannot be handled, try them again, or give them up.",
+    epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"),
+)
+def quarantine() -> None:
+    """The records that cannot be handled: set aside so that the rest go on.
+
+    A record that changes in its source leaves quarantine by itself: its new revision is pending like any other.
+    """
+
+
+@quarantine.command(
+    "list",
+    short_help="List them with the reasons.",
+    epilog=examples("taskbridge quarantine list", "taskbridge quarantine list --reason 'no customer' --json"),
+)
+@_choosing
+@click.option("--all", "discarded", is_flag=True, help="Also those that were discarded.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many, oldest first.")
+@data_dir_option
+@json_option
+def list_them(pipeline: str, discarded: bool, limit: int, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+    """List the records in quarantine, or those with an ID (of the invoice, or of the message), oldest first.
+
+    `retrying` are those that their tenant's next sweep takes.
+
+    Exit status: 0, also where there are none.
+    """
+    choice = _Choice(**chosen).check()
+    with _entered(data_dir, pipeline) as (there, _, _):
+        records, count = there.find(pipeline, **choice.filters, discarded=discarded, limit=limit)
+    if as_json:
+        screen.emit_json({"pipeline": pipeline, "count": count, "records": list(map(_as_json, records))})
+    else:
+        _show(pipeline, records, count, "such record" if any(chosen.values()) else "record")
+
+
+@quarantine.command(
+    "retry",
+    short_help="Try them again.",
+    epilog=examples("taskbridge quarantine retry 536365", "taskbridge quarantine retry --reason 'no customer'"),
+)
+@_choosing
+@click.option("--all", "every", is_flag=True, help="All of the pipeline, except those that were discarded.")
+@data_dir_option
+@json_option
+def retry(pipeline: str, every: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+    """Try records again: those with an ID, of every tenant or of --tenant, or all that the options choose.
+
+    Their tenants are notified and take them first. A record that was discarded is tried again only by its ID.
+
+    Exit status: 0; 1 an ID is not in quarantine (the others are tried again), or a server went away; 2 nothing was
+    chosen.
+    """
+    choice = _chosen(every, chosen)
+    with _entered(data_dir, pipeline) as (there, pauses, origin):
+        records = _find(there, pipeline, choice)
+        done = _done(pipeline, choice, records, there.retry(pipeline, records))
+        start(list(done.tenants), pipeline, origin)
+        paused = pauses.of(pipeline)
+    if as_json:
+        screen.emit_json(done.as_json("retried"))
+    else:
+        click.echo(f"{pipeline}: {done.sentence} tried again" if done.records else f"{pipeline}: nothing to try again")
+    if any(paused.holding(tenant) for tenant in done.tenants):
+        screen.tell("What is paused is tried after `taskbridge resume`; `taskbridge status` shows it.")
+    _end(done)
+
+
+@quarantine.command(
+    "discard",
+    short_help="Give them up.",
+    epilog=examples("taskbridge quarantine discard 536365 --tenant France --yes"),
+)
+@_choosing
+@click.option("--all", "every", is_flag=True, help="All of the pipeline.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@data_dir_option
+@json_option
+def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+    """Give records up: those with an ID, of every tenant or of --tenant, or all that the options choose.
+
+    They count as discarded and not as handled; `taskbridge quarantine list --all` shows them, and retry with the ID
+    brings one back. On a terminal it asks first.
+
+    Exit status: 0; 1 an ID is not in quarantine (the others are discarded), or the answer was no; 2 nothing was chosen,
+    or nobody can be asked and --yes is missing.
+    """
+    choice = _chosen(every, chosen)
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: add --yes if you want to give these records up")
+    with _entered(data_dir, pipeline) as (there, _, _):
+        records = _find(there, pipeline, choice)
+        if records and not yes:
+            tenants = len({one.tenant for one in records})
+            question = f"Give up {_number(len(records), 'record')} of {_number(tenants, 'tenant')}?"
+            click.confirm(question, abort=True, err=True)
+        done = _done(pipeline, choice, records, there.discard(pipeline, records))
+    if as_json:
+        screen.emit_json(done.as_json("discarded"))
+    else:
+        click.echo(f"{pipeline}: {done.sentence} discarded" if done.records else f"{pipeline}: nothing to discard")
+    _end(done)
+
+
+@contextmanager
+def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
+    surroundings.need_data(data_dir)
+    with surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        yield here.quarantine_of(here.pipelines[pipeline]), here.pauses, origin
+
+
+def _chosen(every: bool, chosen: dict[str, Any]) -> _Choice:
+    if every == any(chosen.values()):
+        raise click.UsageError(
+            "--all is for the whole pipeline: leave it out, or IDs, --tenant and --reason"
+            if every
+            else "nothing is chosen: give IDs, --tenant or --reason, or --all for the whole pipeline"
+        )
+    return _Choice(**chosen).check()
+
+
+def _find(there: Quarantine, pipeline: str, choice: _Choice) -> list[QuarantinedRecord]:
+    """Return the chosen records; one that was discarded is chosen by its id only."""
+    return there.find(pipeline, **choice.filters, discarded=bool(choice.external_ids))[0]
+
+
+def _done(
+    pipeline: str, choice: _Choice, records: Sequence[QuarantinedRecord], changed: list[tuple[str, str]]
+) -> _Done:
+    found = {one.external_id for one in records}
+    return _Done(pipeline, sorted(changed), [one for one in dict.fromkeys(choice.external_ids) if one not in found])
+
+
+def _end(done: _Done) -> None:
+    for external_id in done.missing:
+        screen.complain(
+            f"{external_id!r} is not in quarantine, or not where you looked: "
+            f"see `taskbridge quarantine list --all --pipeline {done.pipeline}`"
+        )
+    if done.missing:
+        raise click.exceptions.Exit(1)
+
+
+def _as_json(record: QuarantinedRecord) -> dict[str, Any]:
+    return record._asdict() | {name: iso(getattr(record, name)) for name in _TIMES}
+
+
+def _show(pipeline: str, records: Sequence[QuarantinedRecord], count: int, what: str) -> None:
+    console = screen.stdout()
+    if not records:
+        console.print(f"{pipeline}: no {what} is in quarantine")
+        return
+    table = screen.table(
+        console, "id", "tenant", "state", "attempts", "set aside", "reason", texts=("tenant", "reason")
+    )
+    for one in records:
+        numbers = (one.state, "-" if one.cause == "rejected" else f"{one.attempts:,}", ago(one.quarantined_at))
+        table.add_row(screen.cell(one.external_id), screen.cell(one.tenant), *numbers, screen.cell(one.reason))
+    console.print(table)
+    if count > len(records):
+        console.print(f"and {count - len(records):,} more (--limit shows more)")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -1,0 +1,70 @@
+"""`taskbridge rebase`: after a dump was restored into another cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from taskbridge import store
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.runtime import runtime
+from taskbridge.store import Rebased
+
+__all__ = ["rebase"]
+
+
+@click.command(
+    short_help="Go on after a restore into another cluster.",
+    epilog=examples("taskbridge rebase --yes"),
+)
+@click.option("--yes", is_flag=True, help="Workers and producers have stopped: do it.")
+@data_dir_option
+@json_option
+def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
+    """Go on after the database was dumped and restored into another cluster, or upgraded with pg_upgrade.
+
+    What was handled stays handled, what was pending stays pending, in every pipeline: pending records go through
+    quarantine with another try asked for, and every transaction id becomes one of this cluster. It is one transaction,
+    in which nobody else writes records. Stop workers and producers first.
+
+    In the cluster whose ids the database holds it changes nothing.
+
+    Exit status: 0 done, or nothing to do; 1 a process of TaskBridge is connected, or the database cannot be used; 2
+    --yes is missing.
+    """
+    surroundings.need_data(data_dir)
+    with surroundings.enter(data_dir):
+        engine = runtime(app).engine
+        store.check_version(engine)
+        store.check_schema(engine)
+        done = None
+        if not store.in_its_cluster(engine):
+            if not yes:
+                raise click.UsageError(
+                    "rebase rewrites cursors and transaction ids: add --yes once workers and producers have stopped"
+                )
+            done = store.rebase(engine)
+    if as_json:
+        screen.emit_json(_as_json(done))
+    else:
+        _show(done)
+
+
+def _as_json(done: Rebased | None) -> dict[str, object]:
+    if done is None:
+        return {"rebased": False}
+    return {"rebased": True, "set_aside": dict(done.set_aside), "rows": done.rows, "cursors": done.cursors}
+
+
+def _show(done: Rebased | None) -> None:
+    console = screen.stdout()
+    if done is None:
+        console.print("the database is in its own cluster: nothing to do")
+        return
+    console.print(f"rebased {done.cursors:,} cursors and {done.rows:,} rows")
+    for pipeline, count in done.set_aside.items():
+        console.print(screen.cell(f"{pipeline}: {count:,} pending records are tried first by the next sweeps"))
+    screen.tell("Workers and producers may start again.")

@@ -1,0 +1,29 @@
+"""What an operator let go on is started at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskbridge import notify
+from taskbridge.app import app
+from taskbridge.cli import screen
+from taskbridge.cli.surroundings import Origin
+from taskbridge.errors import Unavailable
+
+__all__ = ["start"]
+
+
+def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
+    """Start the tenants' runners.
+
+    Raises:
+        Unavailable: Redis cannot be used; the message says that nothing is lost.
+    """
+    try:
+        notify.start(app, tenants, pipeline)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}. It is written down all the same: workers find it within TASKBRIDGE_RECONCILE_INTERVAL"
+        ) from error
+    if origin is Origin.OURS and tenants:
+        screen.tell("No worker runs yet: `taskbridge up` handles what is pending.")

@@ -1,0 +1,87 @@
+"""What a failure means: whose it is, how soon to try again, and which record cannot be handled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import redis
+from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy.exc import DBAPIError
+
+__all__ = ["Narrowing", "backoff", "is_downstream"]
+
+FIRST_BACKOFF: Final = 0.5
+LONGEST_BACKOFF: Final = 300.0
+
+DOWNSTREAM: Final = (ConnectionError, TimeoutError, redis.ConnectionError, redis.TimeoutError, BrokerError)
+_PIPELINES_DOWN: Final = ("08", "53", "57P")
+"""SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
+
+
+def backoff(failures: int) -> float:
+    """Seconds until the next try after `failures` before this one: 0.5, doubling to 300.
+
+    Less up to a quarter, so that tenants that failed together do not come back together.
+    """
+    longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
+    return longest * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
+    """Whether `error`, or what it was raised from, says that something the handler calls cannot be used now."""
+    return any(isinstance(one, (*DOWNSTREAM, *also)) or _is_lost_database(one) for one in _with_causes(error))
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _is_lost_database(error: BaseException) -> bool:
+    if not isinstance(error, DBAPIError):
+        return False
+    state = getattr(error.orig, "sqlstate", None)
+    return error.connection_invalidated or (state or "").startswith(_PIPELINES_DOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """The search for a record that cannot be handled among those after the cursor.
+
+    `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
+    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this extent failed.
+
+    A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
+    is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
+    """
+
+    limit: int | None = None
+    suspects: int = 0
+    attempts: int = 0
+
+    def failed(self, size: int) -> Narrowing:
+        """Return what follows the failure of a batch of `size` records."""
+        if self.suspects == 0 or size == 1:
+            return Narrowing(size, size, self.attempts + 1)
+        return Narrowing((size + 1) // 2, size, 0)
+
+    def handled(self, size: int, batch_size: int) -> Narrowing:
+        """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""
+        left = self.suspects - size
+        if left > 0:
+            return Narrowing((left + 1) // 2, left, 0)
+        if self.limit is None or self.limit * 2 >= batch_size:
+            return Narrowing()
+        return Narrowing(self.limit * 2)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the search has come down to one record."""
+        return self.suspects == 1

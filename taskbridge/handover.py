@@ -1,0 +1,136 @@
+"""One batch: given to the handler, and the cursor advanced past it, in one transaction if the handler wants one."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from taskbridge.batch import Batch, Record
+from taskbridge.gate import Begun, Blame, Outcome
+from taskbridge.heartbeat import Lease
+from taskbridge.pipeline import Pipeline
+from taskbridge.runtime import Runtime
+from taskbridge.store import Aside, Cursors, Page, Transaction
+from taskbridge.time_limit import soft_time_limit
+
+__all__ = ["Ending", "HandlerFailed", "Run", "hand_over", "try_alone"]
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that has begun. It counts what it `took`, and of that what the handler `handled`."""
+
+    runtime: Runtime
+    pipeline: Pipeline
+    tenant: str
+    token: str
+    begun: Begun
+    started: float
+    lease: Lease
+    took: int = 0
+    handled: int = 0
+
+    @property
+    def cursors(self) -> Cursors:
+        """The cursors over the rows of this pipeline."""
+        return self.runtime.cursors_of(self.pipeline)
+
+    @property
+    def key(self) -> dict[str, str]:
+        """Whose cursor it is, and the token that may advance it."""
+        return {"pipeline": self.pipeline.name, "tenant": self.tenant, "token": self.token}
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the time budget."""
+        return self.runtime.settings.run_budget - (time.monotonic() - self.started)
+
+    def claim(self, limit: int, *, narrowed: bool = True) -> Page:
+        """Claim the cursor and read the first batch."""
+        begun = self.begun
+        counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
+        return self.cursors.claim(self.key, limit, narrowed=narrowed, **counts)
+
+    def most_records(self) -> int:
+        """How many records the handler gets through in what is left of the budget, going by its last batches."""
+        pace = self.runtime.seconds_per_record.get(self.pipeline.name)
+        if not pace:
+            return self.pipeline.batch_size
+        return max(1, min(self.pipeline.batch_size, int(self.seconds_left / pace)))
+
+
+class Ending(NamedTuple):
+    """How a run ends, for the gate; `error` is what the handler or a server raised."""
+
+    outcome: Outcome
+    retry_ms: int = 0
+    blame: Blame = Blame.NOBODY
+    owner: str = ""
+    error: Exception | None = None
+
+
+class HandlerFailed(Exception):
+    """The handler raised `error` over `page`; nothing of it took effect."""
+
+    def __init__(self, page: Page, error: Exception) -> None:
+        super().__init__(error)
+        self.page = page
+        self.error = error
+
+
+def hand_over(this: Run, page: Page) -> None:
+    """Call the handler with the page's records and advance the cursor past them.
+
+    Raises:
+        HandlerFailed: the handler raised.
+        CursorLost: the cursor is another run's.
+    """
+    first_event_ms = None
+    if this.begun.runs == 1 and page.records:
+        first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
+    with this.cursors.transaction(this.key) as transaction:
+        narrowing, rejected = page.narrowing, {}
+        if page.records:
+            rejected = _call(this, page, page.records, transaction)
+            narrowing = narrowing.handled(len(page.records), this.pipeline.batch_size)
+        aside = Aside(rejected, "rejected") if rejected else None
+        transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
+    this.took += len(page.records)
+    this.handled += len(page.records) - len(rejected)
+
+
+def try_alone(this: Run, page: Page, at: int) -> None:
+    """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
+
+    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn.
+
+    Raises:
+        HandlerFailed: the handler raised.
+    """
+    with this.cursors.transaction(this.key) as transaction:
+        _call(this, page, page.records[at : at + 1], transaction)
+    this.cursors.note_success(this.key)
+
+
+def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:
+    """Call the handler, note its pace, and return what it rejected."""
+    limit, started = this.pipeline.soft_time_limit, time.monotonic()
+    batch = Batch(
+        this.pipeline.name,
+        this.tenant,
+        this.token,
+        records,
+        connect=transaction.connect,
+        owned=lambda: this.lease.owned,
+        until=math.inf if limit is None else started + limit,
+    )
+    try:
+        with soft_time_limit(limit):
+            this.pipeline.handler(batch)
+    except Exception as error:
+        raise HandlerFailed(page, error) from error
+    paces, pace = this.runtime.seconds_per_record, (time.monotonic() - started) / len(records)
+    paces[this.pipeline.name] = (paces.get(this.pipeline.name, pace) + pace) / 2
+    return dict(batch.rejected)

@@ -1,0 +1,82 @@
+"""Pauses: tenants, or whole pipelines, whose records stay pending until somebody resumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from sqlalchemy import Engine
+
+from taskbridge.store.queries import Source, query
+
+__all__ = ["Pause", "Paused", "Pauses"]
+
+WHOLE: Final = ""
+"""The tenant of a pipeline's own pause."""
+
+
+class Pause(NamedTuple):
+    """What is paused (`tenant` None: the whole pipeline), since when, and what was given as the reason."""
+
+    tenant: str | None
+    reason: str | None
+    paused_at: datetime
+
+
+class Paused(NamedTuple):
+    """What is paused in a pipeline: the pipeline itself, and tenants one by one."""
+
+    whole: Pause | None
+    tenants: Mapping[str, Pause]
+
+    def holding(self, tenant: str) -> Pause | None:
+        """Return what holds a tenant: its own pause, else its pipeline's."""
+        return self.tenants.get(tenant, self.whole)
+
+
+class Pauses:
+    """The pauses of one database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def hold(self, pipeline: str, tenant: str | None = None, reason: str | None = None) -> tuple[Pause, bool]:
+        """Pause a tenant, or with None the whole pipeline.
+
+        Returns:
+            The pause, and whether it is new. One that was there stays; its reason is replaced where one is given.
+        """
+        values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason}
+        with self._autocommit.connect() as connection:
+            *pause, already = connection.exec_driver_sql(query("hold"), values).one()
+        return Pause(*pause), not already
+
+    def release(self, pipeline: str, tenant: str | None = None) -> bool:
+        """End the pause of a tenant, or with None the pipeline's own; return whether there was one."""
+        values = {"pipeline": pipeline, "tenant": tenant or WHOLE}
+        with self._autocommit.connect() as connection:
+            return connection.exec_driver_sql(query("release"), values).first() is not None
+
+    def of(self, pipeline: str) -> Paused:
+        """Return what is paused in a pipeline."""
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(query("pauses"), {"pipeline": pipeline})
+            found = {row.tenant: Pause(*row) for row in rows}
+        whole = found.pop(None, None)
+        return Paused(whole, found)
+
+    def snapshot(self) -> str:
+        """Return the `pg_snapshot` of what is committed now, for `pending_before`."""
+        with self._autocommit.connect() as connection:
+            return str(connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one())
+
+    def pending_before(self, pipeline: str, source: Source, tenants: Collection[str], snapshot: str) -> dict[str, int]:
+        """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
+
+        A record that is tried again is pending; one that changed after the snapshot is not visible in it.
+        """
+        values = {"pipeline": pipeline, "tenants": list(tenants), "snapshot": snapshot}
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(query("pending_before", source), values)
+            return {row.tenant: row.records for row in rows}

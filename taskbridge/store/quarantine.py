@@ -1,0 +1,104 @@
+"""Records in quarantine: what is there and why, another try, and giving up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Engine
+
+from taskbridge.store.queries import INVOICE_ROWS, Source, query
+
+__all__ = ["Quarantine", "QuarantinedRecord"]
+
+
+class QuarantinedRecord(NamedTuple):
+    """A record that is set aside, and why.
+
+    `state`: `quarantined`, `retrying` (its tenant's next sweep takes it) or `discarded`. `cause`: `failed`, after so
+    many `attempts` since `failing_since`, or `rejected` by the handler.
+    """
+
+    tenant: str
+    external_id: str
+    revision: int
+    state: str
+    cause: str
+    reason: str
+    attempts: int
+    failing_since: datetime | None
+    quarantined_at: datetime
+    retry_at: datetime | None
+    discarded_at: datetime | None
+
+
+class Quarantine:
+    """The quarantine of pipelines that read one source.
+
+    A row is about one revision of a record: once the record changes in the source, or is gone, it is not in quarantine.
+    """
+
+    def __init__(self, engine: Engine, source: Source = INVOICE_ROWS) -> None:
+        self._list = query("quarantined", source)
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def find(
+        self,
+        pipeline: str,
+        *,
+        tenant: str | None = None,
+        external_ids: Collection[str] = (),
+        reason: str | None = None,
+        discarded: bool = False,
+        limit: int | None = None,
+    ) -> tuple[list[QuarantinedRecord], int]:
+        """Return up to `limit` records, oldest first, and how many there are in all.
+
+        Args:
+            pipeline: whose quarantine.
+            tenant: only this tenant's.
+            external_ids: only these; none given: any.
+            reason: only those whose reason holds this text.
+            discarded: also those that were discarded.
+            limit: None: all.
+        """
+        values = {
+            "pipeline": pipeline,
+            "tenant": tenant,
+            "external_ids": list(external_ids) or None,
+            "reason": reason,
+            "discarded": discarded,
+            "limit": limit,
+        }
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(self._list, values).all()
+        return [QuarantinedRecord(*row[:-1]) for row in rows], rows[0].found if rows else 0
+
+    def retry(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
+        """Let the next sweep of their tenants take `records`, also those that were discarded.
+
+        Returns:
+            Tenant and external id of each; one that left quarantine meanwhile is not among them. Whoever calls this
+            notifies the tenants.
+        """
+        return self._mark(pipeline, records, retry=True)
+
+    def discard(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
+        """Give `records` up, also those that wait for another try. They stay as `discarded`; `retry` takes that back.
+
+        Returns: as `retry`.
+        """
+        return self._mark(pipeline, records, retry=False)
+
+    def _mark(self, pipeline: str, records: Sequence[QuarantinedRecord], *, retry: bool) -> list[tuple[str, str]]:
+        values = {
+            "pipeline": pipeline,
+            "retry": retry,
+            "tenants": [one.tenant for one in records],
+            "external_ids": [one.external_id for one in records],
+            "revisions": [one.revision for one in records],
+        }
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(query("quarantine_mark"), values)
+            return [(row.tenant, row.external_id) for row in rows]

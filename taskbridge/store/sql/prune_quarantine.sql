@@ -1,0 +1,38 @@
+-- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One
+-- that is written anew meanwhile has another moment, and stays.
+WITH page AS MATERIALIZED (
+    SELECT pipeline, tenant, external_id, revision, quarantined_at
+    FROM quarantine
+    WHERE (pipeline, tenant, external_id) > ((%(after)s::text[])[1], (%(after)s::text[])[2], (%(after)s::text[])[3])
+    ORDER BY pipeline, tenant, external_id
+    LIMIT %(limit)s
+), done AS MATERIALIZED (
+    SELECT p.*
+    FROM page p
+    WHERE p.quarantined_at < %(before)s
+      AND (%(pipeline)s::text IS NULL OR p.pipeline = %(pipeline)s)
+      AND NOT EXISTS (
+          SELECT FROM invoices i
+          WHERE i.tenant = p.tenant AND i.number = p.external_id AND i.revision = p.revision
+      )
+      AND NOT EXISTS (
+          SELECT FROM records r
+          WHERE r.pipeline = p.pipeline AND r.message_id = p.external_id AND r.tenant = p.tenant
+            AND r.revision = p.revision
+      )
+), deleted AS (
+    DELETE FROM quarantine q USING done d
+    WHERE NOT %(dry_run)s
+      AND q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
+      AND q.revision = d.revision AND q.quarantined_at = d.quarantined_at
+    RETURNING 1
+)
+SELECT 0 AS pruned,
+       (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS quarantine,
+       0 AS old,
+       (
+           SELECT ARRAY[pipeline, tenant, external_id] FROM page
+           ORDER BY pipeline DESC, tenant DESC, external_id DESC LIMIT 1
+       ) AS last,
+       count(*) = %(limit)s AS more
+FROM page

@@ -1,0 +1,25 @@
+"""A tenant that a back-off holds, made through the gate as a run that fails would."""
+
+from __future__ import annotations
+
+import redis
+
+from taskbridge.app import app
+from taskbridge.gate import Answer, Gate, Keys, Outcome
+from taskbridge.message import lua_message
+from taskbridge.policy import Spacing
+
+RETRY_MS = 300_000
+
+
+def hold_back(client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "invoices") -> Gate:
+    """Let a run of the tenant fail, so that it waits five minutes; return the gate."""
+    gate = Gate(client, keys, message=lua_message(app))
+    gate.notify(pipeline, tenant, Spacing(delay=200))
+    (runner,) = gate.look(pipeline, [tenant])
+    assert runner.token is not None
+    assert gate.begin(pipeline, tenant, runner.token) is not None
+    answer = gate.settle(pipeline, tenant, runner.token, Outcome.RETRY, Spacing(delay=200), retry_ms=RETRY_MS)
+    assert answer is Answer.HELD
+    client.delete("taskbridge.first", "taskbridge.next")
+    return gate

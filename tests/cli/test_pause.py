@@ -1,0 +1,336 @@
+"""`taskbridge pause`, `resume` and `drain`: what is held, what goes on, and what is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Connection, Engine
+
+from taskbridge.gate import Keys, State
+from taskbridge.store import Cursors, Pauses, record_invoice
+from tests.cli.alerts import alert, declare, write
+from tests.cli.counts import events
+from tests.cli.files import line
+from tests.cli.files import write as write_invoices
+from tests.cli.held import hold_back
+from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+from tests.quarantined import set_aside
+from tests.waiting import wait_until
+
+TOKEN = "0000000000000001-aaaaaaaaaaaa"
+
+
+@pytest.fixture
+def invoices(taskbridge: Program, engine: Engine) -> Program:
+    """Servers with two invoices of France and one of Malta, all pending, none notified."""
+    for tenant, number in (("France", "1"), ("France", "2"), ("Malta", "1")):
+        record_invoice(engine, tenant, number, {})
+    return taskbridge
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[Connection]:
+    """A second session, whose transaction the test ends itself."""
+    with engine.connect() as connection:
+        yield connection
+
+
+def handle(engine: Engine, tenant: str) -> None:
+    """Do to the tenant's records what a run does."""
+    cursors, key = Cursors(engine), {"pipeline": "invoices", "tenant": tenant, "token": TOKEN}
+    page = cursors.claim(key, 100, events=1, new_events=1, runs=1)
+    with cursors.transaction(key) as transaction:
+        transaction.advance(page)
+
+
+def paused(engine: Engine, pipeline: str = "invoices") -> set[str]:
+    """Return what is paused, the pipeline itself as `*`."""
+    found = Pauses(engine).of(pipeline)
+    return {*found.tenants, *(["*"] if found.whole else [])}
+
+
+def wait_until_it_looks(engine: Engine) -> None:
+    """Wait until another process has looked for pauses."""
+    looks = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND query LIKE '%%FROM pauses%%' AND query_start > %s"
+    )
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        now = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+        wait_until(lambda: connection.exec_driver_sql(looks, (now,)).scalar_one(), "another look")
+
+
+def standing(program: Program, pipeline: str = "invoices") -> dict[str, Any]:
+    found: dict[str, Any] = program("status", "--json").json["pipelines"][pipeline]
+    return found
+
+
+def test_a_tenant_is_paused_and_resumed_once(invoices: Program, engine: Engine) -> None:
+    first = invoices("pause", "France", "--reason", "wrong prices", "--json")
+    assert first.status == 0
+    at = first.json.pop("paused_at")
+    assert first.json == {
+        "pipeline": "invoices",
+        "tenant": "France",
+        "paused": True,
+        "new": True,
+        "reason": "wrong prices",
+        "paused_at": at,
+    }
+    again = invoices("pause", "France", "--json").json
+    assert again == first.json | {"new": False}
+    assert invoices("pause", "France").stdout == "tenant 'France' of invoices: was paused already\n"
+    assert paused(engine) == {"France"}
+    resumed = invoices("resume", "France", "--json").json
+    assert resumed == {"pipeline": "invoices", "tenant": "France", "paused": False, "resumed": True, "started": 1}
+    assert invoices("resume", "France", "--json").json["resumed"] is False
+    assert "was not paused" in invoices("resume", "France").stdout
+    assert paused(engine) == set()
+
+
+def test_status_shows_what_is_paused_and_how_it_goes_on(invoices: Program) -> None:
+    invoices("pause", "France", "--reason", "wrong \x1b[2Jprices")
+    found = standing(invoices)
+    assert found["paused"] is False
+    assert {name: one["paused"] for name, one in found["tenants"].items()} == {"France": True, "Malta": False}
+    shown = invoices("status").stdout.splitlines()
+    assert shown[1].split()[:2] == ["France", "paused"]
+    assert shown[2].split()[:2] == ["Malta", "idle"]
+    said = r"France: paused \d+s ago \(wrong \\x1b\[2Jprices\); `taskbridge resume France` lets it go on"
+    assert re.fullmatch(said, shown[3])
+    invoices("resume", "France")
+    invoices("pause")
+    found = standing(invoices)
+    assert found["paused"] is True
+    assert all(one["paused"] for one in found["tenants"].values())
+    assert len(re.findall(r"paused \d+s ago", invoices("status").stdout)) == 1
+
+
+def test_a_tenant_without_records_can_be_paused_ahead_and_is_shown(taskbridge: Program, engine: Engine) -> None:
+    ended = taskbridge("pause", "Müller & Söhne")
+    assert ended.status == 0
+    assert "is it spelled right?" in ended.stderr
+    assert paused(engine) == {"Müller & Söhne"}
+    shown = taskbridge("status", "Müller & Söhne")
+    assert shown.status == 0
+    assert "`taskbridge resume 'Müller & Söhne'`" in shown.stdout
+    assert taskbridge("pause", "Müller & Söhne").stderr == ""
+    assert set(standing(taskbridge)["tenants"]) == {"Müller & Söhne"}
+    assert taskbridge("status", "Müller").status == 1
+
+
+def test_resume_starts_what_is_pending_and_nobody_else(
+    invoices: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    handle(engine, "Malta")
+    invoices("pause")
+    assert gate_redis.dbsize() == 0
+    assert invoices("resume", "--json").json["started"] == 1
+    assert events(gate_redis, keys.prefix) == 1
+    assert gate_redis.llen("taskbridge.first") == 1
+
+
+def test_a_pipeline_and_its_tenants_are_resumed_apart(
+    invoices: Program, engine: Engine, gate_redis: redis.Redis
+) -> None:
+    invoices("pause")
+    invoices("pause", "France")
+    of_tenant = invoices("resume", "France")
+    assert "invoices itself is still paused: `taskbridge resume --pipeline invoices`" in of_tenant.stderr
+    assert gate_redis.dbsize() == 0
+    invoices("pause", "France")
+    of_pipeline = invoices("resume", "--json")
+    assert of_pipeline.json == {"pipeline": "invoices", "tenant": None, "paused": False, "resumed": True, "started": 1}
+    assert "still paused, one by one: 1" in of_pipeline.stderr
+    assert gate_redis.llen("taskbridge.first") == 1
+    assert paused(engine) == {"France"}
+
+
+def test_a_tenant_that_is_held_runs_at_once_when_it_is_resumed(
+    invoices: Program, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    gate = hold_back(gate_redis, keys, "France")
+    invoices("pause", "France")
+    assert invoices("resume", "France").status == 0
+    assert gate.look("invoices", ["France"])[0].state is State.QUEUED
+    assert gate_redis.llen("taskbridge.next") == 1
+
+
+def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
+    invoices: Program, engine: Engine, refusable: str, gate_redis: redis.Redis
+) -> None:
+    invoices("pause")
+    gate_redis.acl_setuser("importer", enabled=True, categories=["-@scripting"])
+    ended = invoices("resume", TASKBRIDGE_REDIS_URL=refusable)
+    assert_one_clear_line(ended, "Redis refuses", "It is written down all the same", status=1)
+    assert paused(engine) == set()
+
+
+def test_drain_pauses_when_all_is_handled_or_set_aside(invoices: Program, engine: Engine) -> None:
+    handle(engine, "France")
+    set_aside(engine, "France", "1")
+    ended = invoices("drain", "France", "--reason", "a new version", "--json")
+    assert ended.status == 0
+    assert ended.json | {"drained": True, "paused": True, "left": {}, "reason": "a new version"} == ended.json
+    assert paused(engine) == {"France"}
+    assert invoices("drain", "France").stdout == "tenant 'France' of invoices: drained and paused\n"
+
+
+def test_drain_waits_for_what_was_committed_before_it_and_for_nothing_else(
+    invoices: Program, engine: Engine, other: Connection
+) -> None:
+    record_invoice(engine, "France", "uncommitted", {}, other)
+    with invoices.started("drain", "--json") as running:
+        wait_until(lambda: "waiting for pending records: 3" in running.stderr, "drain waits")
+        handle(engine, "France")
+        other.commit()
+        record_invoice(engine, "France", "later", {})
+        record_invoice(engine, "Malta", "later", {})
+        assert paused(engine) == set()
+        for _ in range(2):
+            wait_until_it_looks(engine)
+        assert running.process.poll() is None
+        handle(engine, "Malta")
+        ended = running.end()
+    assert ended.status == 0, ended.stderr
+    assert ended.json["drained"] is True
+    assert paused(engine) == {"*"}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_drain_that_is_not_done_in_time_says_what_is_left_and_pauses_nothing(
+    as_json: bool, invoices: Program, engine: Engine
+) -> None:
+    ended = invoices("drain", "--timeout", "0.2", *(["--json"] if as_json else []))
+    assert ended.status == 1
+    waiting, *each, last = ended.stderr.splitlines()
+    assert waiting == "invoices: waiting for pending records: 3"
+    assert each == ["France: 2 records are left", "Malta: 1 record is left"]
+    assert last.startswith("taskbridge: invoices: not drained, and nothing was paused; pending records: 3; ")
+    assert "--timeout" in last
+    if as_json:
+        left = {"France": 2, "Malta": 1}
+        assert ended.json | {"drained": False, "paused": False, "left": left, "tenant": None} == ended.json
+        assert ended.json["seconds"] >= 0.2
+    assert paused(engine) == set()
+
+
+def test_drain_does_not_wait_for_what_is_paused(invoices: Program, engine: Engine) -> None:
+    handle(engine, "Malta")
+    invoices("pause", "France")
+    for tenant in ((), ("France",)):
+        ended = invoices("drain", *tenant)
+        assert ended.status == 1
+        assert "`taskbridge resume` them first" in ended.stderr
+    assert paused(engine) == {"France"}
+    invoices("resume", "France")
+    handle(engine, "France")
+    invoices("pause", "France")
+    assert invoices("drain").status == 0
+    assert paused(engine) == {"*", "France"}
+
+
+def test_drain_that_is_interrupted_pauses_nothing(invoices: Program, engine: Engine) -> None:
+    with invoices.started("drain") as running:
+        wait_until(lambda: "waiting for pending records: 3" in running.stderr, "drain waits")
+        running.process.terminate()
+        ended = running.end()
+    assert ended.status == 128 + 15
+    assert ended.stderr.splitlines()[1:] == ["taskbridge: interrupted"]
+    assert paused(engine) == set()
+
+
+def test_pipelines_with_criteria_are_paused_and_drained_too(taskbridge: Program, engine: Engine) -> None:
+    taskbridge.environment |= declare(taskbridge)
+    assert taskbridge("record", "alerts", write(taskbridge.directory / "a.jsonl", [alert(), alert()])).status == 0
+    assert taskbridge("drain", "--pipeline", "alerts", "--timeout", "0", "--json").json["left"] == {"billing": 2}
+    assert taskbridge("pause", "--pipeline", "alerts").stdout == "alerts: paused\n"
+    found = standing(taskbridge, "alerts")
+    assert (found["paused"], found["tenants"]["billing"]["paused"]) == (True, True)
+    assert standing(taskbridge)["paused"] is False
+    assert "`taskbridge resume --pipeline alerts`" in taskbridge("status").stdout
+    assert taskbridge("resume", "--pipeline", "alerts", "--json").json["started"] == 1
+    assert paused(engine, "alerts") == set()
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "drain"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([""], "the tenant is empty"),
+        (["a\x1b[2Jb"], "U+001B"),
+        (["\udcff"], "U+DCFF"),
+        (["x" * 201], "201 characters"),
+        (["--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
+        (["France", "Malta"], "extra argument"),
+    ],
+)
+def test_what_cannot_be_meant_pauses_nothing(
+    command: str, options: list[str], expected: str, invoices: Program, engine: Engine
+) -> None:
+    assert_one_clear_line(invoices(command, *options), expected, status=2)
+    assert paused(engine) == set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pause", "--reason", ""),
+        ("pause", "--reason", "\udcff"),
+        ("drain", "--timeout", "-1"),
+        ("drain", "--timeout", "nan"),
+        ("drain", "--timeout", "soon"),
+    ],
+)
+def test_options_that_cannot_be_meant_pause_nothing(
+    arguments: tuple[str, ...], taskbridge: Program, engine: Engine
+) -> None:
+    assert_one_clear_line(taskbridge(*arguments), arguments[1], status=2)
+    assert paused(engine) == set()
+
+
+def test_without_anything_there_is_nothing_to_look_into(bare: Program) -> None:
+    for command in ("pause", "resume", "drain"):
+        assert_one_clear_line(bare(command, "France"), "there is nothing in .taskbridge yet", status=1)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_it_works_on_the_servers_of_the_data_directory(bare: Program) -> None:
+    assert bare("import", write_invoices(bare.directory / "invoices.csv", [line("1")])).status == 0
+    assert bare("pause", "France").stdout == "tenant 'France' of invoices: paused\n"
+    assert bare("status", "--json").json["pipelines"]["invoices"]["tenants"]["France"]["paused"] is True
+    resumed = bare("resume", "France")
+    assert resumed.stdout == "tenant 'France' of invoices: resumed, tenants with pending records: 1\n"
+    assert "`taskbridge up` handles what is pending" in resumed.stderr
+    assert bare("quarantine", "list").stdout == "invoices: no record is in quarantine\n"
+
+
+def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(
+    invoices: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    gate = hold_back(gate_redis, keys, "France")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
+            "VALUES ('invoices', 'France', 2, 'ValueError: no', now() - interval '2 hours')"
+        )
+    found = standing(invoices)["tenants"]["France"]
+    due = gate.look("invoices", ["France"])[0].deadline_ms
+    assert due is not None
+    assert datetime.fromisoformat(found["next_try_at"]).timestamp() == due / 1000
+    assert datetime.fromisoformat(found["failing_since"]).tzinfo is not None
+    line = "France: failed 2 times in a row, since 2h ago, next try in "
+    assert line in invoices("status").stdout
+    invoices("pause", "France")
+    assert standing(invoices)["tenants"]["France"]["next_try_at"] is None
+
+
+def test_status_names_the_command_that_shows_the_quarantine(invoices: Program, engine: Engine) -> None:
+    set_aside(engine, "France", "1")
+    assert "invoices: 1 record is in quarantine; `taskbridge quarantine list` shows why" in invoices("status").stdout

@@ -1,0 +1,151 @@
+"""`taskbridge prune` says what it deletes, can be stopped, and takes no age that it could misread."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from datetime import timedelta
+
+import click
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.cli.options import duration
+from tests.cli.alerts import declare
+from tests.cli.counts import count
+from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+from tests.waiting import wait_until
+
+NOTHING = {"invoices": 0, "records": 0, "quarantine": 0, "deliveries": 0, "kept": 0}
+
+
+def write(engine: Engine, rows: int = 3, days: int = 31) -> None:
+    """So many handled invoices of one tenant, each delivered once."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "WITH old AS (INSERT INTO invoices (tenant, number, document, recorded_at) "
+            "SELECT 'acme', %(days)s || '-' || n, '{}', now() - %(days)s * interval '1 day' "
+            "FROM generate_series(1, %(rows)s) n RETURNING number, recorded_at) "
+            "INSERT INTO deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
+            "SELECT 'invoices', 'acme', number, 1, 't', recorded_at FROM old",
+            {"rows": rows, "days": days},
+        )
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO sync_cursors (pipeline, tenant, snapshot) VALUES ('invoices', 'acme', pg_current_snapshot()) "
+            "ON CONFLICT (pipeline, tenant) DO UPDATE SET snapshot = pg_current_snapshot()"
+        )
+
+
+def test_what_is_old_goes_and_is_counted(taskbridge: Program, engine: Engine) -> None:
+    write(engine, 3, days=31)
+    write(engine, 2, days=29)
+    dry = taskbridge("prune", "--older-than", "30d", "--deliveries", "--dry-run", "--json")
+    assert dry.status == 0, dry.stderr
+    expected = NOTHING | {"invoices": 3, "deliveries": 3, "complete": True}
+    assert dry.json == expected | {"dry_run": True}
+    assert (count(engine), count(engine, "SELECT count(*) FROM deliveries")) == (5, 5)
+    without = taskbridge("prune", "--older-than", "30d", "--json").json
+    assert without == NOTHING | {"invoices": 3, "complete": True, "dry_run": False}
+    assert (count(engine), count(engine, "SELECT count(*) FROM deliveries")) == (2, 5)
+    again = taskbridge("prune", "--older-than", "30d", "--deliveries", "--json").json
+    assert again == NOTHING | {"deliveries": 3, "complete": True, "dry_run": False}
+    assert taskbridge("prune", "--older-than", "4w", "--json").json["invoices"] == 2
+
+
+def test_people_see_a_table_and_why_records_stay(taskbridge: Program, engine: Engine) -> None:
+    write(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE invoices SET document = '{\"version\": 2}' WHERE number = '31-1'")
+    shown = taskbridge("prune", "--older-than", "30d", "--dry-run")
+    header, *lines = shown.stdout.splitlines()
+    assert header.strip() == "would be deleted"
+    assert lines[0].split() == ["invoices", "2"]
+    assert lines[-1] == "1 old record stays: pending, in quarantine, about to be tried again, or its pipeline's newest"
+    assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[0].strip() == "deleted"
+    assert count(engine) == 1
+
+
+def test_a_declared_pipeline_that_has_not_read_an_invoice_yet_keeps_it(taskbridge: Program, engine: Engine) -> None:
+    write(engine)
+    (taskbridge.directory / "mirror.py").write_text(
+        "from taskbridge import pipeline\n\n@pipeline('mirror')\ndef mirror(batch): ...\n", encoding="utf-8"
+    )
+    ended = taskbridge("prune", "--older-than", "1d", "--json", TASKBRIDGE_PIPELINES="mirror")
+    assert (ended.json["invoices"], ended.json["kept"]) == (0, 3)
+    assert count(engine) == 3
+
+
+def test_one_pipeline_alone(taskbridge: Program, engine: Engine) -> None:
+    write(engine)
+    variables = declare(taskbridge)
+    alone = ("prune", "--older-than", "1d", "--json", "--pipeline")
+    assert taskbridge(*alone, "alerts", **variables).json["invoices"] == 0
+    assert taskbridge(*alone, "invoices", **variables).json["invoices"] == 3
+    assert_one_clear_line(taskbridge(*alone, "nix", **variables), "'nix'", "alerts, invoices", status=2)
+
+
+@pytest.mark.parametrize(
+    "age", ["", "30", "d", "0d", "-1d", "1.5d", "30 d", "30D", "1y", "٣d", "36501d", "9" * 11 + "s"]
+)
+def test_an_age_that_could_be_misread_is_refused_before_anything_is_looked_at(age: str, bare: Program) -> None:
+    ended = bare("prune", f"--older-than={age}")
+    assert_one_clear_line(ended, "is no duration: write a number from 1 and s, m, h, d or w, such as 30d", status=2)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_there_is_no_age_unless_it_is_given(bare: Program) -> None:
+    assert_one_clear_line(bare("prune"), "--older-than", status=2)
+
+
+def test_without_anything_there_is_nothing_to_prune(bare: Program) -> None:
+    assert_one_clear_line(bare("prune", "--older-than", "1d"), "there is nothing in .taskbridge yet", status=1)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1s", timedelta(seconds=1)),
+        ("90m", timedelta(minutes=90)),
+        ("12h", timedelta(hours=12)),
+        ("30d", timedelta(days=30)),
+        ("2w", timedelta(days=14)),
+        ("36500d", timedelta(days=36_500)),
+    ],
+)
+def test_an_age_is_read(text: str, expected: timedelta) -> None:
+    assert duration(text) == expected
+
+
+def test_what_is_no_age_is_named() -> None:
+    with pytest.raises(click.BadParameter, match="'soon'"):
+        duration("soon")
+
+
+def test_a_signal_ends_it_after_the_step_in_hand_and_what_is_done_is_counted(
+    taskbridge: Program, engine: Engine
+) -> None:
+    # given that the third step of five waits for somebody
+    write(engine, 5_000)
+    with engine.connect() as other:
+        other.exec_driver_sql("SELECT FROM invoices WHERE number = '31-2500' FOR UPDATE")
+        with taskbridge.started("prune", "--older-than", "1d", "--json") as running:
+            wait_until(lambda: waits(engine), "prune waits for the lock")
+            running.process.send_signal(signal.SIGINT)
+            # then it is not cut off in that step
+            with pytest.raises(subprocess.TimeoutExpired):
+                running.process.wait(0.2)
+            other.rollback()
+            ended = running.end()
+    assert ended.status == 130, ended.stderr
+    assert ended.json == NOTHING | {"invoices": 2_000, "complete": False, "dry_run": False}
+    assert count(engine) == 2_000
+    assert "Run it again for the rest" in ended.stderr
+    assert taskbridge("prune", "--older-than", "1d", "--json").json["invoices"] == 2_000
+
+
+def waits(engine: Engine) -> bool:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    return count(engine, waiting) > 0

@@ -1,0 +1,276 @@
+"""`taskbridge quarantine`: what is set aside is shown, tried again or given up, and nothing else is touched."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+import redis
+from click.testing import CliRunner
+from sqlalchemy import Engine
+
+from taskbridge.cli.main import cli
+from taskbridge.gate import Keys, State
+from tests.cli.alerts import alert, declare, write
+from tests.cli.counts import events
+from tests.cli.held import hold_back
+from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+from tests.cli.test_output import on_a_terminal
+from tests.quarantined import set_aside, states
+
+HARMFUL = "ValueError: \x1b[2J [red]no customer 17[/red]\u202e"
+
+
+@pytest.fixture
+def bad(taskbridge: Program, engine: Engine) -> Program:
+    """Servers with three invoices in quarantine, of two tenants, and one that waits."""
+    with engine.begin() as connection:
+        for tenant, number in (("France", "1"), ("France", "2"), ("Malta", "1"), ("Malta", "fine")):
+            connection.exec_driver_sql(
+                "INSERT INTO invoices (tenant, number, document) VALUES (%s, %s, '{}')", (tenant, number)
+            )
+    set_aside(engine, "France", "1", reason=HARMFUL, attempts=5)
+    set_aside(engine, "France", "2", reason="no price", cause="rejected")
+    set_aside(engine, "Malta", "1", reason="no price")
+    return taskbridge
+
+
+def quarantined(engine: Engine) -> list[str]:
+    return sorted(f"{tenant} {number}" for (tenant, number), state in states(engine).items() if state == "quarantined")
+
+
+def test_all_that_is_known_of_them_is_in_the_json(bad: Program) -> None:
+    found = bad("quarantine", "list", "--json").json
+    records = found.pop("records")
+    assert found == {"pipeline": "invoices", "count": 3}
+    at = datetime.fromisoformat(records[0].pop("quarantined_at"))
+    assert abs((datetime.now(UTC) - at).total_seconds()) < 60
+    assert records[0] == {
+        "tenant": "France",
+        "external_id": "1",
+        "revision": 1,
+        "state": "quarantined",
+        "cause": "failed",
+        "reason": HARMFUL,
+        "attempts": 5,
+        "failing_since": None,
+        "retry_at": None,
+        "discarded_at": None,
+    }
+    assert [(one["tenant"], one["external_id"]) for one in records[1:]] == [("France", "2"), ("Malta", "1")]
+
+
+def test_the_table_shows_what_programs_wrote_as_text(bad: Program) -> None:
+    header, *rows = bad("quarantine", "list").stdout.splitlines()
+    assert header.split() == ["id", "tenant", "state", "attempts", "set", "aside", "reason"]
+    assert [row.split()[:4] for row in rows] == [
+        ["1", "France", "quarantined", "5"],
+        ["2", "France", "quarantined", "-"],
+        ["1", "Malta", "quarantined", "1"],
+    ]
+    assert rows[0].endswith("ValueError: \\x1b[2J [red]no customer 17[/red]\\u202e")
+    sent = on_a_terminal(bad, "quarantine", "list", NO_COLOR="1")
+    assert "\x1b[2J" not in sent
+    assert "\\u202e" in sent
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["1"], ["France 1", "Malta 1"]),
+        (["1", "2", "--tenant", "France"], ["France 1", "France 2"]),
+        (["--reason", "no price"], ["France 2", "Malta 1"]),
+        (["--reason", "customer 17"], ["France 1"]),
+        (["fine"], []),
+        (["--tenant", "Fra"], []),
+    ],
+)
+def test_the_list_can_be_narrowed(options: list[str], expected: list[str], bad: Program) -> None:
+    records = bad("quarantine", "list", "--json", *options).json["records"]
+    assert [f"{one['tenant']} {one['external_id']}" for one in records] == expected
+
+
+def test_no_more_than_the_limit_are_shown_and_the_rest_is_counted(bad: Program) -> None:
+    shown = bad("quarantine", "list", "--limit", "1").stdout
+    assert shown.splitlines()[-1] == "and 2 more (--limit shows more)"
+    assert bad("quarantine", "list", "--limit", "0").status == 2
+
+
+def test_none_is_an_answer(taskbridge: Program) -> None:
+    assert taskbridge("quarantine", "list").stdout == "invoices: no record is in quarantine\n"
+    assert taskbridge("quarantine", "list", "7").stdout == "invoices: no such record is in quarantine\n"
+    for command, text in (("retry", "nothing to try again"), ("discard", "nothing to discard")):
+        ended = taskbridge("quarantine", command, "--tenant", "France", *(["--yes"] if command == "discard" else []))
+        assert (ended.status, ended.stdout) == (0, f"invoices: {text}\n")
+
+
+def test_another_try_makes_them_pending_and_notifies_their_tenants(
+    bad: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    ended = bad("quarantine", "retry", "1", "--json")
+    assert ended.status == 0
+    assert ended.json == {
+        "pipeline": "invoices",
+        "retried": 2,
+        "tenants": {"France": 1, "Malta": 1},
+        "records": [{"tenant": "France", "external_id": "1"}, {"tenant": "Malta", "external_id": "1"}],
+        "not_found": [],
+    }
+    assert quarantined(engine) == ["France 2"]
+    assert events(gate_redis, keys.prefix) == 2
+    assert gate_redis.llen("taskbridge.first") == 2
+    assert [one["state"] for one in bad("quarantine", "list", "1", "--json").json["records"]] == ["retrying"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["--all"], []),
+        (["--tenant", "France"], ["Malta 1"]),
+        (["--reason", "no price"], ["France 1"]),
+        (["1", "--tenant", "Malta"], ["France 1", "France 2"]),
+    ],
+)
+def test_both_ways_out_take_what_was_chosen(options: list[str], left: list[str], bad: Program, engine: Engine) -> None:
+    discarded = bad("quarantine", "discard", *options, "--yes")
+    assert discarded.status == 0, discarded.stderr
+    assert discarded.stdout.endswith(" discarded\n")
+    assert quarantined(engine) == left
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE quarantine SET discarded_at = NULL")
+    retried = bad("quarantine", "retry", *options)
+    assert retried.status == 0
+    assert retried.stdout.endswith(" tried again\n")
+    assert quarantined(engine) == left
+
+
+def test_a_tenant_that_a_back_off_holds_runs_at_once(bad: Program, gate_redis: redis.Redis, keys: Keys) -> None:
+    gate = hold_back(gate_redis, keys, "France")
+    assert bad("quarantine", "retry", "1", "--tenant", "France").status == 0
+    assert gate.look("invoices", ["France"])[0].state is State.QUEUED
+    assert gate_redis.llen("taskbridge.next") == 1
+
+
+def test_an_id_that_is_not_there_is_named_and_the_others_are_done(bad: Program, engine: Engine) -> None:
+    ended = bad("quarantine", "retry", "fine", "2", "\x1b[2J", "fine", "--json")
+    assert ended.status == 1
+    first, second = ended.stderr.splitlines()
+    assert first.startswith("taskbridge: 'fine' is not in quarantine")
+    assert "'\\x1b[2J'" in second
+    assert (ended.json["retried"], ended.json["not_found"]) == (1, ["fine", "\x1b[2J"])
+    discarded = bad("quarantine", "discard", "1", "7", "--tenant", "Malta", "--yes")
+    assert discarded.status == 1
+    assert discarded.stdout == "invoices: 1 record of 1 tenant discarded\n"
+    assert quarantined(engine) == ["France 1"]
+
+
+def test_a_record_that_changed_since_is_not_there(bad: Program, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE invoices SET document = '{\"total\": 1}' WHERE tenant = 'France'")
+    assert bad("quarantine", "list", "--json").json["count"] == 1
+    assert bad("quarantine", "retry", "2").status == 1
+    assert states(engine)["France", "2"] == "pending"
+
+
+def test_discarded_ones_leave_a_trace_and_come_back_by_their_id_only(bad: Program, engine: Engine) -> None:
+    assert bad("quarantine", "discard", "--tenant", "France", "--yes").status == 0
+    assert states(engine)["France", "1"] == "discarded"
+    assert bad("quarantine", "list", "--json").json["count"] == 1
+    everything = bad("quarantine", "list", "--all", "--json").json["records"]
+    assert [one["state"] for one in everything] == ["discarded", "discarded", "quarantined"]
+    assert all(one["discarded_at"] for one in everything[:2])
+    status = bad("status", "France", "--json").json["pipelines"]["invoices"]["tenants"]["France"]
+    assert (status["discarded"], status["quarantined"], status["pending"]) == (2, 0, 0)
+    assert bad("quarantine", "retry", "--all", "--json").json["tenants"] == {"Malta": 1}
+    assert bad("quarantine", "discard", "2", "--yes").status == 0
+    assert bad("quarantine", "retry", "2", "--json").json["tenants"] == {"France": 1}
+    assert states(engine)["France", "2"] == "pending"
+
+
+def test_on_a_terminal_it_asks_before_it_gives_up(bad: Program, engine: Engine) -> None:
+    before = quarantined(engine)
+    asked = on_a_terminal(bad, "quarantine", "discard", "1", typed="n\n", status=1)
+    assert "Give up 2 records of 2 tenants?" in asked
+    assert quarantined(engine) == before
+    on_a_terminal(bad, "quarantine", "discard", "1", typed="y\n")
+    assert quarantined(engine) == ["France 2"]
+    assert "Give up" not in on_a_terminal(bad, "quarantine", "discard", "2", "--yes")
+    assert quarantined(engine) == []
+
+
+def test_where_nobody_can_be_asked_yes_must_be_said(bad: Program, engine: Engine) -> None:
+    with bad.started("quarantine", "discard", "--all") as running:
+        assert_one_clear_line(running.end(), "--yes", status=2)
+    assert len(quarantined(engine)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "nothing is chosen: give IDs, --tenant or --reason, or --all"),
+        (["--all", "1"], "--all is for the whole pipeline"),
+        (["--all", "--reason", "x"], "--all is for the whole pipeline"),
+        (["--all", "--tenant", ""], "the tenant is empty"),
+        (["--tenant", " a"], "begins or ends with space"),
+        (["--reason", ""], "--reason': it is empty"),
+        (["1", ""], "it is empty"),
+        (["\udcff"], "it is not UTF-8"),
+        (["--reason", "\udcff"], "it is not UTF-8"),
+        (["--tenant", "\udcff"], "U+DCFF"),
+        (["--all", "--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
+        (["--all", "--limit", "3"], "--limit"),
+    ],
+)
+@pytest.mark.parametrize("command", [("retry",), ("discard", "--yes")])
+def test_what_cannot_be_meant_changes_nothing(
+    command: tuple[str, ...],
+    options: list[str],
+    expected: str,
+    bad: Program,
+    engine: Engine,
+    gate_redis: redis.Redis,
+) -> None:
+    assert_one_clear_line(bad("quarantine", *command, *options), expected, status=2)
+    assert len(quarantined(engine)) == 3
+    assert gate_redis.dbsize() == 0
+
+
+def test_where_nobody_can_be_notified_the_decision_is_kept_and_the_error_says_so(
+    bad: Program, engine: Engine, refusable: str, gate_redis: redis.Redis
+) -> None:
+    gate_redis.acl_setuser("importer", enabled=True, categories=["-@scripting"])
+    ended = bad("quarantine", "retry", "1", TASKBRIDGE_REDIS_URL=refusable)
+    assert_one_clear_line(ended, "Redis refuses", "It is written down all the same", status=1)
+    assert quarantined(engine) == ["France 2"]
+
+
+def test_what_is_paused_is_said_to_wait(bad: Program) -> None:
+    assert bad("pause", "France").status == 0
+    assert "`taskbridge resume`" in bad("quarantine", "retry", "2").stderr
+    assert bad("quarantine", "retry", "1", "--tenant", "Malta").stderr == ""
+
+
+def test_pipelines_with_criteria_have_a_quarantine(taskbridge: Program, engine: Engine) -> None:
+    taskbridge.environment |= declare(taskbridge)
+    file = write(taskbridge.directory / "a.jsonl", [alert(id="m1"), alert("WARNING", id="m2")])
+    assert taskbridge("record", "alerts", file, "--id-field", "id").status == 0
+    set_aside(engine, "billing", "m1", pipeline="alerts")
+    assert taskbridge("quarantine", "list", "--json").json["count"] == 0
+    (record,) = taskbridge("quarantine", "list", "--pipeline", "alerts", "--json").json["records"]
+    assert (record["tenant"], record["external_id"]) == ("billing", "m1")
+    assert taskbridge("quarantine", "discard", "m1", "--pipeline", "alerts", "--yes").status == 0
+    assert states(engine, "alerts") == {("billing", "m1"): "discarded", ("billing", "m2"): "pending"}
+
+
+def test_without_anything_there_is_nothing_to_look_into(bare: Program) -> None:
+    for command in (("list",), ("retry", "--all"), ("discard", "--all", "--yes")):
+        assert_one_clear_line(bare("quarantine", *command), "there is nothing in .taskbridge yet", status=1)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+@pytest.mark.parametrize("command", ["list", "retry", "discard"])
+def test_the_help_has_an_example_that_names_the_command(command: str) -> None:
+    shown = CliRunner().invoke(cli, ["quarantine", command, "--help"], prog_name="taskbridge")
+    assert shown.exit_code == 0
+    assert f"\n    taskbridge quarantine {command} " in shown.output.replace("list\n", "list \n")

@@ -1,0 +1,168 @@
+"""After a restore into another cluster nobody works before `taskbridge rebase`, and everybody is told so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import Engine
+
+from taskbridge.cli.main import cli
+from taskbridge.store import Cursors, record_invoice
+from tests.cli.files import line, write
+from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+
+REFUSED = "restored into another cluster, where its transaction ids mean nothing: stop all workers and run `taskbridge"
+
+
+def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
+    """Ask, and stay connected no longer than that."""
+    with engine.connect() as connection:
+        found = [tuple(row) for row in connection.exec_driver_sql(statement)]
+    engine.dispose()
+    return found
+
+
+def states(engine: Engine) -> dict[str, str]:
+    return dict(rows(engine, "SELECT external_id, state FROM record_states"))
+
+
+@pytest.fixture
+def foreign(taskbridge: Program, engine: Engine) -> Program:
+    """Servers with a handled and a pending invoice, as they would lie in another cluster."""
+    for number in ("handled", "pending"):
+        record_invoice(engine, "acme", number, {})
+    key = {"pipeline": "invoices", "tenant": "acme", "token": "0000000000000001-aaaaaaaaaaaa"}
+    page = Cursors(engine).claim(key, 1, events=1, new_events=1, runs=1)
+    with Cursors(engine).transaction(key) as transaction:
+        transaction.advance(page)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge_cluster SET system_identifier = 1")
+    engine.dispose()
+    return taskbridge
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("status",), ("import", "invoices.csv"), ("up", "--exit-when-idle"), ("prune", "--older-than", "1d")],
+)
+def test_commands_that_work_with_records_refuse(command: tuple[str, ...], foreign: Program, engine: Engine) -> None:
+    write(foreign.directory / "invoices.csv", [line("1")])
+    assert_one_clear_line(foreign(*command), REFUSED, status=1)
+    assert states(engine) == {"handled": "handled", "pending": "pending"}
+
+
+def test_a_worker_does_not_start(foreign: Program) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "taskbridge", "worker"],
+        env=foreign.environment,
+        cwd=foreign.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert REFUSED in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+PRODUCER = """
+from taskbridge import record_invoice
+from taskbridge.errors import Unavailable
+try:
+    record_invoice("acme", "new", {})
+except Unavailable as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_producer_is_refused_with_an_error_that_it_catches_already(foreign: Program, engine: Engine) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PRODUCER],
+        env=foreign.environment,
+        cwd=foreign.directory,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert ended.stdout.startswith("ForeignCluster the database was " + REFUSED)
+    assert "new" not in states(engine)
+
+
+def test_the_doctor_names_the_remedy(foreign: Program) -> None:
+    ended = foreign("doctor", "--json")
+    assert ended.status == 1
+    (finding,) = (one for one in ended.json["findings"] if one["check"] == "cluster")
+    assert finding == {
+        "level": "problem",
+        "check": "cluster",
+        "text": "the database was restored into another cluster, where its transaction ids mean nothing",
+        "remedy": "stop all workers and run `taskbridge rebase`",
+    }
+
+
+def test_migrating_works_and_says_what_comes_next(foreign: Program) -> None:
+    ended = foreign("migrate")
+    assert ended.status == 0
+    assert ended.stdout.endswith(": nothing to do\n")
+    assert f"what comes next: the database was {REFUSED}" in ended.stderr
+
+
+def test_in_its_own_cluster_nothing_comes_next_and_nothing_is_done(taskbridge: Program) -> None:
+    assert taskbridge("migrate").stderr == ""
+    assert taskbridge("rebase").stdout == "the database is in its own cluster: nothing to do\n"
+    assert taskbridge("rebase", "--json").json == {"rebased": False}
+
+
+def test_it_is_done_once_and_all_is_as_it_was(foreign: Program, engine: Engine) -> None:
+    before = states(engine)
+    done = foreign("rebase", "--yes", "--json")
+    assert done.status == 0, done.stderr
+    assert done.json == {"rebased": True, "set_aside": {"invoices": 1}, "rows": 0, "cursors": 1}
+    assert foreign("rebase", "--yes", "--json").json == {"rebased": False}
+    assert states(engine) == before
+    assert foreign("doctor", "--json").json["findings"][2]["level"] == "ok"
+    counts = foreign("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
+    assert (counts["handled"], counts["pending"]) == (1, 1)
+
+
+def test_people_are_told_what_was_done(foreign: Program) -> None:
+    shown = foreign("rebase", "--yes")
+    assert shown.stdout.splitlines() == [
+        "rebased 1 cursors and 0 rows",
+        "invoices: 1 pending records are tried first by the next sweeps",
+    ]
+    assert shown.stderr == "Workers and producers may start again.\n"
+
+
+def test_without_yes_nothing_is_done(foreign: Program, engine: Engine) -> None:
+    assert_one_clear_line(foreign("rebase"), "add --yes once workers and producers have stopped", status=2)
+    assert rows(engine, "SELECT system_identifier FROM taskbridge_cluster") == [(1,)]
+
+
+def test_a_process_that_is_connected_is_named(foreign: Program, engine: Engine) -> None:
+    with engine.connect() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        assert_one_clear_line(foreign("rebase", "--yes"), f"their pids: {pid})", "stop workers", status=1)
+    assert rows(engine, "SELECT system_identifier FROM taskbridge_cluster") == [(1,)]
+
+
+def test_an_older_schema_comes_first(foreign: Program) -> None:
+    assert foreign("migrate", "--to", "base", "--yes").status == 0
+    assert_one_clear_line(foreign("rebase", "--yes"), "run `taskbridge migrate`", status=1)
+
+
+def test_without_anything_there_is_nothing_to_rebase(bare: Program) -> None:
+    assert_one_clear_line(bare("rebase", "--yes"), "there is nothing in .taskbridge yet", status=1)
+    assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_the_help_names_the_command() -> None:
+    shown = CliRunner().invoke(cli, ["rebase", "--help"], prog_name="taskbridge")
+    assert "\n    taskbridge rebase --yes\n" in shown.output

@@ -1,0 +1,140 @@
+"""What operators do while workers run: pause and resume, drain, and the ways out of quarantine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from taskbridge.runtime import runtime
+from taskbridge.store import record_invoice
+from tests.cli.program import MAIN
+from tests.deployment import ROOT, Deployment
+from tests.quarantined import set_aside, states
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+# Nothing but an event or an operator makes a run in the time of a test.
+SELDOM = pytest.mark.parametrize("deployment", [{"reconcile_interval": 600.0}], indirect=True)
+
+
+def taskbridge(deployment: Deployment, *arguments: str) -> Any:
+    """Run a command in a process of its own, which must succeed; return its JSON."""
+    command = [sys.executable, "-c", MAIN, *arguments, "--json"]
+    printed = subprocess.run(
+        command, env=deployment.environment(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert printed.returncode == 0, printed.stderr
+    return json.loads(printed.stdout)
+
+
+def held(deployment: Deployment, tenant: str) -> bool:
+    return runtime(deployment.app).gate.look("invoices", [tenant])[0].held
+
+
+def save(deployment: Deployment, number: str, document: dict[str, Any]) -> None:
+    record_invoice(deployment.engine, "acme", number, document)
+    deployment.notify_event.delay("acme")
+
+
+def delivered(deployment: Deployment, *expected: tuple[str, str]) -> None:
+    """Wait until just these were delivered, and nothing is under way any more."""
+    wait_until(lambda: sorted(deployment.deliveries()) == sorted(expected), f"deliveries {expected}")
+    deployment.wait_until_idle()
+    assert sorted(deployment.deliveries()) == sorted(expected)
+
+
+def test_nothing_of_a_paused_tenant_runs_and_nothing_of_it_is_lost(deployment: Deployment) -> None:
+    with deployment.worker():
+        taskbridge(deployment, "pause", "acme")
+        deployment.save("acme", "1", "2", "3")
+        deployment.save("bolt", "1")
+        wait_until(lambda: held(deployment, "acme"), "the paused tenant is held")
+        wait_until(lambda: deployment.deliveries() == [("bolt", "1")], "the other tenant goes on")
+        deployment.save("acme", "4")
+        pending = {one for one, state in states(deployment.engine).items() if state == "pending"}
+        assert pending == {("acme", number) for number in "1234"}
+        assert taskbridge(deployment, "resume", "acme")["started"] == 1
+        delivered(deployment, ("bolt", "1"), *(("acme", number) for number in "1234"))
+
+
+@SELDOM
+def test_a_paused_pipeline_stands_still_until_it_is_resumed(deployment: Deployment) -> None:
+    taskbridge(deployment, "pause")
+    with deployment.worker():
+        deployment.save("acme", "1")
+        deployment.save("bolt", "1")
+        wait_until(lambda: held(deployment, "acme") and held(deployment, "bolt"), "both are held")
+        assert deployment.deliveries() == []
+        assert taskbridge(deployment, "resume")["started"] == 2
+        delivered(deployment, ("acme", "1"), ("bolt", "1"))
+
+
+def test_drain_lets_what_was_there_be_handled_and_pauses(deployment: Deployment) -> None:
+    with deployment.worker(handler_seconds=0.3, batch_size=1):
+        deployment.save("acme", "1", "2", "3")
+        found = taskbridge(deployment, "drain", "--timeout", "60")
+        assert (found["drained"], found["paused"]) == (True, True)
+        assert sorted(deployment.deliveries()) == [("acme", number) for number in "123"]
+
+
+@SELDOM
+def test_after_a_drain_what_comes_stays_pending(deployment: Deployment) -> None:
+    with deployment.worker():
+        deployment.save("acme", "1")
+        taskbridge(deployment, "drain", "acme", "--timeout", "60")
+        deployment.save("acme", "2")
+        wait_until(lambda: held(deployment, "acme"), "the drained tenant is held")
+        assert deployment.deliveries() == [("acme", "1")]
+        taskbridge(deployment, "resume", "acme")
+        delivered(deployment, ("acme", "1"), ("acme", "2"))
+
+
+@SELDOM
+def test_a_record_that_is_tried_again_is_handled_and_leaves_quarantine(deployment: Deployment) -> None:
+    with deployment.worker():
+        deployment.save("acme", "1", "2")
+        delivered(deployment, ("acme", "1"), ("acme", "2"))
+        set_aside(deployment.engine, "acme", "1")
+        assert taskbridge(deployment, "quarantine", "retry", "1")["retried"] == 1
+        delivered(deployment, ("acme", "1"), ("acme", "1"), ("acme", "2"))
+        assert set(states(deployment.engine).values()) == {"handled"}
+        assert deployment.rows("SELECT * FROM quarantine") == []
+
+
+@SELDOM
+def test_a_discarded_record_stays_away_from_later_runs(deployment: Deployment) -> None:
+    with deployment.worker():
+        deployment.save("acme", "1", "2")
+        delivered(deployment, ("acme", "1"), ("acme", "2"))
+        set_aside(deployment.engine, "acme", "1", "2")
+        taskbridge(deployment, "quarantine", "discard", "--all", "--yes")
+        deployment.save("acme", "3")
+        wait_until(lambda: ("acme", "3") in deployment.deliveries(), "the new record")
+        deployment.wait_until_idle()
+        assert states(deployment.engine) == {
+            ("acme", "1"): "discarded",
+            ("acme", "2"): "discarded",
+            ("acme", "3"): "handled",
+        }
+
+
+def test_a_bad_record_goes_all_the_way_and_comes_back_once_it_is_put_right(deployment: Deployment) -> None:
+    with deployment.worker():
+        # Where nothing was ever handled, the reason may be the downstream and not the record.
+        deployment.save("acme", "first")
+        delivered(deployment, ("acme", "first"))
+        save(deployment, "bad", {"fail": True})
+        wait_until(lambda: states(deployment.engine)["acme", "bad"] == "quarantined", "quarantine", 40)
+        (found,) = taskbridge(deployment, "quarantine", "list")["records"]
+        assert (found["external_id"], found["cause"]) == ("bad", "failed")
+        assert "bad cannot be handled" in found["reason"]
+        deployment.save("acme", "good")
+        wait_until(lambda: ("acme", "good") in deployment.deliveries(), "the good record goes on")
+        save(deployment, "bad", {"fail": False})
+        delivered(deployment, *(("acme", number) for number in ("first", "good", "bad")))
+        assert taskbridge(deployment, "quarantine", "list", "--all")["count"] == 0

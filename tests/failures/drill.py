@@ -1,0 +1,112 @@
+"""Runs in this process under an injected clock, with a handler that fails as the test says; the servers are real."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from taskbridge import runner
+from taskbridge.batch import Batch
+from taskbridge.gate import CircuitStatus, Keys, RunnerStatus
+from taskbridge.message import lua_message
+from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.store import record_invoice
+from tests.clock import InjectedClock
+from tests.deployment import Deployment
+from tests.inline import AT_ONCE, Inline
+
+# A day ahead of the real clock, so that no key goes by itself while a test stands still.
+DAY_US = 86_400_000_000
+
+
+class Drill:
+    """Runs until nothing is left, time jumping from deadline to deadline.
+
+    `calls` has the tenant and the external ids of each call of the handler, `errors` what it raised, `times` when (in
+    milliseconds since the drill began) each run began.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.inline = Inline(deployment)
+        self.here = self.inline.here
+        self.gate = InjectedClock(
+            deployment.redis, Keys(deployment.settings.key_prefix), message=lua_message(deployment.app)
+        )
+        self.gate.start_at(int(deployment.redis.time()[0]) * 1_000_000 + DAY_US)
+        self.start_us = self.gate.us
+        self.here.__dict__["gate"] = self.gate
+        self.calls: list[tuple[str, list[str]]] = []
+        self.errors: list[Exception] = []
+        self.times: list[int] = []
+
+    @property
+    def now_ms(self) -> int:
+        return (self.gate.us - self.start_us) // 1000
+
+    def handle(self, handler: Callable[[Batch], None], **options: Any) -> None:
+        """Let `handler` be the one of the pipeline invoices, declared with `options`."""
+
+        def noting(batch: Batch) -> None:
+            self.calls.append((batch.tenant, [record.external_id for record in batch]))
+            handler(batch)
+
+        pipelines = Pipelines()
+        pipelines.declare(Pipeline("invoices", noting, AT_ONCE, **({"batch_size": 500} | options)))
+        self.here.__dict__["pipelines"] = pipelines
+
+    def save(self, tenant: str, *numbers: str, **document: Any) -> None:
+        """Commit invoices of a tenant in one transaction, then notify once."""
+        with self.deployment.engine.begin() as connection:
+            for number in numbers:
+                record_invoice(self.deployment.engine, tenant, number, {"number": number, **document}, connection)
+        self.deployment.notify_event.delay(tenant)
+
+    def run_one(self) -> bool:
+        """Run the next message; return whether there was one."""
+        message = self.inline.message()
+        if message is None:
+            return False
+        self.times.append(self.now_ms)
+        try:
+            runner.run(self.here, *message)
+        except Exception as error:
+            self.errors.append(error)
+        return True
+
+    def go_on(self, until: Callable[[], bool] = lambda: False, within_ms: float = math.inf, steps: int = 2_000) -> None:
+        """Run messages and let deadlines pass, until `until` holds, all is idle, or the time is over."""
+        end = self.gate.us + within_ms * 1000
+        for _ in range(steps):
+            if until():
+                return
+            if self.run_one():
+                continue
+            deadlines = [status.deadline_ms for status in self.standing() if status.deadline_ms is not None]
+            if not deadlines or min(deadlines) * 1000 > end:
+                return
+            self.gate.us = max(self.gate.us, min(deadlines) * 1000)
+            self.gate.expire("invoices", self.gate.peek("invoices", 1000)[0])
+        raise AssertionError(f"not done after {steps} steps")
+
+    def standing(self) -> list[RunnerStatus]:
+        return self.gate.look("invoices", self.gate.active("invoices"))
+
+    def circuit(self) -> CircuitStatus:
+        return self.gate.circuit("invoices")
+
+    def states(self, tenant: str | None = None) -> Counter[str]:
+        """How many records are in each state."""
+        rows = self.deployment.rows("SELECT tenant, state FROM record_states WHERE pipeline = 'invoices'")
+        return Counter(state for owner, state in rows if tenant in (None, owner))
+
+    def quarantine(self) -> list[tuple[str, str, str, str, int]]:
+        """Tenant, external id, cause, reason and attempts of all in quarantine."""
+        return [
+            tuple(row)
+            for row in self.deployment.rows(
+                "SELECT tenant, external_id, cause, reason, attempts FROM quarantine ORDER BY tenant, external_id"
+            )
+        ]

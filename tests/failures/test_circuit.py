@@ -1,0 +1,175 @@
+"""Everything fails: nothing is quarantined, one probe at a time, and the circuit closes by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.batch import Batch
+from taskbridge.handlers.journal import journal
+from tests.failures.drill import Drill
+
+TENANTS = [f"tenant {number}" for number in range(8)]
+
+
+class Downstream:
+    """What the handler calls: down until the test heals it."""
+
+    def __init__(self, drill: Drill, error: Exception) -> None:
+        self.drill = drill
+        self.error: Exception | None = error
+
+    def __call__(self, batch: Batch) -> None:
+        if self.error is not None:
+            raise self.error
+        journal(batch)
+
+
+CAUSED = ValueError("the answer is no JSON")
+CAUSED.__cause__ = ConnectionResetError("by peer")
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), TimeoutError("no answer"), CAUSED, ValueError("503")], ids=str
+)
+def test_while_everything_fails_nothing_is_quarantined_and_all_is_handled_after(drill: Drill, error: Exception) -> None:
+    downstream = Downstream(drill, error)
+    drill.handle(downstream, max_attempts=3)
+    for tenant in TENANTS:
+        drill.save(tenant, "a", "b", "c")
+    drill.go_on(within_ms=1_000_000)
+    assert drill.quarantine() == []
+    assert drill.circuit().open
+    assert drill.circuit().opened == 1
+    assert drill.states() == {"pending": 24}
+    in_the_outage = len(drill.calls)
+    assert in_the_outage < 100, "a probe every 30 s at the most"
+    downstream.error = None
+    drill.go_on()
+    assert not drill.circuit().open
+    assert drill.states() == {"handled": 24}
+    assert len(drill.deployment.deliveries()) == 24
+    assert drill.circuit().closed_at_ms is not None
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("503")], ids=str)
+def test_one_tenant_alone_while_everything_fails(drill: Drill, error: Exception) -> None:
+    downstream = Downstream(drill, error)
+    drill.handle(downstream, max_attempts=3)
+    drill.save("acme", *"abcdefgh")
+    drill.go_on(within_ms=600_000)
+    assert drill.quarantine() == []
+    assert drill.circuit().open
+    downstream.error = None
+    drill.go_on()
+    assert drill.states() == {"handled": 8}
+    assert len(drill.deployment.deliveries()) == 8
+    assert drill.circuit().opened == 1
+
+
+def test_one_probe_at_a_time_and_its_wait_doubles(drill: Drill) -> None:
+    drill.handle(Downstream(drill, ConnectionError("refused")))
+    for tenant in TENANTS:
+        drill.save(tenant, "a", "b")
+    drill.go_on(until=lambda: drill.circuit().open)
+    opened, calls = drill.now_ms, len(drill.calls)
+    drill.go_on(within_ms=100_000)
+    probes = [began for began in drill.times if began > opened]
+    made = drill.calls[calls:]
+    assert {len(numbers) for _, numbers in made} == {1}, "a probe tries one record"
+    assert 5 <= len(made) <= 8, "after 1, 2, 4, 8, 16 and 30 s"
+    assert len({tenant for tenant, _ in made}) > 1, "the tenants take turns"
+    assert probes
+
+
+def test_a_tenant_whose_own_downstream_is_away_does_not_hold_the_others(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch.tenant == "acme":
+            raise ConnectionError("acme's server is away")
+        journal(batch)
+
+    drill.handle(handler)
+    drill.save("acme", "a")
+    drill.go_on(within_ms=100_000)
+    assert drill.circuit().open, "nothing else is handled, so nobody can know"
+    drill.save("other", "a")
+    drill.go_on(within_ms=31_000)
+    assert drill.states("other") == {"handled": 1}
+    assert not drill.circuit().open
+    for number in range(20):
+        drill.save("other", f"{number}")
+        drill.go_on(within_ms=20_000)
+    assert not drill.circuit().open
+    assert drill.states("other") == {"handled": 21}
+    assert drill.states("acme") == {"pending": 1}
+
+
+def test_three_tenants_with_a_bad_record_each_are_no_outage_for_long(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if any(record.external_id == "a" for record in batch):
+            raise ValueError("bad")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=3)
+    for tenant in TENANTS[:3]:
+        drill.save(tenant, "a", "b", "c")
+    drill.go_on()
+    assert drill.states() == {"quarantined": 3, "handled": 6}
+    assert not drill.circuit().open
+
+
+def test_only_bad_records_in_a_row_open_the_circuit_at_the_third(drill: Drill) -> None:
+    drill.handle(Downstream(drill, ValueError("503")), max_attempts=2)
+    for number in "abc":
+        drill.save("acme", number)
+        drill.go_on(within_ms=60_000)
+    assert len(drill.quarantine()) == 2
+    assert drill.circuit().open
+
+
+def test_a_pipeline_says_which_errors_are_the_downstreams(drill: Drill) -> None:
+    class Busy(Exception):
+        pass
+
+    drill.handle(Downstream(drill, Busy("429")), max_attempts=1, downstream_errors=(Busy,))
+    drill.save("acme", "a")
+    drill.go_on(within_ms=100_000)
+    assert drill.quarantine() == []
+    assert drill.circuit().open
+
+
+def test_a_redis_that_lost_its_data_closes_the_circuit_and_it_opens_again(drill: Drill) -> None:
+    downstream = Downstream(drill, ConnectionError("refused"))
+    drill.handle(downstream)
+    for tenant in TENANTS:
+        drill.save(tenant, "a")
+    drill.go_on(until=lambda: drill.circuit().open)
+    drill.deployment.redis.flushdb()
+    assert not drill.circuit().open
+    for tenant in TENANTS:
+        drill.deployment.notify_event.delay(tenant)
+    drill.go_on(until=lambda: drill.circuit().open)
+    downstream.error = None
+    drill.go_on()
+    assert drill.states() == {"handled": 8}
+
+
+def test_a_paused_tenant_does_not_probe(drill: Drill) -> None:
+    downstream = Downstream(drill, ConnectionError("refused"))
+    drill.handle(downstream)
+    drill.save("acme", "a")
+    drill.go_on(until=lambda: drill.circuit().open)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', 'acme')")
+    calls = len(drill.calls)
+    drill.go_on(within_ms=20_000)
+    assert len(drill.calls) == calls
+    (status,) = drill.standing()
+    assert status.held
+    assert status.deadline_ms is not None
+    assert status.deadline_ms * 1000 - drill.gate.us > 30_000_000
+    # Another tenant's probe closes the circuit meanwhile.
+    downstream.error = None
+    drill.save("other", "a")
+    drill.go_on(within_ms=20_000)
+    assert drill.states("other") == {"handled": 1}
+    assert not drill.circuit().open

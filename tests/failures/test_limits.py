@@ -1,0 +1,267 @@
+"""What makes a tenant wait although nothing failed: the downstream's word, rate limits, a cap on runs, a pause."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from taskbridge.batch import Batch, RetryAfter
+from taskbridge.errors import InvalidPolicy
+from taskbridge.gate import State
+from taskbridge.handlers.journal import journal
+from taskbridge.pipeline import Pipeline
+from taskbridge.policy import LatencyNeutral, RateLimit
+from tests.failures.drill import Drill
+
+NUMBERS = [f"{number:04}" for number in range(1, 1001)]
+
+
+# RetryAfter
+
+
+def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> None:
+    def busy_once(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            raise RetryAfter(30)
+        journal(batch)
+
+    drill.handle(busy_once)
+    drill.save("acme", "a")
+    drill.run_one()
+    drill.save("acme", "b")
+    assert not drill.run_one(), "events are absorbed"
+    drill.save("other", "a")
+    drill.go_on()
+    assert drill.calls == [("acme", ["a"]), ("other", ["a"]), ("acme", ["a", "b"])]
+    assert 30_000 <= drill.times[2] - drill.times[0] <= 30_100
+    assert drill.errors == []
+    assert drill.circuit().opened == 0
+    assert drill.deployment.rows("SELECT failures FROM sync_cursors WHERE tenant = 'acme'") == [(0,)]
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, 86_401, "30", None, True])
+def test_what_retry_after_does_not_take(seconds: float) -> None:
+    with pytest.raises(ValueError, match="takes seconds from 0 to 86,400"):
+        RetryAfter(seconds)
+
+
+# Rate limits
+
+
+def test_a_pipelines_rate_is_kept_and_every_record_comes(drill: Drill) -> None:
+    drill.handle(journal, rate_limit=RateLimit("600/m", burst=20))
+    for tenant in ("a", "b", "c"):
+        drill.save(tenant, *NUMBERS[:100])
+    drill.go_on()
+    assert drill.states() == {"handled": 300}
+    # 20 at once, then ten a second.
+    assert drill.times[-1] == pytest.approx(28_000, rel=0.02)
+    assert len(drill.deployment.deliveries()) == 300
+
+
+def test_a_tenants_rate_holds_no_other_tenant(drill: Drill) -> None:
+    drill.handle(journal, tenant_rate_limit=RateLimit("60/m", burst=1))
+    drill.save("acme", *NUMBERS[:10])
+    drill.save("other", "a")
+    drill.go_on(within_ms=1_000)
+    assert drill.states("other") == {"handled": 1}
+    drill.go_on()
+    assert drill.states("acme") == {"handled": 10}
+    assert drill.times[-1] == pytest.approx(9_000, rel=0.05)
+
+
+def test_an_event_does_not_shorten_the_wait_for_a_rate(drill: Drill) -> None:
+    drill.handle(journal, rate_limit=RateLimit("60/m", burst=1))
+    drill.save("acme", "a", "b")
+    drill.run_one()
+    drill.save("acme", "c")
+    assert not drill.run_one()
+    (status,) = drill.standing()
+    assert (status.state, status.held) == (State.WAITING, True)
+
+
+@pytest.mark.parametrize("rate", ["600", "m/600", "0/m", "-1/s", "600/w", "1.5/s", "2000000/s", "", "600 / m", None])
+def test_a_rate_that_cannot_be_read(rate: str) -> None:
+    with pytest.raises(InvalidPolicy, match="rate limit"):
+        RateLimit(rate)
+
+
+@pytest.mark.parametrize("burst", [0, -1, 1.5, True, "10"])
+def test_a_burst_that_cannot_be_kept(burst: int) -> None:
+    with pytest.raises(InvalidPolicy, match="burst"):
+        RateLimit("600/m", burst)
+
+
+# The cap on runs
+
+
+def test_no_more_runs_are_on_than_the_pipeline_may_have_and_all_get_their_turn(drill: Drill) -> None:
+    on: list[int] = []
+
+    def nested(batch: Batch) -> None:
+        # Another worker takes the next message while this handler works.
+        on.append(1)
+        assert len(on) <= 2
+        drill.run_one()
+        on.pop()
+        journal(batch)
+
+    drill.handle(nested, max_runs=2)
+    tenants = [f"tenant {number}" for number in range(10)]
+    for tenant in tenants:
+        drill.save(tenant, "a", "b")
+    drill.go_on()
+    assert drill.states() == {"handled": 20}
+    assert len(drill.calls) == 10
+    assert drill.errors == []
+    assert drill.times[-1] < 1_000, "a free place is taken at once"
+
+
+@pytest.mark.parametrize("deployment", [{"run_budget": 0.01}], indirect=True)
+def test_a_tenant_with_much_to_do_lets_others_in_line_go_first(drill: Drill) -> None:
+    drill.handle(journal, max_runs=1, batch_size=1)
+    drill.save("large", *NUMBERS[:200])
+    drill.run_one()
+    drill.save("small", "a")
+    drill.go_on(until=lambda: ("small", ["a"]) in drill.calls)
+    assert len(drill.calls) < 150
+    drill.go_on()
+    assert drill.states() == {"handled": 201}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_runs", -1),
+        ("max_runs", 1.5),
+        ("max_attempts", 0),
+        ("max_attempts", True),
+        ("soft_time_limit", 0),
+        ("soft_time_limit", "5"),
+        ("downstream_errors", ("ConnectionError",)),
+        ("downstream_errors", (KeyboardInterrupt,)),
+    ],
+)
+def test_an_option_out_of_range(option: str, value: object) -> None:
+    options: dict[str, object] = {option: value}
+    with pytest.raises(InvalidPolicy, match=f"pipeline invoices: {option}"):
+        Pipeline("invoices", journal, LatencyNeutral(), 500, **options)  # type: ignore[arg-type]
+
+
+# Pause
+
+
+def hold(drill: Drill, tenant: str) -> None:
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', %s)", (tenant,))
+
+
+@pytest.mark.parametrize("held", ["acme", ""])
+def test_a_paused_tenant_loses_no_event_and_goes_on_at_once(drill: Drill, held: str) -> None:
+    drill.handle(journal)
+    hold(drill, held)
+    drill.save("acme", "a")
+    drill.save("other", "a")
+    drill.go_on(within_ms=30_000)
+    drill.save("acme", "b")
+    assert not drill.run_one(), "the event is absorbed"
+    assert drill.states("acme") == {"pending": 2}
+    assert drill.states("other") == ({"handled": 1} if held else {"pending": 1})
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM pauses")
+    assert [answer.name for answer in drill.gate.expire("invoices", ["acme"], early=True)] == ["PUBLISHED"]
+    drill.run_one()
+    assert drill.states("acme") == {"handled": 2}
+
+
+def test_a_pause_lets_the_batch_in_hand_end_and_starts_no_other(drill: Drill) -> None:
+    def pause_meanwhile(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            hold(drill, "acme")
+        journal(batch)
+
+    drill.handle(pause_meanwhile, batch_size=2)
+    drill.save("acme", *"abcde")
+    drill.go_on(within_ms=50_000)
+    assert drill.states() == {"handled": 2, "pending": 3}
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM pauses")
+    drill.go_on()
+    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in "abcde"]
+
+
+def test_word_of_a_resumption_that_got_lost_costs_a_minute(drill: Drill) -> None:
+    drill.handle(journal)
+    hold(drill, "acme")
+    drill.save("acme", "a")
+    drill.run_one()
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM pauses")
+    drill.go_on()
+    assert drill.states() == {"handled": 1}
+    assert drill.times[1] - drill.times[0] <= 60_100
+
+
+# The soft time limit
+
+
+def test_a_handler_that_takes_too_long_is_told(drill: Drill) -> None:
+    left: list[float] = []
+
+    def slow(batch: Batch) -> None:
+        left.append(batch.seconds_left)
+        if len(batch) > 1:
+            end = batch.seconds_left + 5
+            while batch.seconds_left > -end:
+                pass
+        journal(batch)
+
+    drill.handle(slow, soft_time_limit=0.1)
+    drill.save("acme", "a", "b")
+    drill.go_on()
+    assert {type(error).__name__ for error in drill.errors} == {"SoftTimeLimitExceeded"}
+    assert drill.states() == {"handled": 2}, "a batch that is too slow is halved"
+    assert max(left) <= 0.1
+
+
+def test_without_a_limit_there_is_all_the_time(drill: Drill) -> None:
+    left: list[float] = []
+    drill.handle(lambda batch: left.append(batch.seconds_left))
+    drill.save("acme", "a")
+    drill.go_on()
+    assert left == [math.inf]
+
+
+# The time budget
+
+
+@pytest.mark.parametrize("deployment", [{"run_budget": 0.2}], indirect=True)
+def test_a_slow_handler_is_given_what_it_gets_through_in_the_budget(drill: Drill) -> None:
+    def slow(batch: Batch) -> None:
+        time.sleep(0.005 * len(batch))
+        journal(batch)
+
+    drill.handle(slow, batch_size=100)
+    drill.save("acme", *NUMBERS[:300])
+    drill.go_on()
+    sizes = [len(numbers) for _, numbers in drill.calls]
+    assert sizes[0] == 100, "nothing is known yet"
+    assert max(sizes[1:]) <= 45, sizes
+    assert drill.states() == {"handled": 300}
+
+
+def test_to_be_asked_to_wait_is_no_failure(drill: Drill) -> None:
+    def wait_thrice_then_fail(batch: Batch) -> None:
+        if len(drill.calls) <= 3:
+            raise RetryAfter(1)
+        if len(drill.calls) == 4:
+            raise ConnectionError("refused")
+        journal(batch)
+
+    drill.handle(wait_thrice_then_fail)
+    drill.save("acme", "a")
+    drill.go_on()
+    assert drill.states() == {"handled": 1}
+    assert drill.times[4] - drill.times[3] <= 501, "the first back-off"

@@ -1,0 +1,353 @@
+"""Restored into another cluster, no record is lost or handed over again, however the two count transactions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import DatabaseError
+
+from taskbridge.criteria import Match, Unmatched
+from taskbridge.embedded import Servers, serve
+from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
+from taskbridge.store import (
+    RECORD_ROWS,
+    CursorLost,
+    Cursors,
+    Outranked,
+    Page,
+    Rebased,
+    Records,
+    check_cluster,
+    check_schema,
+    in_its_cluster,
+    migrate,
+    rebase,
+    record_invoice,
+)
+from taskbridge.translation import speaking_plainly
+from tests.directories import open_directory
+from tests.store.restoring import dump, empty_database, next_xid, restore, use_up
+
+OLD, NEW = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2))
+INVOICES, MIRROR, ALERTS = "invoices", "mirror", "alerts"
+LATER: Final = 20_000
+"""Transaction ids between the first and the last records."""
+
+States = dict[tuple[str, str, str], str]
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Servers]:
+    """Another cluster than that of the session."""
+    with open_directory() as directory, serve(directory / "other", durable=False) as started:
+        yield started
+
+
+@pytest.fixture
+def restored(elsewhere: Servers) -> Iterator[Engine]:
+    """A database of the other cluster, empty as yet."""
+    with empty_database(elsewhere) as engine:
+        yield engine
+
+
+def key(pipeline: str, tenant: str, token: str = OLD) -> dict[str, str]:
+    return {"pipeline": pipeline, "tenant": tenant, "token": token}
+
+
+def cursors(engine: Engine, pipeline: str) -> Cursors:
+    return Cursors(engine, RECORD_ROWS) if pipeline == ALERTS else Cursors(engine)
+
+
+def claim(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> Page:
+    return cursors(engine, pipeline).claim(key(pipeline, tenant, token), limit, events=1, new_events=1, runs=1)
+
+
+def advance(engine: Engine, pipeline: str, tenant: str, page: Page, token: str = OLD) -> list[str]:
+    with cursors(engine, pipeline).transaction(key(pipeline, tenant, token)) as transaction:
+        transaction.advance(page)
+    return [record.external_id for record in page.records]
+
+
+def sweep(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> list[str]:
+    """One batch, handed over to nobody."""
+    return advance(engine, pipeline, tenant, claim(engine, pipeline, tenant, limit, token), token)
+
+
+def write(engine: Engine, tenant: str, numbers: str, version: int = 1) -> None:
+    for number in numbers:
+        record_invoice(engine, tenant, number, {"version": version})
+
+
+def message(engine: Engine, message_id: str, tenant: str | None) -> None:
+    found = Unmatched("no criterion") if tenant is None else Match(tenant, 1000, "$.level")
+    Records(engine).write(ALERTS, message_id, json.dumps({}), found, None)
+
+
+def set_aside(engine: Engine, number: str, *, retry: bool = False, discarded: bool = False, pipeline: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO quarantine "
+            "(pipeline, tenant, external_id, revision, reason, attempts, retry_at, discarded_at) "
+            "VALUES (%(pipeline)s, 'acme', %(number)s, 1, 'no customer', 5, CASE WHEN %(retry)s THEN now() END, "
+            "CASE WHEN %(discarded)s THEN now() END)",
+            {"pipeline": pipeline, "number": number, "retry": retry, "discarded": discarded},
+        )
+
+
+def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+
+def states(engine: Engine) -> States:
+    return {row[:3]: row[3] for row in rows(engine, "SELECT pipeline, tenant, external_id, state FROM record_states")}
+
+
+def revisions(engine: Engine) -> list[tuple[Any, ...]]:
+    return rows(
+        engine,
+        "SELECT tenant, number, revision, document::text FROM invoices "
+        "UNION ALL SELECT tenant, message_id, revision, reason FROM records ORDER BY 1, 2",
+    )
+
+
+def set_the_scene(engine: Engine) -> None:
+    """Records in every state, in two pipelines that read invoices and in one with criteria, early and late ones."""
+    write(engine, "acme", "abcdhefi")
+    write(engine, "globex", "ab")
+    write(engine, "initech", "ab")
+    message(engine, "m1", "billing")
+    message(engine, "m2", None)
+    for pipeline, tenant in ((MIRROR, "acme"), (INVOICES, "globex"), (ALERTS, "billing")):
+        sweep(engine, pipeline, tenant)
+    claim(engine, INVOICES, "umbrella")
+    with engine.connect() as late:
+        record_invoice(engine, "globex", "late", {}, late)
+        use_up(engine, next_xid(engine) + LATER)
+        write(engine, "globex", "c")
+        sweep(engine, INVOICES, "globex")
+        late.commit()
+    assert sweep(engine, INVOICES, "acme", limit=5) == list("abcdh")
+    write(engine, "acme", "g")
+    write(engine, "acme", "hi", version=2)
+    write(engine, "umbrella", "a")
+    message(engine, "m3", "billing")
+    set_aside(engine, "b", pipeline=INVOICES)
+    set_aside(engine, "c", discarded=True, pipeline=INVOICES)
+    set_aside(engine, "d", retry=True, pipeline=INVOICES)
+    set_aside(engine, "h", discarded=True, pipeline=INVOICES)
+    set_aside(engine, "e", pipeline=MIRROR)
+
+
+SCENE: Final = {
+    (INVOICES, "acme"): {"a": "handled", "b": "quarantined", "c": "discarded"} | dict.fromkeys("defghi", "pending"),
+    (MIRROR, "acme"): dict.fromkeys("abcdf", "handled") | {"e": "quarantined"} | dict.fromkeys("ghi", "pending"),
+    (INVOICES, "globex"): {"a": "handled", "b": "handled", "c": "handled", "late": "pending"},
+    (MIRROR, "globex"): dict.fromkeys(("a", "b", "c", "late"), "pending"),
+    (INVOICES, "initech"): dict.fromkeys("ab", "pending"),
+    (MIRROR, "initech"): dict.fromkeys("ab", "pending"),
+    (INVOICES, "umbrella"): {"a": "pending"},
+    (MIRROR, "umbrella"): {"a": "pending"},
+    (ALERTS, "billing"): {"m1": "handled", "m3": "pending"},
+}
+EXPECTED: Final[States] = {
+    (pipeline, tenant, number): state for (pipeline, tenant), of in SCENE.items() for number, state in of.items()
+}
+
+
+@pytest.mark.parametrize("counts", ["fewer", "as many as half of the records", "more"])
+def test_every_record_keeps_its_state_in_a_cluster_that_counts(counts: str, engine: Engine, restored: Engine) -> None:
+    # given a database whose first and last transaction ids lie apart, restored where the next one is below, between or
+    # above them
+    use_up(engine, next_xid(restored) + 5_000)
+    first = next_xid(engine)
+    set_the_scene(engine)
+    before = revisions(engine)
+    assert states(engine) == EXPECTED
+    last = next_xid(engine)
+    use_up(restored, {"fewer": 0, "more": last + 5_000}.get(counts, first + LATER // 2))
+    restore(dump(engine), restored)
+    assert (next_xid(restored) > first, next_xid(restored) > last) == (counts != "fewer", counts == "more")
+    # then nobody works there
+    with pytest.raises(ForeignCluster, match=r"another cluster.*: stop all workers and run `taskbridge rebase`"):
+        check_cluster(restored)
+    for refused in ("new", "a"):
+        with pytest.raises(ForeignCluster, match="run `taskbridge rebase`"), speaking_plainly():
+            record_invoice(restored, "acme", refused, {"version": 3})
+    with pytest.raises(ForeignCluster), speaking_plainly():
+        message(restored, "m4", "billing")
+    # when it is rebased
+    done = rebase(restored)
+    # then all is as it was
+    check_cluster(restored)
+    assert states(restored) == EXPECTED
+    assert revisions(restored) == before
+    assert done is not None
+    assert done.set_aside == {INVOICES: 7, MIRROR: 3, ALERTS: 1}
+    assert done.cursors == 5
+    assert set(rows(restored, "SELECT owner, target, at_xid, at_id FROM sync_cursors")) == {(OLD, None, None, None)}
+    kept = "SELECT * FROM quarantine WHERE attempts = 5 AND external_id <> 'h' ORDER BY external_id"
+    assert rows(restored, kept) == rows(engine, kept)
+    # and doing it again changes nothing
+    everything = rows(restored, "SELECT * FROM quarantine") + rows(restored, "SELECT * FROM sync_cursors")
+    assert rebase(restored) is None
+    assert everything == rows(restored, "SELECT * FROM quarantine") + rows(restored, "SELECT * FROM sync_cursors")
+    # and work goes on
+    goes_on(restored)
+
+
+def pending(engine: Engine, pipeline: str, tenant: str) -> set[str]:
+    return {at[2] for at, state in states(engine).items() if at[:2] == (pipeline, tenant) and state == "pending"}
+
+
+def goes_on(engine: Engine) -> None:
+    """New and changed records are handed over, and no handled one is; older tokens are still refused."""
+    for tenant in {tenant for _, tenant in SCENE if tenant != "billing"}:
+        write(engine, tenant, "xy")
+    write(engine, "acme", "a", version=3)
+    message(engine, "m5", "billing")
+    for pipeline, tenant in SCENE:
+        news = {"m5"} if pipeline == ALERTS else {"x", "y"} | ({"a"} if tenant == "acme" else set())
+        before = pending(engine, pipeline, tenant)
+        assert news <= before
+        handed_over = sweep(engine, pipeline, tenant, token=NEW)
+        assert len(handed_over) == len(set(handed_over))
+        assert news <= set(handed_over) <= before
+        assert pending(engine, pipeline, tenant).isdisjoint(news)
+        with pytest.raises(Outranked):
+            claim(engine, pipeline, tenant, token=OLD)
+
+
+def test_without_a_cursor_a_tenants_records_wait_once_and_not_in_quarantine_too(
+    engine: Engine, restored: Engine
+) -> None:
+    write(engine, "initech", "ab")
+    restore(dump(engine), restored)
+    done = rebase(restored)
+    assert done is not None
+    assert (done.set_aside, done.cursors) == ({}, 0)
+    assert sweep(restored, INVOICES, "initech") == ["a", "b"]
+    assert set(states(restored).values()) == {"handled"}
+
+
+def test_a_data_only_restore_is_noticed_by_the_identifier_that_came_along(engine: Engine, restored: Engine) -> None:
+    set_the_scene(engine)
+    migrate(restored)
+    use_up(restored, next_xid(engine) + 1_000)
+    restore(dump(engine, "--data-only", "--exclude-table=taskbridge_schema"), restored)
+    with pytest.raises(ForeignCluster):
+        check_cluster(restored)
+    with pytest.raises(ForeignCluster), speaking_plainly():
+        record_invoice(restored, "acme", "new", {})
+    assert rebase(restored)
+    assert states(restored) == EXPECTED
+
+
+def test_a_restore_of_some_tables_is_noticed_by_cursors_from_the_future(engine: Engine, restored: Engine) -> None:
+    use_up(engine, next_xid(restored) + 5_000)
+    write(engine, "acme", "ab")
+    assert sweep(engine, INVOICES, "acme", limit=1) == ["a"]
+    migrate(restored)
+    restore(dump(engine, "--data-only", "--table=invoices", "--table=sync_cursors"), restored)
+    with pytest.raises(ForeignCluster):
+        check_cluster(restored)
+    assert rebase(restored) == Rebased({INVOICES: 1}, 2, 1)
+    assert states(restored) == {(INVOICES, "acme", "a"): "handled", (INVOICES, "acme", "b"): "pending"}
+
+
+def test_an_identifier_that_got_lost_counts_as_foreign(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM taskbridge_cluster")
+    assert not in_its_cluster(engine)
+    with pytest.raises(DatabaseError) as refused:
+        record_invoice(engine, "acme", "1", {})
+    assert isinstance(refused.value.orig, psycopg.Error)
+    assert refused.value.orig.sqlstate == "TB001"
+
+
+def test_in_its_own_cluster_a_database_is_left_alone(engine: Engine) -> None:
+    set_the_scene(engine)
+    check_cluster(engine)
+    before = rows(engine, "SELECT * FROM sync_cursors ORDER BY pipeline, tenant")
+    assert rebase(engine) is None
+    assert rows(engine, "SELECT * FROM sync_cursors ORDER BY pipeline, tenant") == before
+
+
+@pytest.fixture
+def foreign(engine: Engine) -> Engine:
+    """The scene, as it would lie in another cluster."""
+    set_the_scene(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge_cluster SET system_identifier = 1")
+    engine.dispose()  # more than one connection was in use, and each would count as somebody else's
+    return engine
+
+
+def test_a_batch_that_was_read_before_takes_no_effect_after(foreign: Engine) -> None:
+    page = claim(foreign, INVOICES, "acme", limit=1)
+    assert rebase(foreign)
+    with pytest.raises(CursorLost):
+        advance(foreign, INVOICES, "acme", page)
+    assert states(foreign) == EXPECTED
+
+
+def test_a_process_that_is_connected_is_named_and_nothing_changes(foreign: Engine) -> None:
+    other = Engine(foreign.pool.recreate(), foreign.dialect, foreign.url)
+    with other.connect() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        with pytest.raises(Unavailable, match=rf"pids: {pid}\): stop workers"):
+            rebase(foreign)
+    other.dispose()
+    assert not in_its_cluster(foreign)
+
+
+def test_somebody_who_writes_meanwhile_is_waited_for_and_then_named(foreign: Engine) -> None:
+    url = make_url(str(foreign.url)).set(drivername="postgresql", password=foreign.url.password)
+    with psycopg.connect(url.render_as_string(hide_password=False)) as other:
+        other.execute("UPDATE sync_cursors SET runs = runs + 1")
+        with pytest.raises(Unavailable, match=r"pg_locks shows who.*run `taskbridge rebase` again"):
+            rebase(foreign, patience=0.05)
+        assert not in_its_cluster(foreign)
+        other.commit()
+        assert rebase(foreign, patience=0.05)
+
+
+def test_a_rebase_that_fails_at_its_end_changes_nothing(foreign: Engine) -> None:
+    with foreign.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE sync_cursors ADD CONSTRAINT half CHECK (sweeps = 0) NOT VALID")
+    before = rows(foreign, "SELECT * FROM quarantine") + rows(foreign, "SELECT xid::text FROM invoices")
+    with pytest.raises(DatabaseError, match="half"):
+        rebase(foreign)
+    assert not in_its_cluster(foreign)
+    assert before == rows(foreign, "SELECT * FROM quarantine") + rows(foreign, "SELECT xid::text FROM invoices")
+
+
+def test_a_role_that_may_write_invoices_needs_no_other_right(engine: Engine) -> None:
+    name = f"web_{engine.url.database}"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {name}")
+        connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE ON invoices TO {name}")
+    try:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"SET LOCAL ROLE {name}")
+            assert record_invoice(engine, "acme", "1", {}, connection)
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {name}")
+            connection.exec_driver_sql(f"DROP ROLE {name}")
+
+
+def test_the_errors_are_unavailability_and_not_a_matter_of_the_schema() -> None:
+    assert issubclass(ForeignCluster, Unavailable)
+    assert not issubclass(ForeignCluster, SchemaMismatch)
+
+
+def test_migrating_comes_first_and_works_in_a_foreign_cluster(foreign: Engine) -> None:
+    assert migrate(foreign)[1] is not None
+    check_schema(foreign)
+    assert not in_its_cluster(foreign)

@@ -1,0 +1,141 @@
+"""Pauses are kept once, and what is pending before a snapshot is what the view says was pending then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from taskbridge.criteria import Match
+from taskbridge.store import INVOICE_ROWS, RECORD_ROWS, Cursors, Page, Pauses, Quarantine, Records, record_invoice
+from tests.quarantined import set_aside, states
+
+TOKEN = "0000000000000001-aaaaaaaaaaaa"
+TENANTS = ("acme", "bolt", "nobody")
+
+
+@pytest.fixture
+def pauses(engine: Engine) -> Pauses:
+    return Pauses(engine)
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[Connection]:
+    """A second session, whose transaction the test ends itself."""
+    with engine.connect() as connection:
+        yield connection
+
+
+def read(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> Page:
+    key = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
+    return cursors.claim(key, limit, events=1, new_events=1, runs=1)
+
+
+def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> list[str]:
+    """Advance past one batch; return what it held."""
+    page = read(cursors, limit, tenant, pipeline)
+    with cursors.transaction({"pipeline": pipeline, "tenant": tenant, "token": TOKEN}) as transaction:
+        transaction.advance(page)
+    return [record.external_id for record in page.records]
+
+
+def left(pauses: Pauses, snapshot: str, pipeline: str = "invoices") -> dict[str, int]:
+    source = INVOICE_ROWS if pipeline == "invoices" else RECORD_ROWS
+    return pauses.pending_before(pipeline, source, TENANTS, snapshot)
+
+
+def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pauses) -> None:
+    first, new = pauses.hold("invoices", "acme", "wrong prices")
+    assert (first.tenant, first.reason, new) == ("acme", "wrong prices", True)
+    again, new = pauses.hold("invoices", "acme")
+    assert (again, new) == (first, False)
+    renamed, _ = pauses.hold("invoices", "acme", "wrong taxes")
+    assert renamed == first._replace(reason="wrong taxes")
+    assert pauses.of("invoices").tenants == {"acme": renamed}
+    assert pauses.release("invoices", "acme") is True
+    assert pauses.release("invoices", "acme") is False
+    assert pauses.of("invoices") == (None, {})
+
+
+def test_a_pipeline_and_its_tenants_are_paused_apart(pauses: Pauses) -> None:
+    whole, _ = pauses.hold("invoices")
+    own, _ = pauses.hold("invoices", "acme")
+    pauses.hold("mirror", "bolt")
+    paused = pauses.of("invoices")
+    assert (paused.whole, paused.tenants) == (whole, {"acme": own})
+    assert whole.tenant is None
+    assert [paused.holding(tenant) for tenant in ("acme", "bolt")] == [own, whole]
+    pauses.release("invoices")
+    after = pauses.of("invoices")
+    assert [after.holding(tenant) for tenant in ("acme", "bolt")] == [own, None]
+
+
+def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
+    engine: Engine, pauses: Pauses, other: Connection
+) -> None:
+    cursors = Cursors(engine)
+    for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1")):
+        record_invoice(engine, tenant, number, {"version": 1})
+    record_invoice(engine, "acme", "uncommitted", {}, other)
+    snapshot = pauses.snapshot()
+    assert left(pauses, snapshot) == {"acme": 3, "bolt": 1}
+    # Neither what commits later nor what changes later is waited for.
+    other.commit()
+    record_invoice(engine, "acme", "later", {})
+    record_invoice(engine, "acme", "3", {"version": 2})
+    assert left(pauses, snapshot) == {"acme": 2, "bolt": 1}
+    assert left(pauses, pauses.snapshot()) == {"acme": 5, "bolt": 1}
+    assert pauses.pending_before("invoices", INVOICE_ROWS, ["bolt"], snapshot) == {"bolt": 1}
+    assert handle(cursors) == ["1", "2", "uncommitted", "later", "3"]
+    assert left(pauses, snapshot) == {"bolt": 1}
+    assert handle(cursors, tenant="bolt") == ["1"]
+    assert left(pauses, snapshot) == {}
+
+
+def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, pauses: Pauses, other: Connection) -> None:
+    cursors = Cursors(engine)
+    record_invoice(engine, "acme", "late", {}, other)
+    for number in "abc":
+        record_invoice(engine, "acme", number, {})
+    assert handle(cursors, limit=2) == ["a", "b"]
+    other.commit()
+    # `late` has a lower transaction id than where the sweep stands, and is not part of it.
+    snapshot = pauses.snapshot()
+    pending = [number for (_, number), state in states(engine).items() if state == "pending"]
+    assert sorted(pending) == ["c", "late"]
+    assert left(pauses, snapshot) == {"acme": 2}
+    assert handle(cursors, limit=2) == ["c"]
+    assert left(pauses, snapshot) == {"acme": 1}
+    assert handle(cursors) == ["late"]
+    assert left(pauses, snapshot) == {}
+
+
+def test_what_is_tried_again_counts_and_what_is_set_aside_does_not(engine: Engine, pauses: Pauses) -> None:
+    for number in "12":
+        record_invoice(engine, "acme", number, {})
+    handle(Cursors(engine))
+    set_aside(engine, "acme", "1", "2")
+    snapshot = pauses.snapshot()
+    assert left(pauses, snapshot) == {}
+    quarantine = Quarantine(engine)
+    quarantine.retry("invoices", quarantine.find("invoices", external_ids=["1"])[0])
+    assert left(pauses, snapshot) == {"acme": 1}
+    quarantine.discard("invoices", quarantine.find("invoices")[0])
+    assert left(pauses, snapshot) == {}
+
+
+def test_records_with_criteria_are_counted_in_their_own_pipeline(engine: Engine, pauses: Pauses) -> None:
+    records = Records(engine)
+    for pipeline in ("alerts", "other"):
+        for number in "12":
+            records.write(pipeline, number, "{}", Match("acme", 1000, "c"), None)
+    snapshot = pauses.snapshot()
+    assert left(pauses, snapshot, "alerts") == {"acme": 2}
+    assert handle(Cursors(engine, RECORD_ROWS), pipeline="alerts") == ["1", "2"]
+    assert left(pauses, snapshot, "alerts") == {}
+    assert left(pauses, snapshot, "other") == {"acme": 2}
+    set_aside(engine, "acme", "1", pipeline="alerts")
+    quarantine = Quarantine(engine, RECORD_ROWS)
+    quarantine.retry("alerts", quarantine.find("alerts")[0])
+    assert left(pauses, snapshot, "alerts") == {"acme": 1}

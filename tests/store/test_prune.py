@@ -1,0 +1,392 @@
+"""Pruning deletes what every pipeline is done with and nothing else, in steps that are short."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, event
+
+from taskbridge.store import RECORD_ROWS, Cursors, Prune, prune, record_invoice
+from taskbridge.store.queries import query
+from tests.store.test_cursor import wait_for_lock
+from tests.store.test_plan import nodes, pages
+
+TOKEN = "0000000000000001-aaaaaaaaaaaa"
+INVOICES, MIRROR, ALERTS = "invoices", "mirror", "alerts"
+STATES: Final = ("handled", "pending", "quarantined", "discarded", "retried", "discarded, retried")
+MONTH: Final = Prune(timedelta(days=30), frozenset({INVOICES}), frozenset({ALERTS}))
+
+
+def execute(engine: Engine, statement: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    with engine.begin() as connection:
+        result = connection.exec_driver_sql(statement, values or {})
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def write(engine: Engine, tenant: str, number: str, days: float = 31) -> None:
+    execute(
+        engine,
+        "INSERT INTO invoices (tenant, number, document, recorded_at) "
+        "VALUES (%(tenant)s, %(number)s, '{}', now() - %(days)s * interval '1 day')",
+        {"tenant": tenant, "number": number, "days": days},
+    )
+
+
+def message(engine: Engine, message_id: str, tenant: str | None, days: float = 31, pipeline: str = ALERTS) -> None:
+    reason = "no criterion" if tenant is None else None
+    criterion = None if tenant is None else "$.level"
+    execute(
+        engine,
+        "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, reason, payload, recorded_at) VALUES "
+        "(%(pipeline)s, %(id)s, %(tenant)s, 1, %(criterion)s, %(reason)s, '{}', now() - %(days)s * interval '1 day')",
+        {"id": message_id, "tenant": tenant, "criterion": criterion, "reason": reason, "days": days}
+        | {"pipeline": pipeline},
+    )
+
+
+def write_for(engine: Engine, pipeline: str, number: str, days: float = 31) -> None:
+    """A record of the tenant acme, where the pipeline reads."""
+    if pipeline == ALERTS:
+        message(engine, number, "acme", days)
+    else:
+        write(engine, "acme", number, days)
+
+
+def set_aside(
+    engine: Engine, tenant: str, number: str, state: str = "quarantined", pipeline: str = INVOICES, days: float = 31
+) -> None:
+    execute(
+        engine,
+        "INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason, quarantined_at, retry_at, "
+        "discarded_at) VALUES (%(pipeline)s, %(tenant)s, %(number)s, 1, 'why', now() - %(days)s * interval '1 day', "
+        "CASE WHEN %(state)s LIKE '%%retried' THEN now() END, CASE WHEN %(state)s LIKE 'discarded%%' THEN now() END)",
+        {"pipeline": pipeline, "tenant": tenant, "number": number, "state": state, "days": days},
+    )
+
+
+def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 100) -> None:
+    """Hand over one batch to nobody."""
+    key = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
+    cursors = Cursors(engine, RECORD_ROWS) if pipeline == ALERTS else Cursors(engine)
+    page = cursors.claim(key, limit, events=1, new_events=1, runs=1)
+    with cursors.transaction(key) as transaction:
+        transaction.advance(page)
+
+
+def left(engine: Engine) -> set[str]:
+    return {row[0] for row in execute(engine, "SELECT number FROM invoices UNION ALL SELECT message_id FROM records")}
+
+
+def quarantined(engine: Engine) -> set[str]:
+    return {row[0] for row in execute(engine, "SELECT external_id FROM quarantine")}
+
+
+def counts(engine: Engine, what: Prune, size: int = 1000) -> Counter[str]:
+    """Prune to the end and add up what the steps say."""
+    total: Counter[str] = Counter()
+    for step in prune(engine, what, size):
+        assert step.deleted <= size
+        total.update({step.table: step.deleted, "kept": step.kept})
+        total["quarantine"] += step.quarantine
+        assert 0 <= step.at <= step.end
+        assert min(step.deleted, step.quarantine, step.kept) >= 0
+    return +total
+
+
+def reach(engine: Engine, tenant: str, number: str, pipeline: str, state: str) -> None:
+    """Bring the tenant's only record into a state of the pipeline."""
+    if state != "pending":
+        sweep(engine, tenant, pipeline)
+    if state not in ("pending", "handled"):
+        set_aside(engine, tenant, number, state, pipeline)
+
+
+def test_an_invoice_goes_only_when_every_pipeline_has_handled_or_discarded_it(engine: Engine) -> None:
+    # given one old and one young invoice in every pair of states of two pipelines
+    for first, second in itertools.product(STATES, STATES):
+        for age, days in (("old", 31), ("young", 29)):
+            name = f"{age} {first} {second}"
+            write(engine, name, name, days)
+            reach(engine, name, name, INVOICES, first)
+            reach(engine, name, name, MIRROR, second)
+    shown = execute(
+        engine,
+        "SELECT external_id FROM record_states WHERE external_id LIKE 'old%%' "
+        "GROUP BY 1 HAVING bool_and(state IN ('handled', 'discarded'))",
+    )
+    done = {row[0] for row in shown}
+    assert len(done) == 4
+    before, aside = left(engine), quarantined(engine)
+    expected = Counter({"invoices": 4, "quarantine": 4, "kept": 32})
+    # when they are pruned, at first only for show
+    assert counts(engine, Prune(MONTH.older_than, MONTH.readers, dry_run=True), 7)["invoices"] == 4
+    assert (left(engine), quarantined(engine)) == (before, aside)
+    assert counts(engine, MONTH, 7) == expected
+    # then those are gone that the view called done, and what was discarded of them
+    assert left(engine) == before - done
+    assert quarantined(engine) == aside - done
+    assert counts(engine, MONTH, 7) == Counter({"kept": 32})
+
+
+@pytest.mark.parametrize("pipeline", [INVOICES, ALERTS])
+def test_in_the_middle_of_a_sweep_the_handled_part_goes(engine: Engine, pipeline: str) -> None:
+    for number in "abcd":
+        write_for(engine, pipeline, number)
+    sweep(engine, "acme", pipeline, limit=2)
+    write_for(engine, pipeline, "e")
+    found = counts(engine, MONTH)
+    assert (found["invoices"] + found["records"], found["kept"]) == (2, 3)
+    assert left(engine) == set("cde")
+
+
+@pytest.mark.parametrize("pipeline", [INVOICES, ALERTS])
+def test_many_steps_are_as_one_and_end_where_all_is_young(engine: Engine, pipeline: str) -> None:
+    for number in "abcde":
+        write_for(engine, pipeline, number)
+    for number in "uvwxyz":
+        write_for(engine, pipeline, number, days=29)
+    sweep(engine, "acme", pipeline)
+    steps = [step for step in prune(engine, MONTH, 2) if step.table in ("invoices", "records") and step.end]
+    assert [(step.deleted, step.at < step.end) for step in steps] == [(2, True), (2, True), (1, True), (0, False)]
+    assert left(engine) == set("uvwxyz")
+
+
+def test_a_declared_pipeline_that_never_ran_has_handled_nothing(engine: Engine) -> None:
+    write(engine, "acme", "a")
+    sweep(engine, "acme")
+    assert counts(engine, Prune(MONTH.older_than, frozenset({INVOICES, "new"}))) == Counter({"kept": 1})
+    assert left(engine) == {"a"}
+
+
+def test_without_a_pipeline_that_reads_invoices_none_goes(engine: Engine) -> None:
+    write(engine, "acme", "a")
+    assert counts(engine, Prune(MONTH.older_than, frozenset(), frozenset({INVOICES, ALERTS}))) == Counter()
+    assert left(engine) == {"a"}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_record_with_a_criterion_goes_when_its_own_pipeline_is_done(engine: Engine, state: str) -> None:
+    for message_id, days in (("old", 31), ("young", 29)):
+        message(engine, message_id, message_id, days)
+        reach(engine, message_id, message_id, ALERTS, state)
+    message(engine, "unmatched", None)
+    done = state in ("handled", "discarded")
+    found = counts(engine, MONTH)
+    assert (found["records"], found["kept"]) == (done, not done)
+    assert found["quarantine"] == (state == "discarded")
+    assert left(engine) == {"young", "unmatched"} | (set() if done else {"old"})
+
+
+def test_the_newest_record_stays_so_that_its_pipeline_is_not_taken_for_one_of_invoices(engine: Engine) -> None:
+    write(engine, "acme", "a")
+    for message_id in ("m1", "m2"):
+        message(engine, message_id, "billing")
+    sweep(engine, "billing", ALERTS)
+    assert counts(engine, MONTH) == Counter({"records": 1, "kept": 2})
+    assert left(engine) == {"a", "m2"}
+    assert execute(engine, "SELECT external_id FROM record_states WHERE pipeline = 'alerts'") == [("m2",)]
+
+
+def test_one_pipelines_records_can_be_pruned_alone(engine: Engine) -> None:
+    write(engine, "acme", "a")
+    sweep(engine, "acme")
+    for pipeline, message_id in itertools.product((ALERTS, "other"), ("m1", "m2")):
+        message(engine, f"{pipeline} {message_id}", "billing", pipeline=pipeline)
+    sweep(engine, "billing", ALERTS)
+    everything = left(engine)
+    alone = Prune(MONTH.older_than, MONTH.readers, frozenset({ALERTS, "other"}), ALERTS)
+    assert counts(engine, alone) == Counter({"records": 1, "kept": 1})
+    assert left(engine) == everything - {"alerts m1"}
+    assert counts(engine, Prune(MONTH.older_than, MONTH.readers, alone.others, INVOICES)) == Counter({"invoices": 1})
+
+
+def test_a_quarantine_row_goes_when_its_record_is_gone_or_has_changed(engine: Engine) -> None:
+    for number in ("there", "changed", "changed just now"):
+        write(engine, "acme", number)
+    message(engine, "there too", "acme")
+    sweep(engine, "acme")
+    for number in ("there", "changed", "gone"):
+        set_aside(engine, "acme", number)
+    set_aside(engine, "acme", "there too", pipeline=ALERTS)
+    set_aside(engine, "acme", "gone too", pipeline=ALERTS)
+    set_aside(engine, "acme", "changed just now", days=1)
+    for number in ("changed", "changed just now"):
+        assert record_invoice(engine, "acme", number, {"version": 2})
+    only = Prune(MONTH.older_than, MONTH.readers, MONTH.others, INVOICES)
+    assert counts(engine, only, 2)["quarantine"] == 2
+    assert quarantined(engine) == {"there", "there too", "gone too", "changed just now"}
+    assert counts(engine, MONTH, 2)["quarantine"] == 1
+    assert quarantined(engine) == {"there", "there too", "changed just now"}
+
+
+def test_the_journal_is_kept_unless_it_is_asked_for(engine: Engine) -> None:
+    execute(
+        engine,
+        "INSERT INTO deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
+        "SELECT p, 'acme', n::text, 1, 't', now() - d * interval '1 day' "
+        "FROM unnest(ARRAY['invoices', 'mirror']) p, generate_series(1, 5) n, unnest(ARRAY[31, 29]) d ORDER BY d DESC",
+    )
+    assert counts(engine, MONTH) == Counter()
+    mirror = Prune(MONTH.older_than, frozenset({INVOICES, MIRROR}), pipeline=MIRROR, deliveries=True)
+    assert counts(engine, mirror, 3) == Counter({"deliveries": 5})
+    assert counts(engine, Prune(MONTH.older_than, MONTH.readers, deliveries=True), 3) == Counter({"deliveries": 5})
+    assert execute(engine, "SELECT count(*) FROM deliveries WHERE delivered_at > now() - interval '30 days'") == [(10,)]
+
+
+@pytest.mark.parametrize("state", ["handled", "discarded"])
+def test_a_pruned_invoice_that_is_recorded_again_is_new(engine: Engine, state: str) -> None:
+    write(engine, "acme", "a")
+    reach(engine, "acme", "a", INVOICES, state)
+    assert counts(engine, MONTH)["invoices"] == 1
+    assert record_invoice(engine, "acme", "a", {}) is True
+    assert execute(engine, "SELECT state FROM record_states") == [("pending",)]
+    assert execute(engine, "SELECT revision FROM invoices") == [(1,)]
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+@pytest.mark.parametrize(
+    ("pipeline", "meanwhile"),
+    [
+        (INVOICES, "UPDATE invoices SET document = '{\"version\": 2}'"),
+        (INVOICES, "UPDATE quarantine SET retry_at = now()"),
+        (ALERTS, "UPDATE records SET payload = '{\"version\": 2}' WHERE message_id = 'a'"),
+        (ALERTS, "UPDATE quarantine SET retry_at = now()"),
+    ],
+)
+def test_what_changes_while_a_step_waits_for_it_stays(
+    engine: Engine, pipeline: str, meanwhile: str, isolation: str
+) -> None:
+    execute(engine, f"ALTER DATABASE \"{engine.url.database}\" SET default_transaction_isolation TO '{isolation}'")
+    engine.dispose()
+    write_for(engine, pipeline, "a")
+    reach(engine, "acme", "a", pipeline, "discarded")
+    if pipeline == ALERTS:
+        write_for(engine, pipeline, "the newest", days=29)
+    before = left(engine)
+    found: Counter[str] = Counter()
+    pruning = threading.Thread(target=lambda: found.update(counts(engine, MONTH)))
+    with engine.connect() as other:
+        other.exec_driver_sql(meanwhile)
+        pruning.start()
+        wait_for_lock(engine)
+        other.commit()
+    pruning.join(timeout=10)
+    assert (found["invoices"] + found["records"], found["kept"]) == (0, 1)
+    assert left(engine) == before
+
+
+def test_who_stops_between_two_steps_keeps_what_was_done(engine: Engine) -> None:
+    for number in "abcde":
+        write(engine, "acme", number)
+    sweep(engine, "acme")
+    steps = prune(engine, MONTH, 2)
+    assert [next(steps).deleted, next(steps).deleted] == [2, 2]
+    del steps
+    assert left(engine) == {"e"}
+    assert counts(engine, MONTH, 2) == Counter({"invoices": 1})
+
+
+def test_nothing_at_all_is_pruned_in_no_time(engine: Engine) -> None:
+    assert counts(engine, Prune(MONTH.older_than, MONTH.readers, MONTH.others, deliveries=True)) == Counter()
+
+
+# Few enough that reading a table whole would look cheap to the planner.
+ROWS, SIZE = 12_000, 1_000
+
+
+@pytest.fixture
+def seeded(engine: Engine) -> Engine:
+    """12,000 old and handled invoices and records, quarantine rows whose records are gone, and deliveries."""
+    execute(
+        engine,
+        "INSERT INTO invoices (tenant, number, document, recorded_at) "
+        "SELECT 'tenant-' || n %% 600, n::text, '{}', now() - interval '31 days' FROM generate_series(1, %(rows)s) n",
+        {"rows": ROWS},
+    )
+    execute(
+        engine,
+        "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload, recorded_at) "
+        "SELECT 'alerts', n::text, 'tenant-' || n %% 600, 1, 'c', '{}', now() - interval '31 days' "
+        "FROM generate_series(1, %(rows)s) n",
+        {"rows": ROWS},
+    )
+    execute(
+        engine,
+        "INSERT INTO sync_cursors (pipeline, tenant, snapshot) SELECT p, 'tenant-' || n, pg_current_snapshot() "
+        "FROM unnest(ARRAY['invoices', 'alerts']) p, generate_series(0, 599) n",
+    )
+    execute(
+        engine,
+        "INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason, quarantined_at) "
+        "SELECT 'invoices', 'tenant-' || n %% 600, 'gone ' || n, 1, 'why', now() - interval '31 days' "
+        "FROM generate_series(1, %(rows)s) n",
+        {"rows": ROWS},
+    )
+    execute(
+        engine,
+        "INSERT INTO deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
+        "SELECT 'invoices', 'tenant-7', n::text, 1, 't', now() - interval '31 days' "
+        "FROM generate_series(1, %(rows)s) n",
+        {"rows": ROWS},
+    )
+    return engine
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("table", ["invoices", "records", "quarantine", "deliveries"])
+def test_a_step_reads_its_own_rows_and_not_the_tables(seeded: Engine, table: str, analyzed: bool) -> None:
+    if analyzed:
+        with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE invoices, records, sync_cursors, quarantine, deliveries")
+    values = {"readers": [INVOICES], "newest": [ROWS], "pipeline": None, "dry_run": False, "limit": SIZE}
+    values["after"] = ["invoices", "tenant-3", ""] if table == "quarantine" else ROWS // 2
+    values["before"] = execute(seeded, "SELECT now() - interval '30 days'")[0][0]
+    top = plan(seeded, f"prune_{table}", values)
+    assert reading(top) == SIZE
+    assert not [node["Relation Name"] for node in nodes(top) if node["Node Type"] == "Seq Scan"]
+    # What a row costs: to be read, looked up in cursors and quarantine, and deleted with its index entries.
+    assert pages(top) < SIZE * 40
+
+
+def test_the_planner_is_told_so_in_every_step(engine: Engine) -> None:
+    told: list[str] = []
+
+    def look(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+        if statement.lstrip().startswith("WITH page"):
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            told.extend(row[0] for row in driver.execute("SHOW enable_mergejoin"))
+
+    event.listen(engine, "before_cursor_execute", look)
+    counts(engine, Prune(MONTH.older_than, MONTH.readers, deliveries=True))
+    assert told == ["off"] * 4
+
+
+def plan(engine: Engine, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Run a step under EXPLAIN as prune runs it, and return its plan."""
+    with engine.connect() as connection:
+        connection.exec_driver_sql(query("plan_by_lookups"))
+        found = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query(name)}", values
+        ).scalar_one()
+    top: dict[str, Any] = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
+    return top
+
+
+def reading(top: dict[str, Any]) -> int:
+    """How many rows every scan of a table gave and left out, at the most."""
+    return max(
+        int(node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))) for node in scans(top)
+    )
+
+
+def scans(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return (node for node in nodes(top) if "Relation Name" in node and node["Node Type"] != "ModifyTable")

@@ -1,0 +1,136 @@
+"""Quarantine shows what is set aside now, and lets it be tried again or given up without losing its trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.criteria import Match
+from taskbridge.store import RECORD_ROWS, Quarantine, QuarantinedRecord, Records, record_invoice
+from tests.quarantined import set_aside, states
+
+
+@pytest.fixture
+def quarantine(engine: Engine) -> Quarantine:
+    """Three records of acme and one of bolt, which has the number of one of acme's."""
+    for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1"), ("bolt", "fine")):
+        record_invoice(engine, tenant, number, {"version": 1})
+    set_aside(engine, "acme", "1", reason="ValueError: no customer 17", attempts=5)
+    set_aside(engine, "acme", "2", reason="no price", cause="rejected")
+    set_aside(engine, "acme", "3", reason="no price")
+    set_aside(engine, "bolt", "1", reason="100% of _ is \\ no price")
+    return Quarantine(engine)
+
+
+def ids(quarantine: Quarantine, **choice: Any) -> list[tuple[str, str]]:
+    return [(one.tenant, one.external_id) for one in find(quarantine, **choice)]
+
+
+def find(quarantine: Quarantine, pipeline: str = "invoices", **choice: Any) -> list[QuarantinedRecord]:
+    records, count = quarantine.find(pipeline, **choice)
+    assert count == len(records)
+    return records
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({}, ["acme 1", "acme 2", "acme 3", "bolt 1"]),
+        ({"tenant": "acme"}, ["acme 1", "acme 2", "acme 3"]),
+        ({"tenant": "acm"}, []),
+        ({"external_ids": ["1"]}, ["acme 1", "bolt 1"]),
+        ({"external_ids": ["1", "3", "4", "fine"]}, ["acme 1", "acme 3", "bolt 1"]),
+        ({"external_ids": ["1"], "tenant": "bolt"}, ["bolt 1"]),
+        ({"reason": "no price"}, ["acme 2", "acme 3", "bolt 1"]),
+        ({"reason": "% of _ is \\"}, ["bolt 1"]),
+        ({"reason": "_"}, ["bolt 1"]),
+        ({"reason": "NO PRICE"}, []),
+        ({"reason": "no price", "external_ids": ["2"], "tenant": "acme"}, ["acme 2"]),
+        ({"pipeline": "mirror"}, []),
+    ],
+)
+def test_each_filter_narrows(quarantine: Quarantine, choice: dict[str, Any], expected: list[str]) -> None:
+    assert [" ".join(one) for one in ids(quarantine, **choice)] == expected
+
+
+def test_all_that_is_known_of_a_record_is_there(quarantine: Quarantine) -> None:
+    first, second, *_ = find(quarantine)
+    assert first[:7] == ("acme", "1", 1, "quarantined", "failed", "ValueError: no customer 17", 5)
+    assert (second.cause, second.state) == ("rejected", "quarantined")
+    assert first.quarantined_at <= second.quarantined_at
+    assert (first.retry_at, first.discarded_at, first.failing_since) == (None, None, None)
+
+
+def test_a_limit_cuts_the_newest_off_and_the_count_is_of_all(quarantine: Quarantine) -> None:
+    records, count = quarantine.find("invoices", limit=2)
+    assert [one.external_id for one in records] == ["1", "2"]
+    assert count == 4
+
+
+def test_a_record_that_changed_or_is_gone_is_not_in_quarantine(engine: Engine, quarantine: Quarantine) -> None:
+    before = find(quarantine, tenant="acme")
+    record_invoice(engine, "acme", "1", {"version": 2})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM invoices WHERE tenant = 'acme' AND number = '2'")
+    assert ids(quarantine, tenant="acme") == [("acme", "3")]
+    assert states(engine)["acme", "1"] == "pending"
+    # A decision about the old revision is none about the new one.
+    quarantine.discard("invoices", before)
+    assert states(engine) == {
+        ("acme", "1"): "pending",
+        ("acme", "3"): "discarded",
+        ("bolt", "1"): "quarantined",
+        ("bolt", "fine"): "pending",
+    }
+
+
+def test_another_try_makes_a_record_pending_and_is_asked_for_once(engine: Engine, quarantine: Quarantine) -> None:
+    chosen = find(quarantine, external_ids=["1"])
+    assert sorted(quarantine.retry("invoices", chosen)) == [("acme", "1"), ("bolt", "1")]
+    assert states(engine)["acme", "1"] == states(engine)["bolt", "1"] == "pending"
+    assert [one.state for one in find(quarantine, tenant="acme")] == ["retrying", "quarantined", "quarantined"]
+    assert len(quarantine.retry("invoices", find(quarantine, external_ids=["1"]))) == 2
+
+
+def test_a_discarded_record_leaves_a_trace_and_can_come_back(engine: Engine, quarantine: Quarantine) -> None:
+    quarantine.retry("invoices", find(quarantine, external_ids=["2"]))
+    (chosen,) = find(quarantine, external_ids=["2"])
+    assert quarantine.discard("invoices", [chosen]) == [("acme", "2")]
+    assert states(engine)["acme", "2"] == "discarded"
+    assert ("acme", "2") not in ids(quarantine)
+    (kept,) = find(quarantine, external_ids=["2"], discarded=True)
+    assert (kept.state, kept.reason, kept.retry_at) == ("discarded", "no price", None)
+    # Discarding again keeps the time of the first.
+    quarantine.discard("invoices", [kept])
+    assert find(quarantine, external_ids=["2"], discarded=True) == [kept]
+    quarantine.retry("invoices", [kept])
+    assert states(engine)["acme", "2"] == "pending"
+    assert find(quarantine, external_ids=["2"])[0].discarded_at is None
+
+
+def test_what_left_quarantine_meanwhile_is_not_marked(engine: Engine, quarantine: Quarantine) -> None:
+    chosen = find(quarantine, tenant="acme")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM quarantine WHERE tenant = 'acme' AND external_id = '1'")
+        connection.exec_driver_sql("UPDATE quarantine SET revision = 2 WHERE tenant = 'acme' AND external_id = '2'")
+    assert quarantine.retry("invoices", chosen) == [("acme", "3")]
+    assert quarantine.retry("invoices", []) == []
+    assert quarantine.discard("mirror", chosen) == []
+
+
+def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Engine, quarantine: Quarantine) -> None:
+    records = Records(engine)
+    for pipeline in ("alerts", "other"):
+        records.write(pipeline, f"{pipeline}-1", "{}", Match("acme", 1000, "c"), None)
+        set_aside(engine, "acme", f"{pipeline}-1", pipeline=pipeline)
+    of_alerts = Quarantine(engine, RECORD_ROWS)
+    assert ids(of_alerts, pipeline="alerts") == [("acme", "alerts-1")]
+    # The id of a message is unique in its pipeline only.
+    set_aside(engine, "acme", "other-1", pipeline="alerts")
+    assert ids(of_alerts, pipeline="alerts") == [("acme", "alerts-1")]
+    of_alerts.discard("alerts", find(of_alerts, pipeline="alerts"))
+    assert states(engine, "alerts") == {("acme", "alerts-1"): "discarded"}
+    assert states(engine, "other") == {("acme", "other-1"): "quarantined"}
+    assert len(ids(quarantine)) == 4
