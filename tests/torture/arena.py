@@ -60,6 +60,16 @@ class Arena:
                 if not self._down:
                     self.workers.up.set()
 
+    @contextmanager
+    def downstream_down(self) -> Iterator[None]:
+        """Let what all handlers call be down; see `tests.torture.pipelines.DOWN`."""
+        mark = self.books / "downstream-is-down"
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
+
     def restart_postgres(self, number: signal.Signals, seconds: float) -> tuple[float, float]:
         """End Postgres, and start it `seconds` later; return when it was struck and when it answered."""
         with self.down():

@@ -41,6 +41,7 @@ class Result:
     recoveries: list[Recovery] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     self_exits: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
     committed: int = 0
     hand_overs: int = 0
     seconds: float = 0.0
@@ -57,10 +58,7 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     truth = Truth()
     scene = Scene(arena, Writer(truth), prefix)
     tenants = [f"{prefix}tenant{number}" for number in range(schedule.tenants)]
-    producers = [
-        Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer, failure_policy=False)
-        for number in range(2)
-    ]
+    producers = [Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer) for number in range(2)]
     for producer in producers:
         producer.start()
     for group in schedule.groups:
@@ -76,8 +74,9 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     ]
     result.committed = len(truth.facts())
     result.hand_overs = sum(len(arena.ledger.of(tenant)) for tenant in {tenant for tenant, _ in truth.facts()})
-    result.self_exits, arena.workers.self_exits = arena.workers.self_exits, []
-    result.seconds = time.monotonic() - began
+    result.self_exits, result.refusals, hung = arena.workers.take_notes()
+    result.violations += [f"stuck: {text}" for text in hung]
+    result.seconds = round(time.monotonic() - began, 1)
     return result
 
 
@@ -105,7 +104,8 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         bound = (sum(bounds.values()) if together else bounds[name]) + margin
         times = [_recovery(scene, tenant, since if together else one.since, bound) for tenant in one.tenants]
         known = [seconds for seconds in times if seconds is not None]
-        recoveries.append(Recovery(name, bound, max(known, default=None), together))
+        worst = round(max(known), 3) if known else None
+        recoveries.append(Recovery(name, round(bound, 3), worst, together))
     return recoveries
 
 

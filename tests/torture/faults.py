@@ -20,7 +20,6 @@ import redis
 
 from taskbridge import LatencyNeutral
 from taskbridge.gate import Queue
-from taskbridge.runner import FIRST_BACKOFF
 from taskbridge.settings import Settings
 from tests.torture.arena import Arena
 from tests.torture.ledger import HandOver
@@ -32,6 +31,7 @@ from tests.waiting import wait_until
 __all__ = ["FAULTS", "Fault", "Scene", "Struck"]
 
 POLICY: Final = LatencyNeutral()
+CIRCUIT_OPENS_FOR: Final = 1.0  # FIRST_WAIT_MS of circuit.lua
 QUEUES: Final = [queue.value for queue in Queue]
 
 
@@ -335,6 +335,18 @@ def _handler_failed(scene: Scene, planned: Planned) -> Struck:
     return Struck(found[0].began + 0.001 if found else time.monotonic(), (tenant,))
 
 
+def _downstream_down(scene: Scene, planned: Planned) -> Struck:
+    """Whatever tenant, the handler cannot reach what it calls."""
+    tenants = tuple(scene.new_tenant() for _ in range(3))
+    began = time.monotonic()
+    with scene.arena.downstream_down():
+        for tenant in tenants:
+            scene.writer.commit(*scene.some(tenant))
+            scene.writer.notify(tenant, tries=50)
+        time.sleep(0.5 + planned.part)
+    return Struck(time.monotonic(), tenants, time.monotonic() - began)
+
+
 def _ttl(settings: Settings, _: float) -> float:
     return settings.runner_ttl
 
@@ -352,9 +364,9 @@ def _either(settings: Settings, _: float) -> float:
 
 
 def _backoff(_: Settings, lasted: float) -> float:
-    # The back-off doubles, and each one is at least three quarters of its length: the one under way at the end of an
-    # outage is at most as long as the outage, over three quarters, and the first one.
-    return FIRST_BACKOFF + lasted / 0.75
+    # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at
+    # most as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
+    return CIRCUIT_OPENS_FOR + lasted / 0.75
 
 
 def _lease(_: Settings, __: float) -> float:
@@ -367,7 +379,7 @@ def _tick(_: Settings, __: float) -> float:
 
 TTL, REPUBLISH, RECONCILE = "runner TTL", "republish_after", "reconcile interval"
 EITHER = "runner TTL or republish_after"
-BACKOFF = "first back-off + outage / 0.75"
+BACKOFF = "circuit's first wait + outage / 0.75"
 
 FAULTS: Final[dict[str, Fault]] = {
     "worker_killed": Fault("workers", "SIGKILL of a worker", "the signal", TTL, _ttl, _worker_killed),
@@ -418,6 +430,9 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "lease_outlasted": Fault("handler", "a handler outlasts the lease", "its end", "tick", _tick, _lease_outlasted),
     "handler_failed": Fault(
-        "handler", "a handler raises once", "the error", "first back-off", _backoff, _handler_failed
+        "handler", "a handler raises once", "the error", "circuit's first wait", _backoff, _handler_failed
+    ),
+    "downstream_down": Fault(
+        "handler", "what all handlers call is down", "it is up again", BACKOFF, _backoff, _downstream_down
     ),
 }

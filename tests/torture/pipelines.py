@@ -22,6 +22,11 @@ BOOKS = Path(os.environ["TORTURE_BOOKS"])
 WORKER = os.environ["TORTURE_WORKER"]
 BATCH_SIZE = int(os.environ["TORTURE_BATCH_SIZE"])
 
+MAX_ATTEMPTS = 2
+
+DOWN = BOOKS / "downstream-is-down"
+"""While this file exists, what the handler calls is down."""
+
 if "TORTURE_CLOCK" in os.environ:
     clock.move(float(os.environ["TORTURE_CLOCK"]))
 if "TORTURE_WITHOUT" in os.environ:
@@ -51,28 +56,34 @@ def write(batch: Batch, what: str, position: int | None) -> None:
     os.write(_ledger(os.getpid()), f"{json.dumps(line)}\n".encode())
 
 
-@pipeline("invoices", policy=LatencyNeutral(), batch_size=BATCH_SIZE)
+@pipeline("invoices", policy=LatencyNeutral(), batch_size=BATCH_SIZE, max_attempts=MAX_ATTEMPTS)
 def handle(batch: Batch) -> None:
     """Do what the documents ask for, then write the journal."""
     position = batch.connection.exec_driver_sql(
         "SELECT sweeps FROM sync_cursors WHERE pipeline = %s AND tenant = %s", (batch.pipeline, batch.tenant)
     ).scalar_one()
     write(batch, "began", position)
+    if DOWN.exists():
+        raise ConnectionError("the downstream is down")
     for record in batch:
         if record.document["tenant"] != batch.tenant:
             write(batch, "mixed", position)
         time.sleep(record.document.get("seconds", 0.0))
         _fail(record)
+        if "reject" in record.document:
+            batch.reject(record, record.document["reject"])
     batch.connection.exec_driver_sql(
         "INSERT INTO torture_advances (tenant, position, token) VALUES (%s, %s, %s)",
         (batch.tenant, position, batch.token),
     )
-    _deliver(batch)
+    journal(batch)
     write(batch, "ended", position)
 
 
 def _fail(record: Record) -> None:
     """Raise as often as the document asks for; a file for each time counts, since the next try may be elsewhere."""
+    if record.document.get("poison"):
+        raise ValueError(f"{record.external_id} cannot be handled")
     for number in range(record.document.get("fails", 0)):
         marker = BOOKS / f"{record.tenant}.{record.external_id}.{record.revision}.{number}"
         try:
@@ -80,7 +91,3 @@ def _fail(record: Record) -> None:
         except FileExistsError:
             continue
         raise {"connection": ConnectionError, "other": Transient}[record.document["error"]](record.external_id)
-
-
-def _deliver(batch: Batch) -> None:
-    journal(batch)

@@ -121,13 +121,13 @@ class Producer(threading.Thread):
     No two producers share a number, so each knows the newest version of its own.
     """
 
-    def __init__(self, name: str, seed: str, tenants: list[str], writer: Writer, *, failure_policy: bool) -> None:
+    def __init__(self, name: str, seed: str, tenants: list[str], writer: Writer) -> None:
         super().__init__(name=name, daemon=True)
         self._chance = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._tenants = tenants
         self._writer = writer
-        self._failure_policy = failure_policy
         self._numbers: dict[str, list[str]] = {tenant: [] for tenant in tenants}
+        self._drawn = 0
         self._stop_it = threading.Event()
 
     def stop(self) -> None:
@@ -159,9 +159,12 @@ class Producer(threading.Thread):
         chance, numbers = self._chance, self._numbers[tenant]
         if numbers and chance.random() < 0.1:
             return self._writer.invoice(tenant, chance.choice(numbers))
-        number = f"{self.name}-{len(numbers)}"
+        self._drawn += 1
+        number, behaviour = f"{self.name}-{self._drawn}", self._behaviour()
+        if behaviour.keys() & {"poison", "reject"}:
+            return self._writer.invoice(tenant, number, behaviour=behaviour, expected=Expected.QUARANTINED)
         numbers.append(number)
-        return self._writer.invoice(tenant, number, behaviour=self._behaviour())
+        return self._writer.invoice(tenant, number, behaviour=behaviour)
 
     def _behaviour(self) -> dict[str, Any]:
         chance = self._chance
@@ -172,6 +175,8 @@ class Producer(threading.Thread):
                 {"seconds": 2.0},
                 {"fails": 1, "error": "other"},
                 {"fails": chance.choice((1, 2)), "error": "connection"},
+                {"poison": True},
+                {"reject": "asked for"},
             ),
-            (900, 80, 4, 4, 4),
+            (900, 80, 4, 4, 4, 2, 6),
         )[0]

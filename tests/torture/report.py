@@ -19,8 +19,8 @@ KINDS = ("lost", "doubled", "double advance", "mixed", "wrong end", "stuck", "la
 def table(results: Sequence[Result], margin: float) -> str:
     """Return the table of faults as Markdown."""
     lines = [
-        "| fault | drawn | met | median | worst | bound | counted from | beyond |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| fault | drawn | alone | held up | median | worst | bound | counted from | beyond |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     recoveries = [one for result in results for one in result.recoveries]
     for name, fault in FAULTS.items():
@@ -34,20 +34,22 @@ def table(results: Sequence[Result], margin: float) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Return the counts in two lines."""
+    """Return the counts in three lines."""
     counts = Counter(violation.partition(":")[0] for result in results for violation in result.violations)
     exits = sum(len(result.self_exits) for result in results)
+    refusals = sum(len(result.refusals) for result in results)
     return (
         f"{len(results)} schedules, {sum(len(result.recoveries) for result in results)} faults, "
         f"{sum(result.committed for result in results)} invoices, "
         f"{sum(result.hand_overs for result in results)} hand-overs.\n"
-        f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}; {exits} workers that ended by themselves.\n"
+        f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
+        f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
     )
 
 
 def page(results: Sequence[Result], seed: int, margin: float) -> str:
     """Return docs/torture.md."""
-    settings = ", ".join(f"`TASKBRIDGE_{name.upper()}` {value:g} s" for name, value in SETTINGS.items())
+    settings = ",\n".join(f"`TASKBRIDGE_{name.upper()}` {value:g} s" for name, value in SETTINGS.items())
     return PAGE.format(
         summary=summary(results),
         table=table(results, margin),
@@ -72,7 +74,7 @@ def _row(title: str, drawn: int, alone: Sequence[Recovery], bound: str, since: s
     median = f"{statistics.median(times):.2f} s" if times else "-"
     worst = f"{max(times):.2f} s" if times else "-"
     beyond = sum(one.is_late for one in alone)
-    return f"| {title} | {drawn} | {len(times)} | {median} | {worst} | {bound} | {since} | {beyond} |"
+    return f"| {title} | {drawn} | {len(alone)} | {len(times)} | {median} | {worst} | {bound} | {since} | {beyond} |"
 
 
 PAGE = """\
@@ -82,13 +84,16 @@ PAGE = """\
 other than 0 if anything below does not hold. This page was written by one such run.
 
 {summary}
-Run: {count} schedules, seed {seed}. Settings, scaled down so that a schedule takes seconds: {settings}. Workers: three,
-with the pools prefork, threads and solo and batches of up to 1 to 50 records, replaced as the faults strike them.
+Run: {count} schedules, seed {seed}. Settings, scaled down so that a schedule takes seconds:
+{settings}.
+Workers: three, with the pools prefork, threads and solo and batches of up to 1 to 50 records, replaced as the faults
+strike them.
 
 A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
 invoices and bursts, short transactions and long ones, some notified twice, too early or never. Handlers are quick,
-slow, longer than the runner TTL, or raise. Each fault has tenants of its own that have work when it strikes and get no
-event afterwards, so that only the protocol's own means bring them back; "met" counts the faults that held one up.
+slow, longer than the runner TTL, raise once or always, reject. Each fault has tenants of its own that have work when it
+strikes and get no event afterwards, so that only the protocol's own means bring them back. "Alone" counts the faults
+that struck alone, "held up" those of them whose tenants had to wait.
 
 {table}
 Times are from the moment in the column "counted from" to the tenant's next hand-over. In the bounds, {margin:g} s is
@@ -103,9 +108,12 @@ After each schedule these hold, or it is a violation:
 | doubled | no revision of an invoice is in `deliveries` twice |
 | double advance | no two batches of a tenant advanced from one position of its cursor |
 | mixed | no batch holds another tenant's record |
-| wrong end | nothing is in `quarantine` that its handler could take |
+| wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | stuck | all is handled, no runner is left, and no key in Redis that never expires, but for the broker's own |
 | late | each fault's tenants go on within the bound |
+
+Workers that end by themselves are started again, as a supervisor would. Celery ends a worker whose Redis refuses its
+writes, and a worker that starts while Postgres or Redis is away says so and ends.
 
 What is repeatable is the drawing: `python -m tests.torture --schedule SEED` runs the schedule with that seed again,
 with the same faults and the same producers; which moment of a run a fault meets is up to the machine.

@@ -49,11 +49,16 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         return (
-            not self.frozen
-            and self.leaving_since is None
-            and self.process.poll() is None
-            and " ready." in self.log.read_text(errors="replace")
+            not self.frozen and self.leaving_since is None and self.process.poll() is None and " ready." in self.text()
         )
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def last_words(self) -> str:
+        """Return the last line that tells why it ended."""
+        lines = [line for line in self.text().splitlines() if line[:1] not in (" ", "[", "")]
+        return f"status {self.process.poll()}: {lines[-1] if lines else ''}"
 
     def signal_all(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
@@ -67,6 +72,9 @@ class Workers:
     environment: Mapping[str, str]
     up: threading.Event = field(default_factory=threading.Event)
     self_exits: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    """Workers that ended before they were ready: a server was away."""
+    hung: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._number = 0
@@ -84,6 +92,13 @@ class Workers:
 
     def wait_until_ready(self, count: int) -> None:
         wait_until(lambda: len(self.ready()) >= count, f"{count} workers ready", STARTS_WITHIN)
+
+    def take_notes(self) -> tuple[list[str], list[str], list[str]]:
+        """Return what was noted since the last time: self-exits, refusals, and those that hung."""
+        with self._changing:
+            notes = self.self_exits, self.refusals, self.hung
+            self.self_exits, self.refusals, self.hung = [], [], []
+            return notes
 
     def ready(self) -> list[Worker]:
         with self._changing:
@@ -158,7 +173,8 @@ class Workers:
             with self._changing:
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():
-                        self._note(worker, f"ended by itself with status {worker.process.poll()}")
+                        notes = self.self_exits if " ready." in worker.text() else self.refusals
+                        notes.append(f"{worker.name} ({worker.kind.pool}): {worker.last_words()}")
                         self._replace(worker, worker.kind)
                 for worker in [*self._leaving]:
                     self._see_off(worker)
@@ -168,10 +184,6 @@ class Workers:
         if worker.process.poll() is not None:
             self._leaving.remove(worker)
         elif time.monotonic() > worker.leaving_since + ENDS_WITHIN:
-            self._note(worker, f"did not end within {ENDS_WITHIN:g} s of SIGTERM")
+            self.hung.append(f"{worker.name} ({worker.kind.pool}) did not end within {ENDS_WITHIN:g} s of SIGTERM")
             worker.signal_all(signal.SIGKILL)
             self._leaving.remove(worker)
-
-    def _note(self, worker: Worker, what: str) -> None:
-        last = worker.log.read_text(errors="replace").splitlines()[-6:]
-        self.self_exits.append(f"{worker.name} ({worker.kind.pool}) {what}: {' / '.join(last)}")
