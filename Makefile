@@ -9,9 +9,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # More options for `make run`, such as --exit-when-idle, and for pytest.
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
+# How many schedules `make torture` draws, from which seed, and how many run at the same time.
+SCHEDULES ?= 300
+SEED ?= 1
+ARENAS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint format types imports bench docs clean
+.PHONY: help run test check lint format types imports bench torture docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +44,9 @@ format: $(READY) ## Rewrite the code in the project's format
 
 bench: $(RUNNABLE) ## Measure: how late due runs are published with 10,000 tenants waiting
 	$(BIN)/taskbridge bench lateness
+
+torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
+	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
 docs: $(READY) ## Print the transition table into docs/protocol.md
 	$(BIN)/python -m tests.docs.protocol_text

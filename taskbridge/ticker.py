@@ -87,7 +87,13 @@ def reconcile_in_turn(here: Runtime) -> float:
     """
     for pipeline in here.pipelines.names():
         if here.gate.claim_reconcile(pipeline, here.settings.reconcile_interval):
-            forgotten = reconcile(here, pipeline)
+            try:
+                forgotten = reconcile(here, pipeline)
+            except Exception:
+                # Nobody has looked: the next one must not wait for the interval.
+                with suppress(redis.RedisError):
+                    here.gate.release_reconcile(pipeline)
+                raise
             if forgotten:
                 log.warning("%s: %d tenants had pending records and no runner", pipeline, len(forgotten))
     return RECONCILE_CHECK

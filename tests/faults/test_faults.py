@@ -6,8 +6,11 @@ import signal
 import time
 
 import pytest
+from sqlalchemy.exc import ProgrammingError
 
+from taskbridge.runtime import runtime
 from taskbridge.store import record_invoice
+from taskbridge.ticker import reconcile_in_turn
 from tests.deployment import Deployment
 from tests.waiting import PATIENCE, wait_until
 
@@ -83,6 +86,22 @@ def test_a_producer_dies_between_commit_and_notify(deployment: Deployment) -> No
     with deployment.worker():
         deployment.save("acme", *NUMBERS, notify=False)
         wait_until(lambda: delivered_once(deployment), "found in Postgres", 2 + 3)
+
+
+@pytest.mark.parametrize("deployment", [{"reconcile_interval": 3600.0}], indirect=True)
+def test_a_look_for_forgotten_records_that_fails_is_made_again_at_once(deployment: Deployment) -> None:
+    # given a producer that died, and a look that Postgres does not answer
+    here = runtime(deployment.app)
+    deployment.save("acme", *NUMBERS, notify=False)
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE sync_cursors RENAME TO away")
+    with pytest.raises(ProgrammingError):
+        reconcile_in_turn(here)
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE away RENAME TO sync_cursors")
+    # then the next look does not wait for the interval
+    reconcile_in_turn(here)
+    assert deployment.gate.active("invoices") == ["acme"]
 
 
 def test_a_run_message_is_lost(deployment: Deployment) -> None:

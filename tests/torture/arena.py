@@ -1,0 +1,147 @@
+"""Where schedules run: one Postgres, one Redis, three workers, and one database that they share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from taskbridge import app
+from taskbridge.runtime import runtime
+from taskbridge.settings import Settings
+from taskbridge.store import connect, migrate
+from tests.deployment import ROOT
+from tests.directories import open_directory
+from tests.torture.ledger import Ledger
+from tests.torture.servers import PostgresHere, RedisHere
+from tests.torture.workers import Kind, Workers
+
+__all__ = ["SETTINGS", "Arena", "arena"]
+
+SETTINGS: dict[str, Any] = {"runner_ttl": 1.5, "republish_after": 1.5, "reconcile_interval": 3.0, "run_budget": 0.2}
+
+FIRST_WORKERS = [Kind("prefork", 7), Kind("threads", 3), Kind("solo", 50)]
+
+
+@dataclass
+class Arena:
+    """Everything that a schedule strikes and looks at."""
+
+    postgres: PostgresHere
+    redis: RedisHere
+    workers: Workers
+    ledger: Ledger
+    settings: Settings
+    books: Path
+
+    def __post_init__(self) -> None:
+        self.engine = connect(self.postgres.url)
+        self._down = 0
+        self._counting = threading.Lock()
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Keep the supervisor from starting workers while a server is away: they refuse to start without it."""
+        with self._counting:
+            self._down += 1
+            self.workers.up.clear()
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._down -= 1
+                if not self._down:
+                    self.workers.up.set()
+
+    @contextmanager
+    def downstream_down(self) -> Iterator[None]:
+        """Let what all handlers call be down; see `tests.torture.pipelines.DOWN`."""
+        mark = self.books / "downstream-is-down"
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
+
+    def restart_postgres(self, number: signal.Signals, seconds: float) -> tuple[float, float]:
+        """End Postgres, and start it `seconds` later; return when it was struck and when it answered."""
+        with self.down():
+            struck = time.monotonic()
+            self.postgres.strike(number)
+            time.sleep(seconds)
+            self.postgres.start()
+        return struck, time.monotonic()
+
+    def rows(self, statement: str, **values: Any) -> list[Any]:
+        """Return a query's rows; tried again where Postgres has dropped the connection."""
+        while True:
+            try:
+                with self.engine.connect() as connection:
+                    return list(connection.exec_driver_sql(statement, values))
+            except Exception:
+                if not self.workers.up.is_set():
+                    raise
+                self.engine.dispose()
+                time.sleep(0.05)
+
+
+@contextmanager
+def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
+    """Open an arena; one per process, since producers use the app of the process. `keep` takes a copy of its books."""
+    with open_directory() as directory, ExitStack() as stack:
+        postgres, redis = PostgresHere(directory), RedisHere(directory)
+        for server in (postgres, redis):
+            stack.callback(server.close)
+            server.start()
+        settings = Settings(postgres_url=postgres.url, redis_url=redis.url, **SETTINGS)
+        ours = _environment(settings)
+        os.environ.update(ours)
+        books = directory / "books"
+        books.mkdir()
+        if keep is not None:
+            stack.callback(_keep, directory, keep)
+        _prepare_database(postgres.url)
+        here = runtime(app)
+        stack.callback(here.forget)
+        outside = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TASKBRIDGE_", "TORTURE_"))
+        }
+        extra = {"PYTHONPATH": str(ROOT), "TASKBRIDGE_PIPELINES": "tests.torture.pipelines"}
+        if without is not None:
+            extra["TORTURE_WITHOUT"] = without
+        workers = Workers(books, {**outside, **ours, **extra})
+        workers.up.set()
+        stack.callback(workers.close)
+        workers.open(FIRST_WORKERS)
+        made = Arena(postgres, redis, workers, Ledger(books), settings, books)
+        stack.callback(made.engine.dispose)
+        yield made
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    urls = {"TASKBRIDGE_POSTGRES_URL": settings.postgres_url, "TASKBRIDGE_REDIS_URL": settings.redis_url}
+    return {**urls, **{f"TASKBRIDGE_{name.upper()}": str(value) for name, value in SETTINGS.items()}}
+
+
+def _prepare_database(url: str) -> None:
+    engine = connect(url)
+    migrate(engine)
+    with engine.begin() as connection:
+        # Not unique on purpose: it must be able to show that two batches advanced from one position.
+        connection.exec_driver_sql("CREATE TABLE torture_advances (tenant text, position bigint, token text)")
+        connection.exec_driver_sql("CREATE INDEX ON torture_advances (tenant, position)")
+    engine.dispose()
+
+
+def _keep(directory: Path, keep: Path) -> None:
+    target = keep / directory.name
+    shutil.copytree(directory / "books", target / "books")
+    for log in directory.glob("*.log"):
+        shutil.copy(log, target)

@@ -1,0 +1,109 @@
+"""Arenas in processes of their own: each takes seeds and gives results, until it has a failure."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
+
+from tests.torture.arena import arena
+from tests.torture.course import Result, run
+from tests.torture.faults import FAULTS
+from tests.torture.schedule import draw
+
+__all__ = ["Broken", "Order", "in_arenas"]
+
+TRIES: Final = 3
+
+
+class Broken(Exception):
+    """Arenas fail one after another before they come to a verdict; the message has the last one's trace."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What all schedules of one command share. `keep`: where books of arenas are copied; `without`: a guard."""
+
+    only: Sequence[str] = tuple(FAULTS)
+    margin: float = 1.0
+    without: str | None = None
+    keep: Path | None = None
+
+
+def in_arenas(order: Order, seeds: Sequence[int], count: int) -> Iterator[Result]:
+    """Yield the results of the schedules with `seeds` as they come; an arena with a violation is replaced by another.
+
+    Raises:
+        Broken: several arenas in a row came to no verdict.
+    """
+    left, running, broken = [*seeds][::-1], list[_Arena](), 0
+    try:
+        while left or running:
+            while left and len(running) < count:
+                running.append(_Arena(order))
+                running[-1].send(left.pop())
+            ready = wait([one.pipe for one in running])
+            for one in [one for one in running if one.pipe in ready]:
+                answer = one.receive()
+                if isinstance(answer, Result):
+                    broken = 0
+                    yield answer
+                else:
+                    broken += 1
+                    if broken == TRIES:
+                        raise Broken(answer)
+                    left.append(one.seed)
+                if left and isinstance(answer, Result) and not answer.violations:
+                    one.send(left.pop())
+                else:
+                    running.remove(one)
+                    one.close()
+    finally:
+        for one in running:
+            one.close()
+
+
+class _Arena:
+    """One process with an arena; it ends when its pipe closes."""
+
+    def __init__(self, order: Order) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(target=_serve, args=(theirs, order))
+        self._process.start()
+        theirs.close()
+        self.seed = -1
+
+    def send(self, seed: int) -> None:
+        self.seed = seed
+        self.pipe.send(seed)
+
+    def receive(self) -> Result | str:
+        """Return the result, or why there is none."""
+        try:
+            answer: Any = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            return f"schedule {self.seed}: the process of the arena ended"
+        return answer if isinstance(answer, Result) else f"schedule {self.seed}: {answer}"
+
+    def close(self) -> None:
+        self.pipe.close()
+        self._process.join()
+
+
+def _serve(pipe: Connection, order: Order) -> None:
+    """Run the schedules whose seeds come through the pipe, until it closes."""
+    subjects = {name: FAULTS[name].subject for name in order.only}
+    try:
+        with arena(order.without, order.keep) as here:
+            while True:
+                pipe.send(run(here, draw(pipe.recv(), subjects), order.margin))
+    except (EOFError, ConnectionError):
+        return
+    except Exception:
+        pipe.send(traceback.format_exc())

@@ -1,0 +1,141 @@
+"""The course of one schedule: traffic, faults, recovery, quiet, verdict."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+
+from tests.torture.arena import Arena
+from tests.torture.faults import FAULTS, Scene, Struck
+from tests.torture.producer import Producer, Truth, Writer
+from tests.torture.schedule import Planned, Schedule
+from tests.torture.verdict import judge, leftovers, take_stock
+
+__all__ = ["Recovery", "Result", "run"]
+
+STUCK_AFTER = 60.0
+"""Seconds without faults and traffic after which a schedule that is not quiet counts as stuck."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How long it took until a fault's tenants went on; `together` with another fault the bounds add up."""
+
+    fault: str
+    bound: float
+    recovered: float | None
+    """Seconds; None: no tenant that it met had work that was held up."""
+    together: bool
+
+    @property
+    def is_late(self) -> bool:
+        return self.recovered is not None and self.recovered > self.bound
+
+
+@dataclass
+class Result:
+    """One schedule's outcome."""
+
+    seed: int
+    recoveries: list[Recovery] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    self_exits: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    committed: int = 0
+    hand_overs: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
+    """Run `schedule`; `margin` is added to each bound."""
+    began = time.monotonic()
+    result = Result(schedule.seed)
+    prefix = f"s{schedule.seed}-"
+    truth = Truth()
+    scene = Scene(arena, Writer(truth), prefix)
+    tenants = [f"{prefix}tenant{number}" for number in range(schedule.tenants)]
+    producers = [Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer) for number in range(2)]
+    for producer in producers:
+        producer.start()
+    for group in schedule.groups:
+        result.recoveries += _strike(scene, group, margin)
+    for producer in producers:
+        producer.stop()
+    _await_quiet(arena, prefix, result)
+    result.violations += judge(arena, prefix, truth)
+    result.violations += [
+        f"late: {one.fault} recovered after {one.recovered:.1f} s, bound {one.bound:.1f} s"
+        for one in result.recoveries
+        if one.is_late
+    ]
+    result.committed = len(truth.facts())
+    result.hand_overs = sum(len(arena.ledger.of(tenant)) for tenant in {tenant for tenant, _ in truth.facts()})
+    result.self_exits, result.refusals, hung = arena.workers.take_notes()
+    result.violations += [f"stuck: {text}" for text in hung]
+    result.seconds = round(time.monotonic() - began, 1)
+    return result
+
+
+def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Recovery]:
+    """Let the faults of a group strike at once, and wait until all tenants that they met go on."""
+    struck: dict[str, Struck] = {}
+
+    def strike(planned: Planned) -> None:
+        time.sleep(planned.pause)
+        struck[planned.fault] = FAULTS[planned.fault].strike(scene, planned)
+
+    threads = [threading.Thread(target=strike, args=(planned,), name=planned.fault) for planned in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(struck) < len(group):
+        raise RuntimeError(f"of {[planned.fault for planned in group]} only {[*struck]} struck")
+    settings = scene.arena.settings
+    bounds = {name: FAULTS[name].bound(settings, one.lasted) for name, one in struck.items()}
+    together = len(group) > 1
+    since = max(one.since for one in struck.values())
+    recoveries = []
+    for name, one in struck.items():
+        bound = (sum(bounds.values()) if together else bounds[name]) + margin
+        times = [_recovery(scene, tenant, since if together else one.since, bound) for tenant in one.tenants]
+        known = [seconds for seconds in times if seconds is not None]
+        worst = round(max(known), 3) if known else None
+        recoveries.append(Recovery(name, round(bound, 3), worst, together))
+    return recoveries
+
+
+def _recovery(scene: Scene, tenant: str, since: float, bound: float) -> float | None:
+    """Return the seconds from `since` to the tenant's next hand-over, or to the end of the one that was under way.
+
+    None: nothing of it was held up. It is waited for well past the bound, so that a late one is told from none at all.
+    """
+    deadline = time.monotonic() + bound + 10.0
+    while True:
+        found = scene.arena.ledger.of(tenant)
+        later = [one.began for one in found if one.began >= since]
+        if later:
+            return later[0] - since
+        if take_stock(scene.arena, tenant).is_settled():
+            ended = max((one.ended for one in found if one.ended is not None), default=0.0)
+            return ended - since if ended > since else None
+        if time.monotonic() > deadline:
+            return time.monotonic() - since
+        time.sleep(0.02)
+
+
+def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
+    deadline = time.monotonic() + STUCK_AFTER
+    while True:
+        left = leftovers(arena)
+        settled = take_stock(arena, prefix).is_settled()
+        if settled and not left:
+            return
+        if time.monotonic() > deadline:
+            result.violations.append(f"stuck: {'handled' if settled else 'not handled'}, left: {left[:10]}")
+            return
+        time.sleep(0.1)

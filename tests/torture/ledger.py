@@ -1,0 +1,78 @@
+"""The ledger that the handlers keep, read while it grows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["HandOver", "Ledger"]
+
+
+@dataclass
+class HandOver:
+    """One batch that was given to a handler. Times are those of the machine's monotonic clock."""
+
+    worker: str
+    token: str
+    position: int
+    records: list[tuple[str, int]]
+    began: float
+    ended: float | None = None
+
+
+class Ledger:
+    """All hand-overs by tenant, oldest first within a process."""
+
+    def __init__(self, books: Path) -> None:
+        self._books = books
+        self._read: dict[Path, int] = {}
+        self._open: dict[tuple[Path, str, str], HandOver] = {}
+        self._by_tenant: dict[str, list[HandOver]] = defaultdict(list)
+        self._reading = threading.Lock()
+        self.mixed: list[str] = []
+
+    def of(self, tenant: str) -> list[HandOver]:
+        """Return the tenant's hand-overs so far, in the order of their begin."""
+        with self._reading:
+            for path in self._books.glob("*.jsonl"):
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    for line in file:
+                        if not line.endswith(b"\n"):
+                            break
+                        self._read[path] = self._read.get(path, 0) + len(line)
+                        self._take(path, json.loads(line))
+            return sorted(self._by_tenant[tenant], key=lambda one: one.began)
+
+    def under_way(self, tenant: str) -> str | None:
+        """Return the worker that has the tenant's batch now, else the one that had the last."""
+        found = self.of(tenant)
+        current = [one for one in found if one.ended is None] or found
+        return current[-1].worker if current else None
+
+    def wait_for(self, tenant: str, condition: Callable[[list[HandOver]], bool], seconds: float) -> bool:
+        """Wait until `condition` holds of the tenant's hand-overs; say whether it does."""
+        deadline = time.monotonic() + seconds
+        while not condition(self.of(tenant)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _take(self, path: Path, line: dict[str, Any]) -> None:
+        tenant, key = line["tenant"], (path, line["tenant"], line["token"])
+        if line["what"] == "mixed":
+            self.mixed.append(f"{tenant}: {line['records']}")
+        elif line["what"] == "ended":
+            self._open.pop(key).ended = line["at"]
+        else:
+            records = [(number, revision) for number, revision in line["records"]]
+            one = HandOver(line["worker"], line["token"], line["position"], records, line["at"])
+            self._open[key] = one
+            self._by_tenant[tenant].append(one)

@@ -1,0 +1,182 @@
+"""Producers: they commit invoices and notify as an application would, and keep the truth for the verdict."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge import app, notify_event, record_invoice
+from taskbridge.errors import Unavailable
+from taskbridge.runtime import runtime
+
+__all__ = ["Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
+
+GIVES_UP_AFTER = 20.0
+
+
+class Expected(StrEnum):
+    """Where an invoice must end."""
+
+    DELIVERED = "delivered"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True)
+class Invoice:
+    """One version of an invoice, and what its handler shall do with it."""
+
+    tenant: str
+    number: str
+    version: int
+    behaviour: dict[str, Any] = field(default_factory=dict)
+    expected: Expected = Expected.DELIVERED
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {"tenant": self.tenant, "version": self.version, **self.behaviour}
+
+
+@dataclass
+class Fact:
+    """The newest version of an invoice that a producer knows to be committed, and those of which it does not know."""
+
+    committed: Invoice | None = None
+    in_doubt: list[Invoice] = field(default_factory=list)
+
+
+class Truth:
+    """What was committed, by (tenant, number); kept in this process only."""
+
+    def __init__(self) -> None:
+        self._facts: dict[tuple[str, str], Fact] = {}
+        self._writing = threading.Lock()
+
+    def doubt(self, invoices: list[Invoice]) -> None:
+        with self._writing:
+            for one in invoices:
+                self._facts.setdefault((one.tenant, one.number), Fact()).in_doubt.append(one)
+
+    def know(self, invoices: list[Invoice]) -> None:
+        with self._writing:
+            for one in invoices:
+                self._facts[one.tenant, one.number] = Fact(one)
+
+    def facts(self) -> dict[tuple[str, str], Fact]:
+        with self._writing:
+            return dict(self._facts)
+
+
+class Writer:
+    """Commits and notifies, and tries again while a server is away."""
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth = truth
+        self._versions: Iterator[int] = itertools.count(1)
+
+    def invoice(self, tenant: str, number: str, **rest: Any) -> Invoice:
+        return Invoice(tenant, number, next(self._versions), **rest)
+
+    def commit(self, *invoices: Invoice, hold: float = 0.0) -> float | None:
+        """Commit the invoices in one transaction that stays open for `hold` seconds; return when, None: gave up."""
+        deadline = time.monotonic() + GIVES_UP_AFTER
+        engine = runtime(app).engine
+        while time.monotonic() < deadline:
+            try:
+                with engine.connect() as connection:
+                    for one in invoices:
+                        record_invoice(one.tenant, one.number, one.document, connection)
+                    time.sleep(hold)
+                    self.truth.doubt([*invoices])
+                    connection.commit()
+            except (Unavailable, DBAPIError):
+                time.sleep(0.1)
+            else:
+                self.truth.know([*invoices])
+                return time.monotonic()
+        return None
+
+    def notify(self, tenant: str, tries: int = 1) -> bool:
+        """Send one event; say whether it was taken. A producer that gives up leaves its records to be found."""
+        for _ in range(tries):
+            try:
+                notify_event.delay(tenant)
+            except Unavailable:
+                time.sleep(0.1)
+            else:
+                return True
+        return False
+
+
+class Producer(threading.Thread):
+    """Traffic of some tenants until `stop`: everything that producers do, right and wrong, drawn from one seed.
+
+    No two producers share a number, so each knows the newest version of its own.
+    """
+
+    def __init__(self, name: str, seed: str, tenants: list[str], writer: Writer) -> None:
+        super().__init__(name=name, daemon=True)
+        self._chance = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._tenants = tenants
+        self._writer = writer
+        self._numbers: dict[str, list[str]] = {tenant: [] for tenant in tenants}
+        self._drawn = 0
+        self._stop_it = threading.Event()
+
+    def stop(self) -> None:
+        self._stop_it.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stop_it.is_set():
+            self._write(self._chance.choice(self._tenants))
+            self._stop_it.wait(self._chance.choice((0.0, 0.02, 0.1, 0.3)))
+
+    def _write(self, tenant: str) -> None:
+        chance, writer = self._chance, self._writer
+        invoices = [self._draw(tenant) for _ in range(chance.choice((1, 1, 1, 2, 5, 20)))]
+        habit = chance.choices(
+            ("ordinary", "dies before it notifies", "notifies first", "notifies twice", "commits late"),
+            (70, 5, 5, 10, 10),
+        )[0]
+        if habit == "notifies first":
+            writer.notify(tenant)
+        if writer.commit(*invoices, hold=chance.uniform(0.2, 0.8) if habit == "commits late" else 0.0) is None:
+            return
+        if habit in ("dies before it notifies", "notifies first"):
+            return
+        for _ in range(2 if habit == "notifies twice" else 1):
+            writer.notify(tenant, tries=chance.choice((1, 20)))
+
+    def _draw(self, tenant: str) -> Invoice:
+        chance, numbers = self._chance, self._numbers[tenant]
+        if numbers and chance.random() < 0.1:
+            return self._writer.invoice(tenant, chance.choice(numbers))
+        self._drawn += 1
+        number, behaviour = f"{self.name}-{self._drawn}", self._behaviour()
+        if behaviour.keys() & {"poison", "reject"}:
+            return self._writer.invoice(tenant, number, behaviour=behaviour, expected=Expected.QUARANTINED)
+        numbers.append(number)
+        return self._writer.invoice(tenant, number, behaviour=behaviour)
+
+    def _behaviour(self) -> dict[str, Any]:
+        chance = self._chance
+        return chance.choices(
+            (
+                {},
+                {"seconds": chance.uniform(0.02, 0.15)},
+                {"seconds": 2.0},
+                {"fails": 1, "error": "other"},
+                {"fails": chance.choice((1, 2)), "error": "connection"},
+                {"poison": True},
+                {"reject": "asked for"},
+            ),
+            (900, 80, 4, 4, 4, 2, 6),
+        )[0]

@@ -1,0 +1,120 @@
+"""The report: a line of JSON per schedule, and one table of all faults."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from taskbridge.settings import Settings
+from tests.torture.arena import SETTINGS
+from tests.torture.course import Recovery, Result
+from tests.torture.faults import FAULTS
+
+__all__ = ["page", "summary", "table"]
+
+KINDS = ("lost", "doubled", "double advance", "mixed", "wrong end", "stuck", "late")
+
+
+def table(results: Sequence[Result], margin: float) -> str:
+    """Return the table of faults as Markdown."""
+    lines = [
+        "| fault | drawn | alone | held up | median | worst | bound | counted from | beyond |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    recoveries = [one for result in results for one in result.recoveries]
+    for name, fault in FAULTS.items():
+        alone = [one for one in recoveries if one.fault == name and not one.together]
+        drawn = sum(one.fault == name for one in recoveries)
+        bound = f"{fault.formula} + {margin:g} s{_computed(fault.bound(_settings(), 0.0) + margin, alone)}"
+        lines.append(_row(fault.title, drawn, alone, bound, fault.since))
+    together = [one for one in recoveries if one.together]
+    lines.append(_row("two of them at once", len(together), together, "the sum of both", "the later"))
+    return "\n".join(lines) + "\n"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return the counts in three lines."""
+    counts = Counter(violation.partition(":")[0] for result in results for violation in result.violations)
+    exits = sum(len(result.self_exits) for result in results)
+    refusals = sum(len(result.refusals) for result in results)
+    return (
+        f"{len(results)} schedules, {sum(len(result.recoveries) for result in results)} faults, "
+        f"{sum(result.committed for result in results)} invoices, "
+        f"{sum(result.hand_overs for result in results)} hand-overs.\n"
+        f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
+        f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
+    )
+
+
+def page(results: Sequence[Result], seed: int, margin: float) -> str:
+    """Return docs/torture.md."""
+    settings = ",\n".join(f"`TASKBRIDGE_{name.upper()}` {value:g} s" for name, value in SETTINGS.items())
+    return PAGE.format(
+        summary=summary(results),
+        table=table(results, margin),
+        seed=seed,
+        count=len(results),
+        settings=settings,
+        margin=margin,
+    )
+
+
+def _settings() -> Settings:
+    return Settings(**SETTINGS)
+
+
+def _computed(without_outage: float, alone: Sequence[Recovery]) -> str:
+    longest = max((one.bound for one in alone), default=without_outage)
+    return f" = {without_outage:.1f} s" + (f" to {longest:.1f} s" if longest > without_outage + 0.05 else "")
+
+
+def _row(title: str, drawn: int, alone: Sequence[Recovery], bound: str, since: str) -> str:
+    times = [one.recovered for one in alone if one.recovered is not None]
+    median = f"{statistics.median(times):.2f} s" if times else "-"
+    worst = f"{max(times):.2f} s" if times else "-"
+    beyond = sum(one.is_late for one in alone)
+    return f"| {title} | {drawn} | {len(alone)} | {len(times)} | {median} | {worst} | {bound} | {since} | {beyond} |"
+
+
+PAGE = """\
+# Torture
+
+`make torture` runs seeded schedules of random faults against real workers, Redis and Postgres, and ends with a status
+other than 0 if anything below does not hold. This page was written by one such run.
+
+{summary}
+Run: {count} schedules, seed {seed}. Settings, scaled down so that a schedule takes seconds:
+{settings}.
+Workers: three, with the pools prefork, threads and solo and batches of up to 1 to 50 records, replaced as the faults
+strike them.
+
+A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
+invoices and bursts, short transactions and long ones, some notified twice, too early or never. Handlers are quick,
+slow, longer than the runner TTL, raise once or always, reject. Each fault has tenants of its own that have work when it
+strikes and get no event afterwards, so that only the protocol's own means bring them back. "Alone" counts the faults
+that struck alone, "held up" those of them whose tenants had to wait.
+
+{table}
+Times are from the moment in the column "counted from" to the tenant's next hand-over. In the bounds, {margin:g} s is
+for what every recovery needs: a look of the ticker, a message, a worker that reconnects. "Two of them at once" counts
+from the end of the later, and adds both bounds.
+
+After each schedule these hold, or it is a violation:
+
+| kind | what must hold |
+| --- | --- |
+| lost | every committed invoice is in `deliveries` in its latest revision |
+| doubled | no revision of an invoice is in `deliveries` twice |
+| double advance | no two batches of a tenant advanced from one position of its cursor |
+| mixed | no batch holds another tenant's record |
+| wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
+| stuck | all is handled, no runner is left, and no key in Redis that never expires, but for the broker's own |
+| late | each fault's tenants go on within the bound |
+
+Workers that end by themselves are started again, as a supervisor would. Celery ends a worker whose Redis refuses its
+writes, and a worker that starts while Postgres or Redis is away says so and ends.
+
+What is repeatable is the drawing: `python -m tests.torture --schedule SEED` runs the schedule with that seed again,
+with the same faults and the same producers; which moment of a run a fault meets is up to the machine.
+"""

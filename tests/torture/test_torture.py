@@ -1,0 +1,63 @@
+"""A few schedules of random faults, and proof that they would notice: without a guard they find what it prevents."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.deployment import ROOT
+from tests.torture.faults import FAULTS
+from tests.torture.schedule import draw
+from tests.waiting import PATIENCE
+
+pytestmark = pytest.mark.e2e
+
+MARGIN = 5.0 * PATIENCE
+"""Seconds that a busy machine is given beyond each bound."""
+
+
+def torture(*options: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Run schedules; return the exit status, the line of each schedule, and all that was printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.torture", "--margin", str(MARGIN), *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"], done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_or_doubled_under_random_faults() -> None:
+    status, results, said = torture("--schedules", "3", "--seed", "7")
+
+    assert status == 0, said
+    assert [result["violations"] for result in results] == [[], [], []]
+    assert all(len(result["recoveries"]) >= 3 and result["committed"] for result in results)
+
+
+@pytest.mark.timeout(300)
+def test_a_frozen_worker_is_found_to_advance_twice_where_nobody_checks_the_owner() -> None:
+    status, results, said = torture("--schedules", "3", "--only", "worker_frozen", "--without", "owner", "--first")
+
+    assert status == 1, said
+    kinds = {violation.partition(":")[0] for result in results for violation in result["violations"]}
+    assert {"doubled", "double advance"} <= kinds
+    assert f"--schedule {results[-1]['seed']} --only worker_frozen --without owner" in said
+
+
+def test_a_schedule_is_drawn_from_its_seed_alone() -> None:
+    subjects = {name: fault.subject for name, fault in FAULTS.items()}
+
+    drawn = [draw(seed, subjects) for seed in range(300)]
+
+    assert drawn == [draw(seed, subjects) for seed in range(300)]
+    assert {planned.fault for schedule in drawn for group in schedule.groups for planned in group} == set(FAULTS)
+    assert all(sum(map(len, schedule.groups)) >= 3 for schedule in drawn)
+    for group in (group for schedule in drawn for group in schedule.groups):
+        assert len({FAULTS[planned.fault].subject for planned in group}) == len(group)

@@ -1,0 +1,106 @@
+"""What a schedule came to: everything that must hold once its faults are over."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from taskbridge import app
+from taskbridge.pipeline import INVOICES
+from taskbridge.runtime import runtime
+from tests.torture.arena import Arena
+from tests.torture.producer import Expected, Fact, Truth
+
+__all__ = ["Stock", "judge", "leftovers", "take_stock"]
+
+
+@dataclass
+class Stock:
+    """One look into Postgres, for the tenants of one schedule; keys are (tenant, number)."""
+
+    invoices: dict[tuple[str, str], tuple[int, int]]
+    """Revision and version."""
+    deliveries: dict[tuple[str, str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
+    """The tokens that delivered each revision."""
+    quarantine: set[tuple[str, str, int]] = field(default_factory=set)
+
+    def is_settled(self) -> bool:
+        """Whether each invoice's newest revision is where it can end."""
+        settled = self.deliveries.keys() | self.quarantine
+        return all((*key, revision) in settled for key, (revision, _) in self.invoices.items())
+
+
+def take_stock(arena: Arena, prefix: str) -> Stock:
+    """Look once."""
+    tenants = {"tenants": f"{prefix}%"}
+    stock = Stock(
+        {
+            (tenant, number): (revision, int(version))
+            for tenant, number, revision, version in arena.rows(
+                "SELECT tenant, number, revision, document->>'version' FROM invoices WHERE tenant LIKE %(tenants)s",
+                **tenants,
+            )
+        }
+    )
+    for tenant, number, revision, token in arena.rows(
+        "SELECT tenant, external_id, revision, token FROM deliveries WHERE tenant LIKE %(tenants)s", **tenants
+    ):
+        stock.deliveries[tenant, number, revision].append(token)
+    stock.quarantine = {
+        tuple(row)
+        for row in arena.rows(
+            "SELECT tenant, external_id, revision FROM quarantine WHERE tenant LIKE %(tenants)s", **tenants
+        )
+    }
+    return stock
+
+
+def judge(arena: Arena, prefix: str, truth: Truth) -> list[str]:
+    """Return what is wrong with the records, one sentence each that begins with its kind."""
+    stock = take_stock(arena, prefix)
+    facts = truth.facts()
+    wrong = [
+        f"lost: {key} was committed and is not in the table"
+        for key in facts.keys() - stock.invoices.keys()
+        if facts[key].committed is not None
+    ]
+    for key, (revision, version) in stock.invoices.items():
+        wrong += _of_record(stock, key, revision, version, facts.get(key, Fact()))
+    for (tenant, number, revision), tokens in stock.deliveries.items():
+        if len(tokens) > 1:
+            wrong.append(f"doubled: {tenant} {number} revision {revision} was delivered by {' and '.join(tokens)}")
+    wrong += [
+        f"double advance: {tenant} from position {position} by {' and '.join(tokens)}"
+        for tenant, position, tokens in arena.rows(
+            "SELECT tenant, position, array_agg(token) FROM torture_advances WHERE tenant LIKE %(tenants)s "
+            "GROUP BY tenant, position HAVING count(*) > 1",
+            tenants=f"{prefix}%",
+        )
+    ]
+    return wrong + [f"mixed: {text}" for text in arena.ledger.mixed]
+
+
+def _of_record(stock: Stock, key: tuple[str, str], revision: int, version: int, fact: Fact) -> list[str]:
+    possible = [*([fact.committed] if fact.committed else []), *fact.in_doubt]
+    found = [one for one in possible if one.version == version]
+    if not found:
+        return [f"lost: {key} holds version {version}, committed was {[one.version for one in possible]}"]
+    ends = {
+        Expected.DELIVERED: (*key, revision) in stock.deliveries,
+        Expected.QUARANTINED: (*key, revision) in stock.quarantine,
+    }
+    expected = found[0].expected
+    wrong = [] if ends[expected] else [f"lost: {key} revision {revision} is not {expected}"]
+    others = [other for other in Expected if other is not expected and ends[other]]
+    return wrong + [f"wrong end: {key} revision {revision} is {other}, not {expected}" for other in others]
+
+
+def leftovers(arena: Arena) -> list[str]:
+    """Return what is left in Redis that a quiet deployment does not have: runners, and keys that never expire."""
+    client: Any = arena.redis.client
+    ours = [key for key in client.scan_iter() if not key.startswith(("_kombu.", "unacked"))]
+    return [
+        *(f"runner {tenant}" for tenant in runtime(app).gate.active(INVOICES)),
+        *(f"key {key}" for key in ours if client.ttl(key) == -1),
+    ]

@@ -1,0 +1,189 @@
+"""The workers of an arena, and the supervisor that starts those again that ended by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from taskbridge.embedded import Guarded
+from taskbridge.embedded.files import open_log
+from tests.deployment import ROOT
+from tests.waiting import wait_until
+
+__all__ = ["Kind", "Worker", "Workers"]
+
+STARTS_WITHIN = 40.0
+ENDS_WITHIN = 20.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a worker is like."""
+
+    pool: str
+    batch_size: int
+    clock_seconds: float | None = None
+
+    @property
+    def options(self) -> list[str]:
+        return ["-P", self.pool, *([] if self.pool == "solo" else ["-c", "3"])]
+
+
+@dataclass
+class Worker:
+    """One `celery -A taskbridge worker` and its pool processes: a process group that ends with this process."""
+
+    name: str
+    kind: Kind
+    log: Path
+    process: Guarded
+    frozen: bool = False
+    leaving_since: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return (
+            not self.frozen and self.leaving_since is None and self.process.poll() is None and " ready." in self.text()
+        )
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def last_words(self) -> str:
+        """Return the last line that tells why it ended."""
+        lines = [line for line in self.text().splitlines() if line[:1] not in (" ", "[", "")]
+        return f"status {self.process.poll()}: {lines[-1] if lines else ''}"
+
+    def signal_all(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+
+@dataclass
+class Workers:
+    """Three workers, each in a place of its own; `up` is cleared while a server is down, and nothing starts then."""
+
+    books: Path
+    environment: Mapping[str, str]
+    up: threading.Event = field(default_factory=threading.Event)
+    self_exits: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    """Workers that ended before they were ready: a server was away."""
+    hung: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._number = 0
+        self._places: list[Worker] = []
+        self._leaving: list[Worker] = []
+        self._changing = threading.RLock()
+        self._closed = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, daemon=True)
+
+    def open(self, kinds: list[Kind]) -> None:
+        """Start one worker per kind, wait until all are ready, and begin to watch them."""
+        self._places = [self._start(kind) for kind in kinds]
+        self.wait_until_ready(len(kinds))
+        self._supervisor.start()
+
+    def wait_until_ready(self, count: int) -> None:
+        wait_until(lambda: len(self.ready()) >= count, f"{count} workers ready", STARTS_WITHIN)
+
+    def take_notes(self) -> tuple[list[str], list[str], list[str]]:
+        """Return what was noted since the last time: self-exits, refusals, and those that hung."""
+        with self._changing:
+            notes = self.self_exits, self.refusals, self.hung
+            self.self_exits, self.refusals, self.hung = [], [], []
+            return notes
+
+    def ready(self) -> list[Worker]:
+        with self._changing:
+            return [worker for worker in self._places if worker.is_ready]
+
+    def kill(self, worker: Worker, successor: Kind) -> float:
+        """Kill -9 the worker and its pool processes, as a machine that loses power would; return when."""
+        with self._changing:
+            worker.signal_all(signal.SIGKILL)
+            struck = time.monotonic()
+            self._replace(worker, successor)
+        return struck
+
+    def terminate(self, worker: Worker, successor: Kind) -> float:
+        """Begin a warm shutdown; return when."""
+        with self._changing:
+            os.kill(worker.process.pid, signal.SIGTERM)
+            worker.leaving_since = time.monotonic()
+            self._leaving.append(worker)
+            self._replace(worker, successor)
+            return worker.leaving_since
+
+    def freeze(self, worker: Worker, seconds: float) -> float:
+        """Stop the worker and its pool processes for `seconds`; return when they were stopped."""
+        with self._changing:
+            worker.frozen = True
+            worker.signal_all(signal.SIGSTOP)
+            struck = time.monotonic()
+        time.sleep(seconds)
+        with self._changing:
+            worker.signal_all(signal.SIGCONT)
+            worker.frozen = False
+        return struck
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._supervisor.ident is not None:
+            self._supervisor.join()
+        for worker in [*self._places, *self._leaving]:
+            if worker.process.poll() is None:
+                worker.signal_all(signal.SIGKILL)
+            worker.process.stop()
+
+    def _replace(self, worker: Worker, successor: Kind) -> None:
+        self._places[self._places.index(worker)] = self._start(successor)
+
+    def _start(self, kind: Kind) -> Worker:
+        self._number += 1
+        name = f"w{self._number}"
+        environment = {
+            **self.environment,
+            "TORTURE_BOOKS": str(self.books),
+            "TORTURE_WORKER": name,
+            "TORTURE_BATCH_SIZE": str(kind.batch_size),
+        }
+        if kind.clock_seconds is not None:
+            environment["TORTURE_CLOCK"] = str(kind.clock_seconds)
+        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "--without-mingle", "--without-gossip"]
+        log = self.books / f"{name}.log"
+        with open_log(log) as output:
+            process = Guarded(
+                [*command, "-n", f"{name}@torture", "--loglevel", "INFO", *kind.options],
+                stop=((signal.SIGTERM, 5.0),),
+                output=output,
+                environment=environment,
+                directory=ROOT,
+            )
+        return Worker(name, kind, log, process)
+
+    def _supervise(self) -> None:
+        while not self._closed.wait(0.1):
+            with self._changing:
+                for worker in [one for one in self._places if one.process.poll() is not None]:
+                    if self.up.is_set():
+                        notes = self.self_exits if " ready." in worker.text() else self.refusals
+                        notes.append(f"{worker.name} ({worker.kind.pool}): {worker.last_words()}")
+                        self._replace(worker, worker.kind)
+                for worker in [*self._leaving]:
+                    self._see_off(worker)
+
+    def _see_off(self, worker: Worker) -> None:
+        assert worker.leaving_since is not None
+        if worker.process.poll() is not None:
+            self._leaving.remove(worker)
+        elif time.monotonic() > worker.leaving_since + ENDS_WITHIN:
+            self.hung.append(f"{worker.name} ({worker.kind.pool}) did not end within {ENDS_WITHIN:g} s of SIGTERM")
+            worker.signal_all(signal.SIGKILL)
+            self._leaving.remove(worker)
