@@ -39,7 +39,7 @@ def record(alerts: Deployment, level: str, service: str) -> Recorded:
 def delivered(alerts: Deployment, count: int) -> list[Any]:
     """Wait until `count` records have been delivered, and return when each run was published, in order.
 
-    That is in the run's token. A run begins a moment later, and the next is published a delay after that at the soonest.
+    That is in the token. A run begins a moment later, and the next is published a delay after that at the soonest.
     """
     wait_until(lambda: len(alerts.deliveries()) >= count, f"{count} deliveries", 40)
     assert len(set(alerts.deliveries())) == len(alerts.deliveries()) == count

@@ -209,6 +209,9 @@ def _sessions_terminated(scene: Scene, planned: Planned) -> Struck:
     return Struck(time.monotonic(), (tenant,))
 
 
+_ONE_CONNECTION: Final[dict[str, Any]] = {"decode_responses": True, "single_connection_client": True}
+
+
 class _Thieves:
     """Take run messages out of both queues before the workers do, while the `with` block lasts."""
 
@@ -217,12 +220,10 @@ class _Thieves:
     def __init__(self, server: redis.Redis, url: str) -> None:
         self.stolen: list[tuple[str, str]] = []
         self._server = server
-        self._clients = [
-            redis.Redis.from_url(url, decode_responses=True, single_connection_client=True) for _ in range(self.COUNT)
-        ]
+        self._url = url
         self._ids: list[int] = []
         self._done = threading.Event()
-        self._threads = [threading.Thread(target=self._steal, args=(one,), daemon=True) for one in self._clients]
+        self._threads = [threading.Thread(target=self._steal, daemon=True) for _ in range(self.COUNT)]
 
     def __enter__(self) -> _Thieves:
         for thread in self._threads:
@@ -241,16 +242,15 @@ class _Thieves:
     def tenants(self) -> list[str]:
         return [json.loads(json.loads(message)["body"])[0][1] for _, message in self.stolen]
 
-    def _steal(self, client: redis.Redis) -> None:
-        with client:
-            while not self._done.is_set():
-                try:
-                    self._ids.append(client.client_id())
+    def _steal(self) -> None:
+        while not self._done.is_set():
+            # Another fault may strike Redis at the same time, also while this connects.
+            with suppress(redis.RedisError), redis.Redis.from_url(self._url, **_ONE_CONNECTION) as client:
+                self._ids.append(client.client_id())
+                while not self._done.is_set():
                     found: Any = client.brpop(QUEUES, timeout=2)
-                except redis.RedisError:
-                    time.sleep(0.05)
-                else:
                     self.stolen += [found] if found else []
+            self._done.wait(0.05)
 
 
 def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, float, tuple[str, ...]]:
