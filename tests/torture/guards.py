@@ -14,7 +14,7 @@ __all__ = ["GUARDS", "take_out"]
 TEXTS = {
     "owner": ("advance", "AND owner = %(token)s AND sweeps = %(sweeps)s", ""),
     "counter": ("settle", "if events > swept then", "if false then"),
-    "closing": ("settle", "if lease_end > now then", "if false then"),
+    "closing": ("settle", "if lease_end then", "if false then"),
     "begin-token": ("begin", 'if state ~= "queued" or current ~= token then', 'if state ~= "queued" then'),
 }
 GUARDS = (*TEXTS, "reconcile")

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from taskbridge.gate.scripts import SCRIPTS, render
+from taskbridge.store.queries import query
 from tests.deployment import ROOT
 from tests.torture.faults import FAULTS
+from tests.torture.guards import TEXTS
 from tests.torture.schedule import draw
 from tests.waiting import PATIENCE
 
@@ -61,3 +64,11 @@ def test_a_schedule_is_drawn_from_its_seed_alone() -> None:
     assert all(sum(map(len, schedule.groups)) >= 3 for schedule in drawn)
     for group in (group for schedule in drawn for group in schedule.groups):
         assert len({FAULTS[planned.fault].subject for planned in group}) == len(group)
+
+
+@pytest.mark.parametrize("guard", TEXTS)
+def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
+    name, present, _ = TEXTS[guard]
+    text = render(SCRIPTS[name], "") if name in SCRIPTS else query(name)
+
+    assert text.count(present) == 1
