@@ -9,6 +9,41 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+VIEW = """CREATE OR REPLACE VIEW record_states AS
+SELECT r.pipeline,
+       r.tenant,
+       r.external_id,
+       CASE
+@cases
+           WHEN c.snapshot IS NULL THEN 'pending'
+           WHEN pg_visible_in_snapshot(r.xid, c.snapshot) THEN 'handled'
+           WHEN c.target IS NOT NULL AND pg_visible_in_snapshot(r.xid, c.target)
+                AND (r.xid, r.id) <= (c.at_xid, c.at_id) THEN 'handled'
+           ELSE 'pending'
+       END AS state
+FROM (
+    SELECT p.pipeline, i.tenant, i.number AS external_id, i.revision, i.xid, i.id
+    FROM invoices i
+    CROSS JOIN (
+        SELECT 'invoices' COLLATE "C" AS pipeline
+        UNION
+        SELECT DISTINCT s.pipeline FROM sync_cursors s
+        WHERE NOT EXISTS (SELECT FROM records n WHERE n.pipeline = s.pipeline)
+    ) p
+    UNION ALL
+    SELECT pipeline, tenant, message_id, revision, xid, id FROM records WHERE tenant IS NOT NULL
+) r
+LEFT JOIN sync_cursors c ON c.pipeline = r.pipeline AND c.tenant = r.tenant
+LEFT JOIN quarantine q
+    ON q.pipeline = r.pipeline AND q.tenant = r.tenant AND q.external_id = r.external_id AND q.revision = r.revision;
+"""
+SET_ASIDE_BEFORE = """\
+           WHEN q.external_id IS NOT NULL THEN 'quarantined'"""
+SET_ASIDE = f"""\
+           WHEN q.retry_at IS NOT NULL THEN 'pending'
+           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
+{SET_ASIDE_BEFORE}"""
+
 UP = """
 ALTER TABLE sync_cursors
     DROP COLUMN paused_at,
@@ -84,67 +119,13 @@ CREATE TRIGGER records_changed BEFORE UPDATE ON records
     FOR EACH ROW WHEN (OLD.xid = NEW.xid AND OLD.* IS DISTINCT FROM NEW.*)
     EXECUTE FUNCTION taskbridge_record_changed();
 
-CREATE OR REPLACE VIEW record_states AS
-SELECT r.pipeline,
-       r.tenant,
-       r.external_id,
-       CASE
-           WHEN q.retry_at IS NOT NULL THEN 'pending'
-           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
-           WHEN q.external_id IS NOT NULL THEN 'quarantined'
-           WHEN c.snapshot IS NULL THEN 'pending'
-           WHEN pg_visible_in_snapshot(r.xid, c.snapshot) THEN 'handled'
-           WHEN c.target IS NOT NULL AND pg_visible_in_snapshot(r.xid, c.target)
-                AND (r.xid, r.id) <= (c.at_xid, c.at_id) THEN 'handled'
-           ELSE 'pending'
-       END AS state
-FROM (
-    SELECT p.pipeline, i.tenant, i.number AS external_id, i.revision, i.xid, i.id
-    FROM invoices i
-    CROSS JOIN (
-        SELECT 'invoices' COLLATE "C" AS pipeline
-        UNION
-        SELECT DISTINCT s.pipeline FROM sync_cursors s
-        WHERE NOT EXISTS (SELECT FROM records n WHERE n.pipeline = s.pipeline)
-    ) p
-    UNION ALL
-    SELECT pipeline, tenant, message_id, revision, xid, id FROM records WHERE tenant IS NOT NULL
-) r
-LEFT JOIN sync_cursors c ON c.pipeline = r.pipeline AND c.tenant = r.tenant
-LEFT JOIN quarantine q
-    ON q.pipeline = r.pipeline AND q.tenant = r.tenant AND q.external_id = r.external_id AND q.revision = r.revision;
+@view
 COMMENT ON VIEW record_states IS
     'Per pipeline and record: pending, handled, quarantined, or discarded by an operator.';
 """
 
 DOWN = """
-CREATE OR REPLACE VIEW record_states AS
-SELECT r.pipeline,
-       r.tenant,
-       r.external_id,
-       CASE
-           WHEN q.external_id IS NOT NULL THEN 'quarantined'
-           WHEN c.snapshot IS NULL THEN 'pending'
-           WHEN pg_visible_in_snapshot(r.xid, c.snapshot) THEN 'handled'
-           WHEN c.target IS NOT NULL AND pg_visible_in_snapshot(r.xid, c.target)
-                AND (r.xid, r.id) <= (c.at_xid, c.at_id) THEN 'handled'
-           ELSE 'pending'
-       END AS state
-FROM (
-    SELECT p.pipeline, i.tenant, i.number AS external_id, i.revision, i.xid, i.id
-    FROM invoices i
-    CROSS JOIN (
-        SELECT 'invoices' COLLATE "C" AS pipeline
-        UNION
-        SELECT DISTINCT s.pipeline FROM sync_cursors s
-        WHERE NOT EXISTS (SELECT FROM records n WHERE n.pipeline = s.pipeline)
-    ) p
-    UNION ALL
-    SELECT pipeline, tenant, message_id, revision, xid, id FROM records WHERE tenant IS NOT NULL
-) r
-LEFT JOIN sync_cursors c ON c.pipeline = r.pipeline AND c.tenant = r.tenant
-LEFT JOIN quarantine q
-    ON q.pipeline = r.pipeline AND q.tenant = r.tenant AND q.external_id = r.external_id AND q.revision = r.revision;
+@view
 COMMENT ON VIEW record_states IS
     'Per pipeline and record: pending, handled or quarantined.';
 DROP TRIGGER invoices_changed ON invoices;
@@ -170,9 +151,9 @@ ALTER TABLE sync_cursors
 
 def upgrade() -> None:
     """Add the columns and tables, and let the view show what was discarded or is tried again."""
-    op.get_bind().exec_driver_sql(UP)
+    op.get_bind().exec_driver_sql(UP.replace("@view", VIEW.replace("@cases", SET_ASIDE)))
 
 
 def downgrade() -> None:
     """Drop them, with what they hold."""
-    op.get_bind().exec_driver_sql(DOWN)
+    op.get_bind().exec_driver_sql(DOWN.replace("@view", VIEW.replace("@cases", SET_ASIDE_BEFORE)))
