@@ -317,10 +317,16 @@ def _committed_late(scene: Scene, planned: Planned) -> Struck:
 
 
 def _lease_outlasted(scene: Scene, planned: Planned) -> Struck:
-    """Events come while a handler works, and the lease is gone when it ends."""
+    """Events come while a handler outlasts the lease, in the first run of its burst or in the closing one."""
     tenant = scene.new_tenant()
-    scene.writer.commit(*scene.some(tenant, count=1, seconds=POLICY.lease + 0.6))
-    scene.writer.notify(tenant, tries=50)
+    slow = scene.some(tenant, count=1, seconds=POLICY.lease + 0.6)
+    if planned.part < 0.5:
+        scene.writer.commit(*slow)
+        scene.writer.notify(tenant, tries=50)
+    else:
+        scene.writer.notify(tenant, tries=50)
+        time.sleep(POLICY.lease / 2)
+        scene.writer.commit(*slow)
     scene.arena.ledger.wait_for(tenant, bool, 2.0)
     time.sleep(planned.moment)
     late = [scene.writer.invoice(tenant, f"late{number}") for number in range(3)]
