@@ -58,7 +58,12 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     truth = Truth()
     scene = Scene(arena, Writer(truth), prefix)
     tenants = [f"{prefix}tenant{number}" for number in range(schedule.tenants)]
-    producers = [Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer) for number in range(2)]
+    # Where the circuit opens, an invoice with an outage of its own may be its probe and keep it open for longer.
+    outages = not any(FAULTS[planned.fault].opens_circuit for group in schedule.groups for planned in group)
+    producers = [
+        Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer, outages=outages)
+        for number in range(2)
+    ]
     for producer in producers:
         producer.start()
     for group in schedule.groups:

@@ -118,14 +118,16 @@ class Writer:
 class Producer(threading.Thread):
     """Traffic of some tenants until `stop`: everything that producers do, right and wrong, drawn from one seed.
 
-    No two producers share a number, so each knows the newest version of its own.
+    No two producers share a number, so each knows the newest version of its own. `outages`: some invoices let their
+    handler meet a connection error.
     """
 
-    def __init__(self, name: str, seed: str, tenants: list[str], writer: Writer) -> None:
+    def __init__(self, name: str, seed: str, tenants: list[str], writer: Writer, *, outages: bool) -> None:
         super().__init__(name=name, daemon=True)
         self._chance = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._tenants = tenants
         self._writer = writer
+        self._outages = outages
         self._numbers: dict[str, list[str]] = {tenant: [] for tenant in tenants}
         self._drawn = 0
         self._stop_it = threading.Event()
@@ -178,5 +180,5 @@ class Producer(threading.Thread):
                 {"poison": True},
                 {"reject": "asked for"},
             ),
-            (900, 80, 4, 4, 4, 2, 6),
+            (900, 80, 4, 4, 4 if self._outages else 0, 2, 6),
         )[0]
