@@ -99,12 +99,12 @@ class Runtime:
     @cached_property
     def cursors(self) -> Cursors:
         """The cursors of pipelines of invoices."""
-        return Cursors(self.engine)
+        return Cursors(self.engine, runner_ttl=self.settings.runner_ttl)
 
     @cached_property
     def record_cursors(self) -> Cursors:
         """The cursors of pipelines with criteria."""
-        return Cursors(self.engine, RECORD_ROWS)
+        return Cursors(self.engine, RECORD_ROWS, runner_ttl=self.settings.runner_ttl)
 
     @cached_property
     def records(self) -> Records:

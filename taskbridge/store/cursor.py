@@ -110,10 +110,14 @@ class Evidence(NamedTuple):
 
 
 class Cursors:
-    """The cursors of pipelines that read one source."""
+    """The cursors of pipelines that read one source.
 
-    def __init__(self, engine: Engine, source: Source = INVOICE_ROWS) -> None:
+    A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most.
+    """
+
+    def __init__(self, engine: Engine, source: Source = INVOICE_ROWS, *, runner_ttl: float = 5.0) -> None:
         self._engine = engine
+        self._patience = f"{round(runner_ttl * 1000)}ms"
         self._read_batch = query("read_batch", source)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -174,7 +178,7 @@ class Cursors:
     @contextmanager
     def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key)
+        transaction = Transaction(self._engine, key, self._patience)
         try:
             yield transaction
         finally:
@@ -242,11 +246,15 @@ def _columns(narrowing: Narrowing) -> dict[str, int | None]:
 
 
 class Transaction:
-    """One batch's transaction, opened when it is first needed."""
+    """One batch's transaction, opened when it is first needed.
 
-    def __init__(self, engine: Engine, key: Mapping[str, str]) -> None:
+    `patience` is how long Postgres waits for its commit after the advance, as text with a unit.
+    """
+
+    def __init__(self, engine: Engine, key: Mapping[str, str], patience: str) -> None:
         self._engine = engine
         self._key = key
+        self._patience = patience
         self._connection: Connection | None = None
 
     def connect(self) -> Connection:
@@ -286,6 +294,7 @@ class Transaction:
                 "records": len(page.records),
                 "handled": len(page.records) - len(reasons),
                 "first_event_ms": first_event_ms,
+                "patience": self._patience,
             },
         )
         if moved.first() is None:

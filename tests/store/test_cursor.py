@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
 
-from taskbridge.store import CursorLost, Cursors, Outranked, Page, record_invoice
+from taskbridge.store import CursorLost, Cursors, Outranked, Page, connect, record_invoice
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 
@@ -320,6 +322,35 @@ steps = st.lists(
     ),
     max_size=30,
 )
+
+
+def test_a_run_that_freezes_between_its_advance_and_the_commit_holds_its_successor_for_its_ttl_only(
+    engine: Engine,
+) -> None:
+    cursors = Cursors(engine, runner_ttl=0.3)
+    write(engine, "a")
+    page = claim(cursors)
+    frozen, wakes = threading.Event(), threading.Event()
+
+    def freeze(_: Connection) -> None:
+        frozen.set()
+        wakes.wait(30)
+
+    event.listen(engine, "commit", freeze)
+    successor = connect(engine.url.render_as_string(hide_password=False))
+    try:
+        with ThreadPoolExecutor(2) as pool, cursors.transaction(key()) as transaction:
+            advancing = pool.submit(transaction.advance, page)
+            assert frozen.wait(10)
+            claimed = pool.submit(claim, Cursors(successor), token=NEW).result(20)
+            wakes.set()
+            with pytest.raises(DBAPIError):
+                advancing.result(10)
+    finally:
+        event.remove(engine, "commit", freeze)
+        wakes.set()
+        successor.dispose()
+    assert [record.external_id for record in claimed.records] == ["a"], "the advance took no effect"
 
 
 @settings(

@@ -138,6 +138,7 @@ def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> N
                 "batch_limit": None,
                 "suspects": 0,
                 "attempts": 0,
+                "patience": "5s",
             },
         ),
     ],
