@@ -32,7 +32,6 @@ __all__ = ["FAULTS", "Fault", "Scene", "Struck"]
 
 POLICY: Final = LatencyNeutral()
 CIRCUIT_OPENS_FOR: Final = 1.0  # FIRST_WAIT_MS of circuit.lua
-IN_TRANSACTION: Final = 5.0  # idle_in_transaction_session_timeout of advance.sql
 QUEUES: Final = [queue.value for queue in Queue]
 
 
@@ -363,11 +362,6 @@ def _ttl(settings: Settings, _: float) -> float:
     return settings.runner_ttl
 
 
-def _ttl_or_held(settings: Settings, _: float) -> float:
-    # A run that freezes between its advance and the commit holds the cursor's row until Postgres ends its session.
-    return max(settings.runner_ttl, IN_TRANSACTION)
-
-
 def _republish(settings: Settings, _: float) -> float:
     return settings.republish_after
 
@@ -395,14 +389,13 @@ def _tick(_: Settings, __: float) -> float:
 
 
 TTL, REPUBLISH, RECONCILE = "runner TTL", "republish_after", "reconcile interval"
-HELD = "runner TTL, at least 5 s"
 EITHER = "runner TTL or republish_after"
 BACKOFF = "circuit's first wait + outage / 0.75"
 
 FAULTS: Final[dict[str, Fault]] = {
     "worker_killed": Fault("workers", "SIGKILL of a worker", "the signal", TTL, _ttl, _worker_killed),
     "worker_frozen": Fault(
-        "workers", "SIGSTOP of a worker past the TTL, then SIGCONT", "SIGSTOP", HELD, _ttl_or_held, _worker_frozen
+        "workers", "SIGSTOP of a worker past the TTL, then SIGCONT", "SIGSTOP", TTL, _ttl, _worker_frozen
     ),
     "worker_terminated": Fault("workers", "SIGTERM of a worker", "the signal", EITHER, _either, _worker_terminated),
     "clock_moved": Fault(

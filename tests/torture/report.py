@@ -98,8 +98,7 @@ that struck alone, "held up" those of them whose tenants had to wait.
 {table}
 Times are from the moment in the column "counted from" to the tenant's next hand-over. In the bounds, {margin:g} s is
 for what every recovery needs: a look of the ticker, a message, a worker that reconnects. "Two of them at once" counts
-from the end of the later, and adds both bounds. A worker that freezes between its advance and the commit holds the
-cursor until Postgres ends its session after 5 s; frozen elsewhere it is replaced after the runner TTL.
+from the end of the later, and adds both bounds.
 
 After each schedule these hold, or it is a violation:
 
