@@ -35,6 +35,10 @@ class CursorLost(Exception):
     """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
 
 
+class _Broken(psycopg.OperationalError):
+    """The connection broke, so that nothing is known of the statement."""
+
+
 class Outranked(Exception):
     """The cursor belongs to a higher token, `owner`."""
 
@@ -149,7 +153,20 @@ class Cursors:
     def _read(
         self, key: Mapping[str, str], limit: int, narrowed: bool, *before: tuple[str, Mapping[str, Any]]
     ) -> Page | None:
-        """Read one batch in one round trip: a transaction of its own, sent whole.
+        """Read one batch in one round trip, and once more if its connection broke.
+
+        A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
+        """
+        try:
+            return self._read_once(key, limit, narrowed, *before)
+        except _Broken:
+            self._engine.dispose()
+            return self._read_once(key, limit, narrowed, *before)
+
+    def _read_once(
+        self, key: Mapping[str, str], limit: int, narrowed: bool, *before: tuple[str, Mapping[str, Any]]
+    ) -> Page | None:
+        """Read one batch in a transaction of its own, sent whole.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
         """
@@ -165,9 +182,12 @@ class Cursors:
                     cursor.execute(self._read_batch, {**key, "limit": limit, "narrowed": narrowed})
                     driver.execute("COMMIT")
                     rows = cursor.fetchall()
-            except psycopg.OperationalError:
+            except psycopg.OperationalError as error:
+                broken = driver.broken
                 # The pool does not see errors of its driver, and a broken connection must not go back to it.
                 pooled.invalidate()
+                if broken:
+                    raise _Broken(*error.args) from error
                 raise
         return _page(key, rows) if rows else None
 

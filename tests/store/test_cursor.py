@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import psycopg
 import pytest
@@ -413,3 +414,28 @@ def test_every_committed_revision_is_handed_over_exactly_once(
     assert len(seen) == len(set(seen)), "a revision was handed over twice"
     last_seen = dict(seen)
     assert last_seen == committed
+
+
+def test_connections_that_broke_in_the_pool_fail_no_run(engine: Engine, cursors: Cursors) -> None:
+    # given several connections in the pool, all of which the server ended meanwhile
+    write(engine, "1")
+    with ExitStack() as opened:
+        several = [opened.enter_context(engine.connect()) for _ in range(4)]
+        ended = [connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() for connection in several]
+    with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(hide_password=False)) as admin:
+        for pid in ended:
+            admin.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    # then none of the next runs meets one of them
+    assert [len(claim(cursors).records) for _ in ended] == [1] * len(ended)
+
+
+def test_a_read_that_the_server_cancels_is_not_sent_again(engine: Engine) -> None:
+    hurried = connect(engine.url.update_query_dict({"options": "-c statement_timeout=50ms"}).render_as_string(False))
+    checkouts: list[object] = []
+    event.listen(hurried, "checkout", lambda *_: checkouts.append(None))
+    with engine.begin() as blocking:
+        blocking.exec_driver_sql("LOCK TABLE sync_cursors")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            claim(Cursors(hurried))
+    assert len(checkouts) == 1
+    hurried.dispose()
