@@ -7,48 +7,49 @@ is called with its record. The baseline is the same worker while nobody else has
 from __future__ import annotations
 
 import time
-from statistics import median, quantiles
-from typing import Any, Final
+from typing import Final
 
+from taskbridge.bench.benchmark import Benchmark, Option
+from taskbridge.bench.report import Report, Table, Target
+from taskbridge.bench.rounds import summary
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import Runtime
 from taskbridge.store import record_invoice
 
-__all__ = ["measure"]
+__all__ = ["NEIGHBOURS"]
 
 BETWEEN_EVENTS: Final = 0.1
 SLOW: Final = 0.002
 
 
-def measure(records: int = 1_000_000, tenants: int = 100, concurrency: int = 1) -> dict[str, Any]:
-    """Return the delays of `tenants` first events in milliseconds, beside nobody and beside `records` of one tenant.
-
-    `within` is twice the idle p99 and one run budget: what the busy p99 should not exceed.
-    """
-    with stage() as (here, directory):
-        options = ("--concurrency", str(concurrency), "--prefetch-multiplier", "1")
-        environment = {"TASKBRIDGE_BENCH_SECONDS_PER_RECORD": str(SLOW)}
-        with worker(here, directory / "worker.log", "taskbridge.bench.handlers", *options, **environment):
-            _first_events(here, "warm", concurrency * 4)
-            idle = _first_events(here, "idle", tenants)
-            _import(here, "large", records)
-            here.gate.notify(INVOICES, "large", here.pipelines[INVOICES].policy.spacing)
-            wait_until(lambda: _handled(here) > 0, "the large tenant is under way", 60)
-            before, started = _handled(here), time.monotonic()
-            busy = _first_events(here, "busy", tenants)
-            rate = (_handled(here) - before) / (time.monotonic() - started)
-    budget = here.settings.run_budget * 1000
-    figures = {"idle": _summary(idle), "busy": _summary(busy)}
-    return {
-        "records": records,
-        "tenants": tenants,
-        "concurrency": concurrency,
-        "run_budget_ms": budget,
-        "first_event_ms": figures,
-        "large_records_per_second": rate,
-        "within": 2 * figures["idle"]["p99"] + budget,
-    }
+def _measure(records: int, tenants: int, concurrency: int) -> Report:
+    """Measure first events beside nobody, and beside `records` of one tenant."""
+    options = ("--concurrency", str(concurrency), "--prefetch-multiplier", "1")
+    with (
+        stage() as (here, directory),
+        worker(here, directory, *options, TASKBRIDGE_BENCH_SECONDS_PER_RECORD=str(SLOW)),
+    ):
+        _first_events(here, "warm", concurrency * 4)
+        idle = summary(_first_events(here, "idle", tenants))
+        _import(here, "large", records)
+        here.gate.notify(INVOICES, "large", here.pipelines[INVOICES].policy.spacing)
+        wait_until(lambda: _handled(here) > 0, "the large tenant is under way", 60)
+        before, started = _handled(here), time.monotonic()
+        busy = summary(_first_events(here, "busy", tenants))
+        rate = (_handled(here) - before) / (time.monotonic() - started)
+        within = 2 * idle.p99 + here.settings.run_budget * 1000
+    return Report(
+        {"records": records, "tenants": tenants, "concurrency": concurrency},
+        [
+            Table(
+                "Delay of first events",
+                ("", "median ms", "p99 ms", "longest ms", "records/s of the large tenant"),
+                [("alone", *idle, None), (f"beside {records:,} records of one tenant", *busy, rate)],
+            )
+        ],
+        [Target("p99 beside the large tenant, ms, against twice the idle p99 and one run budget", busy.p99, within)],
+    )
 
 
 def _first_events(here: Runtime, prefix: str, count: int) -> list[int]:
@@ -88,5 +89,16 @@ def _handled(here: Runtime) -> int:
         return int(connection.exec_driver_sql(text).scalar_one())
 
 
-def _summary(delays: list[int]) -> dict[str, float]:
-    return {"median": median(delays), "p99": quantiles(delays, n=100)[98], "max": max(delays)}
+NEIGHBOURS: Final = Benchmark(
+    "neighbours",
+    "First events beside a very large tenant.",
+    "Measure how long first events wait while another tenant has very many pending records and a slow handler. The "
+    "baseline is the same worker while nobody else has work.",
+    _measure,
+    (
+        Option("records", 1_000_000, 1_000, 100_000_000, "Records of the large tenant."),
+        Option("tenants", 100, 2, 10_000, "Tenants with one event each."),
+        Option("concurrency", 1, 1, 64, "Runs at a time."),
+    ),
+    {"records": 5_000, "tenants": 5, "concurrency": 1},
+)

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
+from typing import Final
 
+from taskbridge.bench.benchmark import Benchmark, Option
+from taskbridge.bench.report import Report, Table, Target
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import Runtime
 
-__all__ = ["measure"]
+__all__ = ["POISON"]
 
 
-def measure(records: int = 10_000, bad: int = 5_000) -> dict[str, Any]:
-    """Let the record at place `bad` of `records` fail always; return what became of all, and the calls that it took.
-
-    The baseline is a tenant with as many records of which none is bad, handled before it.
-    """
+def _measure(records: int, bad: int) -> Report:
+    """Let the record at place `bad` of `records` fail always, after a tenant with as many of which none is bad."""
+    bad = min(bad, records)
     with stage() as (here, directory):
         calls = directory / "calls"
         calls.touch(mode=0o666)
-        environment = {"TASKBRIDGE_BENCH_CALLS": str(calls)}
-        with worker(here, directory / "worker.log", "taskbridge.bench.handlers", "--concurrency", "1", **environment):
+        with worker(here, directory, "--concurrency", "1", TASKBRIDGE_BENCH_CALLS=str(calls)):
             _drain(here, "warm", 1, 0)
             seconds = {"clean": _drain(here, "clean", records, 0), "poisoned": _drain(here, "poisoned", records, bad)}
         made = Counter(calls.read_text().split())
         found = {row["tenant"]: row for row in here.cursors.counts(INVOICES)}
-    return {
-        "records": records,
-        "bad": bad,
-        **{state: found["poisoned"][state] for state in ("handled", "quarantined", "pending")},
-        "calls": {tenant: made[tenant] for tenant in seconds} | {"ratio": made["poisoned"] / made["clean"]},
-        "seconds": seconds,
-    }
+    rows = [
+        (what, found[tenant]["handled"], found[tenant]["quarantined"], made[tenant], seconds[tenant])
+        for what, tenant in (("no bad record", "clean"), (f"record {bad:,} is bad", "poisoned"))
+    ]
+    return Report(
+        {"records": records, "bad": bad},
+        [Table(f"{records:,} records of a tenant", ("", "handled", "in quarantine", "calls", "seconds"), rows)],
+        [
+            Target("records handled beside the bad one", found["poisoned"]["handled"], records - 1, at_least=True),
+            Target("calls of the handler, ratio", made["poisoned"] / made["clean"], 3),
+        ],
+    )
 
 
 def _drain(here: Runtime, tenant: str, records: int, bad: int) -> float:
@@ -49,3 +53,17 @@ def _drain(here: Runtime, tenant: str, records: int, bad: int) -> float:
     here.gate.notify(INVOICES, tenant, here.pipelines[INVOICES].policy.spacing)
     wait_until(lambda: not here.cursors.pending_tenants(INVOICES), f"all records of {tenant}", 300)
     return time.monotonic() - started
+
+
+POISON: Final = Benchmark(
+    "poison",
+    "What finding one bad record costs.",
+    "Measure what it costs to find one record that fails always among others of its tenant: calls of the handler, and "
+    "time, most of which is back-off. The baseline is a tenant with as many records of which none is bad.",
+    _measure,
+    (
+        Option("records", 10_000, 2, 1_000_000, "Records of each tenant."),
+        Option("bad", 5_000, 1, 1_000_000, "Place of the bad record."),
+    ),
+    {"records": 20, "bad": 7},
+)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from taskbridge import store
 from taskbridge.app import make_app
 from taskbridge.embedded import Guarded, serve
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.settings import Settings
+
+HANDLERS: Final = "taskbridge.bench.handlers"
 
 __all__ = ["stage", "wait_until", "worker"]
 
@@ -36,19 +39,33 @@ def stage(**settings: Any) -> Iterator[tuple[Runtime, Path]]:
 
 
 @contextmanager
-def worker(here: Runtime, log: Path, pipelines: str, *options: str, **environment: str) -> Iterator[None]:
-    """Run a Celery worker that loads the module `pipelines`, with `options` of its command."""
-    surroundings = {
-        **os.environ,
-        "TASKBRIDGE_POSTGRES_URL": here.settings.postgres_url,
-        "TASKBRIDGE_REDIS_URL": here.settings.redis_url,
-        "TASKBRIDGE_RUN_BUDGET": str(here.settings.run_budget),
-        "TASKBRIDGE_PIPELINES": pipelines,
-        **environment,
-    }
-    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "--without-mingle", "--without-gossip"]
-    with log.open("wb") as output, Guarded([*command, *options], output=output, environment=surroundings):
-        yield
+def worker(
+    here: Runtime,
+    directory: Path,
+    *options: str,
+    app: str = "taskbridge",
+    pipelines: str = HANDLERS,
+    **environment: str,
+) -> Iterator[int]:
+    """Run a Celery worker of `app` with `options` of its command, and give its process id once it takes messages.
+
+    What it writes goes to a file in `directory`. A worker of ours loads the modules `pipelines`.
+    """
+    name = f"bench-{secrets.token_hex(4)}@localhost"
+    surroundings = {**os.environ, **_settings(here), "TASKBRIDGE_PIPELINES": pipelines, **environment}
+    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
+    with (
+        (directory / f"{name}.log").open("wb") as output,
+        Guarded([*command, *options], output=output, environment=surroundings) as process,
+    ):
+        wait_until(lambda: here.app.control.ping(destination=[name], timeout=0.2), "the worker is ready", 60)
+        yield process.pid
+
+
+def _settings(here: Runtime) -> dict[str, str]:
+    """Return the settings of `here` as the variables that a worker reads."""
+    values = {name: getattr(here.settings, name) for name in Settings.__slots__ if name != "pipelines"}
+    return {f"TASKBRIDGE_{name.upper()}": str(value) for name, value in values.items() if value}
 
 
 def wait_until(holds: Callable[[], object], what: str, seconds: float) -> None:
