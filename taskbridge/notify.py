@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from celery import Celery
 
-from taskbridge.gate import Answer, Queue, Spacing
+from taskbridge.gate import Answer, Spacing
 from taskbridge.names import check_tenant
-from taskbridge.pipeline import INVOICES
+from taskbridge.pipeline import INVOICES, Pipeline
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.translation import speaking_plainly
 
@@ -33,11 +33,12 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
     here = runtime(app)
     check_tenant(tenant)
     with speaking_plainly():
-        spacing = _spacing(here, pipeline, tenant, delay_ms)
+        declared = here.pipelines[pipeline]
         if here.eager:
             # Nothing else fires deadlines inline; a tenant that waits after a failure is tried again here.
             here.gate.expire(pipeline, [tenant])
-        return here.gate.notify(pipeline, tenant, spacing, Queue.FIRST)
+            return here.gate.notify(pipeline, tenant, EAGER)
+        return here.gate.notify(pipeline, tenant, _spacing(here, declared, tenant, delay_ms))
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
@@ -48,8 +49,12 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
     here = runtime(app)
     checked = [check_tenant(tenant) for tenant in tenants]
     with speaking_plainly():
-        events = [(pipeline, tenant, _spacing(here, pipeline, tenant)) for tenant in checked]
-        return here.gate.notify_many(events) if events else []
+        declared = here.pipelines[pipeline]
+        if here.eager:
+            return [here.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
+        spacings = {tenant: _spacing(here, declared, tenant) for tenant in set(checked)}
+        events = [(pipeline, tenant, spacings[tenant]) for tenant in checked]
+        return here.gate.notify_many(events)
 
 
 def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None:
@@ -66,14 +71,11 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None
             here.gate.expire(pipeline, held, early=True)
 
 
-def _spacing(here: Runtime, pipeline: str, tenant: str, delay_ms: int | None = None) -> Spacing:
+def _spacing(here: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:
     """Return how the tenant's next run is spaced. Where records have delays of their own, those that wait are asked."""
-    declared = here.pipelines[pipeline]
-    if here.eager:
-        return EAGER
-    if declared.criteria is None:
-        return declared.policy.spacing
+    if pipeline.criteria is None:
+        return pipeline.policy.spacing
     if delay_ms is not None:
-        return declared.criteria.spacing_for(delay_ms)
-    waiting = here.records.waiting(pipeline, tenant)
-    return declared.policy.spacing if waiting is None else declared.criteria.spacing_for(waiting.delay_ms)
+        return pipeline.criteria.spacing_for(delay_ms)
+    waiting = here.records.waiting(pipeline.name, tenant)
+    return pipeline.policy.spacing if waiting is None else pipeline.criteria.spacing_for(waiting.delay_ms)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Protocol
 
 from taskbridge.criteria import Criterion, check_criteria
@@ -40,7 +41,7 @@ class Policy(Protocol):
         """The policy in the gate's units."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LatencyNeutral:
     """Start at once, then absorb the burst.
 
@@ -72,7 +73,7 @@ class LatencyNeutral:
         if self.sweep_empty_ticks and not self.lease:
             raise InvalidPolicy("sweep_empty_ticks needs a lease above 0: without one there is no tick to sweep at")
 
-    @property
+    @cached_property
     def spacing(self) -> Spacing:
         """The policy in the gate's units.
 
@@ -83,7 +84,7 @@ class LatencyNeutral:
         return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DelaySinceLastRun:
     """Act at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
 
@@ -102,7 +103,7 @@ class DelaySinceLastRun:
     def __post_init__(self) -> None:
         object.__setattr__(self, "criteria", check_criteria(self.criteria))
 
-    @property
+    @cached_property
     def spacing(self) -> Spacing:
         """The policy in the gate's units, for an event that names no delay of its own: the smallest one."""
         return self.spacing_for(min(criterion.delay_ms for criterion in self.criteria))

@@ -138,9 +138,9 @@ class Runtime:
         """The heartbeat of this process's runs."""
         return Heartbeat(self.settings.runner_ttl)
 
-    @property
+    @cached_property
     def eager(self) -> bool:
-        """Whether Celery runs tasks inline (`task_always_eager`)."""
+        """Whether Celery runs tasks inline (`task_always_eager`), as it is at the first event."""
         return bool(self.app.conf.task_always_eager)
 
     def check(self) -> None:

@@ -44,7 +44,7 @@ class NotifyTask(Task[Any, Any]):
 
         Raises: as `taskbridge.notify.notify`, for the fast path.
         """
-        if producer or link or link_error or shadow or options or self.app.conf.task_always_eager:
+        if producer or link or link_error or shadow or options:
             return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
         answer = self.run(*(args or ()), **(kwargs or {}))
         return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)

@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import redis
-from redis.exceptions import NoScriptError
 
 from taskbridge.errors import Unavailable
-from taskbridge.gate.keys import Keys
+from taskbridge.gate.keys import Keys, beginning
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
+from taskbridge.gate.wire import Wire
 from taskbridge.policy import RateLimit, Spacing
 
 __all__ = [
@@ -146,7 +146,9 @@ class Gate:
         if (publish is None) == (message is None):
             raise TypeError("a gate takes either `publish` or `message`")
         self._client = client
+        self._wire = Wire(client)
         self._keys = keys
+        self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
         self._publish = publish
         self._queue_prefix = queue_prefix
@@ -160,11 +162,13 @@ class Gate:
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
         """Notify (pipeline, tenant, spacing) each, in one round trip."""
-        script = self._scripts["notify"]
-        replies = self._pipelined(
-            script,
+        replies = self._wire.call(
+            self._scripts["notify"],
             [
-                (self._keys_of("notify", pipeline, tenant, Queue.FIRST), self._notify_args(pipeline, tenant, spacing))
+                (
+                    self._keys_of("notify", pipeline, tenant, Queue.FIRST),
+                    (*self._notify_args(pipeline, tenant, spacing), self._now()),
+                )
                 for pipeline, tenant, spacing in events
             ],
         )
@@ -287,12 +291,12 @@ class Gate:
 
         With `early` a tenant that waits, for whatever reason, is started before its deadline.
         """
-        replies = self._pipelined(
+        replies = self._wire.call(
             self._scripts["expire"],
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, self._timing.republish, LONGEST_REPUBLISH_MS, int(early), _nonce()),
+                    (pipeline, tenant, self._timing.republish, LONGEST_REPUBLISH_MS, int(early), _nonce(), self._now()),
                 )
                 for tenant in tenants
             ],
@@ -353,45 +357,27 @@ class Gate:
         return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
 
     def _keys_of(self, name: str, pipeline: str, tenant: str, queue: Queue | None) -> list[str]:
-        made = {
-            "due": self._keys.due(pipeline),
-            "runner": self._keys.runner(pipeline, tenant),
-            "lease": self._keys.lease(pipeline, tenant),
-            "last": self._keys.last(pipeline, tenant),
-            "queue": f"{self._queue_prefix}{queue}",
-            "circuit": self._keys.circuit(pipeline),
-            "running": self._keys.running(pipeline),
-            "line": self._keys.line(pipeline),
-            "pipeline_rate": self._keys.pipeline_rate(pipeline),
-            "tenant_rate": self._keys.tenant_rate(pipeline, tenant),
-        }
-        return [made[key] for key in SCRIPTS[name].keys]
+        return [text + tenant if of_a_tenant else text for text, of_a_tenant in self._beginnings(name, pipeline, queue)]
+
+    def _beginnings(self, name: str, pipeline: str, queue: Queue | None) -> list[tuple[str, bool]]:
+        """Return the keys of a script, each without its tenant and whether one comes after it."""
+        found = self._begun_keys.get((name, pipeline, queue))
+        if found is None:
+            found = self._begun_keys[name, pipeline, queue] = [
+                (f"{self._queue_prefix}{queue}", False) if kind == "queue" else beginning(self._keys, kind, pipeline)
+                for kind in SCRIPTS[name].keys
+            ]
+        return found
 
     def _now(self) -> str:
         """Nothing: the scripts ask the server. Tests that move time override this."""
         return ""
 
     def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> list[Any]:
-        reply: list[Any] = self._scripts[name](self._keys_of(name, pipeline, tenant, queue), (*args, self._now()))
+        keys = self._keys_of(name, pipeline, tenant, queue)
+        reply: list[Any]
+        (reply,) = self._wire.call(self._scripts[name], [(keys, (*args, self._now()))])
         return reply
-
-    def _pipelined(self, script: Any, calls: Sequence[tuple[list[str], tuple[str | int, ...]]]) -> list[list[Any]]:
-        """Run a script many times in one round trip; scripts that Redis has forgotten are loaded and run again."""
-        replies: dict[int, Any] = {}
-        while waiting := [
-            at for at in range(len(calls)) if isinstance(replies.get(at, NoScriptError()), NoScriptError)
-        ]:
-            if replies:
-                self._client.script_load(script.script)
-            with self._client.pipeline(transaction=False) as pipe:
-                for at in waiting:
-                    keys, args = calls[at]
-                    pipe.evalsha(script.sha, len(keys), *keys, *args, self._now())
-                replies |= zip(waiting, pipe.execute(raise_on_error=False), strict=True)
-        for reply in replies.values():
-            if isinstance(reply, Exception):
-                raise reply
-        return [replies[at] for at in range(len(calls))]
 
     def _published(self, reply: list[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""

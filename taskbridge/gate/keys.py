@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Keys"]
+__all__ = ["Keys", "beginning"]
+
+OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +59,9 @@ class Keys:
     def tenant_rate(self, pipeline: str, tenant: str) -> str:
         """Virtual clock of a tenant's rate limit, in microseconds."""
         return f"{self.prefix}:tenant-rate:{pipeline}:{tenant}"
+
+
+def beginning(keys: Keys, kind: str, pipeline: str) -> tuple[str, bool]:
+    """Return the key of a kind, as the scripts name it, and whether the tenant comes after it."""
+    make, of_a_tenant = getattr(keys, kind), kind in OF_A_TENANT
+    return make(pipeline, "") if of_a_tenant else make(pipeline), of_a_tenant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -30,11 +31,13 @@ SCRIPTS: dict[str, Script] = {
             "notify",
             ("due", "runner", "lease", "last", "queue"),
             ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
+            uses=("queueing",),
         ),
         Script(
             "begin",
             ("due", "runner", "lease", "circuit", "running", "line"),
             ("tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
+            uses=("line",),
         ),
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
@@ -57,7 +60,7 @@ SCRIPTS: dict[str, Script] = {
                 "nonce",
                 "now_ms",
             ),
-            uses=("circuit",),
+            uses=("queueing", "line", "circuit"),
         ),
         Script(
             "permit",
@@ -77,6 +80,7 @@ SCRIPTS: dict[str, Script] = {
             "expire",
             ("due", "runner", "queue"),
             ("pipeline", "tenant", "republish_ms", "longest_ms", "early", "nonce", "now_ms"),
+            uses=("queueing",),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
     )
@@ -89,7 +93,13 @@ def read(file_name: str) -> str:
 
 
 def render(script: Script, publish: str) -> str:
-    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, its parts, itself."""
-    names = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer)
-    used = [read(f"{name}.lua") for name in (*script.uses, script.name)]
-    return "\n".join((names, read("prelude.lua"), publish, *used))
+    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, its parts, itself.
+
+    Redis runs the whole text at every call, definitions and all, so a script has no more of them than it uses.
+    """
+    parts = [read(f"{name}.lua") for name in ("prelude", *script.uses, script.name)]
+    if "queue" in script.keys:
+        parts.insert(1, publish)
+    used = set(re.findall(r"[A-Z_]+", "".join(parts)))
+    names = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer if answer.name in used)
+    return "\n".join((names, *parts))

@@ -1,0 +1,16 @@
+-- Part of the scripts that queue runs.
+
+-- The token of a new run, above `floor`: another token, or false. 16 digits of microseconds order tokens as text until the year 2286.
+local function new_token(us, floor, nonce)
+  if floor then
+    us = math.max(us, tonumber(string.sub(floor, 1, 16)) + 1)
+  end
+  return string.format("%016.0f-%s", us, nonce)
+end
+
+-- Queue a run. The deadline comes back after `republish_ms` and then takes twice as long each time.
+local function queue_run(due_key, runner_key, tenant, token, republish_ms, us)
+  redis.call("HSET", runner_key, "state", "queued", "token", token, "patience", republish_ms)
+  redis.call("HDEL", runner_key, "held")
+  redis.call("ZADD", due_key, milliseconds(us) + republish_ms, tenant)
+end
