@@ -20,7 +20,7 @@ from sqlalchemy import Engine, inspect
 Seen = Callable[[bytes, bytes], None]
 
 SIMPLE_QUERY, SYNC, FLUSH = b"Q", b"S", b"H"
-COMMAND_COMPLETE, ERROR, NOTICE = b"C", b"E", b"N"
+COMMAND_COMPLETE, EMPTY_QUERY, ERROR, NOTICE = b"C", b"I", b"E", b"N"
 
 # Each transaction that changed a row says, as it commits, whether it waits for the disk; the relay reads the notice.
 TELL: Final = """
@@ -71,8 +71,8 @@ class Wire:
         """Count one message of the server."""
         if kind == COMMAND_COMPLETE:
             self.statements.append(body.rstrip(b"\0").decode())
-        elif kind == ERROR:
-            self.statements.append("error")
+        elif kind in (EMPTY_QUERY, ERROR):
+            self.statements.append("nothing" if kind == EMPTY_QUERY else "error")
         elif kind == NOTICE and (found := re.search(rb"\0Mcommits (\d+) (\w+)\0", body)):
             self.commits[found[1].decode()] = found[2].decode()
 
