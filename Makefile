@@ -48,8 +48,9 @@ bench: $(RUNNABLE) ## Measure: how late due runs are published with 10,000 tenan
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
-docs: $(READY) ## Print the transition table into docs/protocol.md
+docs: $(READY) ## Print the transition table into docs/protocol.md and the costs into docs/costs.md
 	$(BIN)/python -m tests.docs.protocol_text
+	$(BIN)/python -m tests.costs.table
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from taskbridge import runner
 from taskbridge.batch import Batch
@@ -31,8 +31,9 @@ class Inline:
         batch_size: int = 500,
         policy: Policy = AT_ONCE,
         pipeline: str = "invoices",
+        **options: Any,
     ) -> None:
-        """Let `handler` be the one of `pipeline`; what it was given is in `seen`."""
+        """Let `handler` be the one of `pipeline`, declared with `options`; what it was given is in `seen`."""
 
         def noting(batch: Batch) -> None:
             self.seen += [record.external_id for record in batch]
@@ -40,7 +41,7 @@ class Inline:
 
         pipelines = Pipelines()
         named: Handler = noting
-        pipelines.declare(Pipeline(pipeline, named, policy, batch_size))
+        pipelines.declare(Pipeline(pipeline, named, policy, batch_size, **options))
         self.here.__dict__["pipelines"] = pipelines
 
     def message(self) -> tuple[str, str, str] | None:

@@ -1,0 +1,1 @@
+"""What the hot paths cost, counted and not timed."""

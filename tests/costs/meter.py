@@ -1,0 +1,115 @@
+"""Counts what one call costs on the wire, with the real client, the real scripts and the real servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from sqlalchemy import make_url
+
+from taskbridge.gate import Keys, Queue
+from taskbridge.store import connect
+from tests.costs.table import Cost
+from tests.costs.wire import Wire, relay, tell_commits
+from tests.deployment import Deployment
+from tests.inline import Inline
+
+END = "the end of what is counted"
+
+
+class CountingConnection(redis.Connection):
+    """A connection that counts its round trips: what is sent before an answer is read is one."""
+
+    round_trips = 0
+    _asked = False
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        self._asked = True
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        if self._asked:
+            self._asked = False
+            CountingConnection.round_trips += 1
+        return super().read_response(*args, **kwargs)
+
+
+class Meter:
+    """A deployment whose traffic is counted. `trace` is what the last call made the servers do, in words."""
+
+    def __init__(self, deployment: Deployment, wire: Wire) -> None:
+        self.deployment = deployment
+        self.redis = deployment.redis
+        self.keys = Keys(deployment.settings.key_prefix)
+        self.inline = Inline(deployment)
+        self.here = self.inline.here
+        self.here.redis.connection_pool.connection_class = CountingConnection
+        self.trace = ""
+        self._wire = wire
+        self._database = self.redis.connection_pool.connection_kwargs["db"]
+        self._watcher = redis.Redis.from_url(deployment.settings.redis_url, decode_responses=True)
+
+    def count(self, call: Callable[[], object]) -> Cost:
+        """Return what `call` costs."""
+        queued = self._queued()
+        CountingConnection.round_trips = 0
+        self._wire.clear()
+        with self._watcher.monitor() as monitor:  # type: ignore[no-untyped-call]
+            call()
+            trips = CountingConnection.round_trips
+            self.redis.echo(END)
+            sent, inside = self._commands(monitor)
+        commits = list(self._wire.commits.values())
+        statements = ", ".join(self._wire.statements)
+        self.trace = f"sent: {_counted(sent)}; in scripts: {_counted(inside)}; SQL: {statements or 'none'}"
+        return Cost(
+            trips,
+            len(sent),
+            len(inside),
+            self._queued() - queued,
+            self._wire.round_trips,
+            len(self._wire.statements),
+            sum(commit != "off" for commit in commits),
+            sum(commit == "off" for commit in commits),
+        )
+
+    def close(self) -> None:
+        """Close what the counters opened."""
+        self.here.engine.dispose()
+        self._watcher.close()
+
+    def _queued(self) -> int:
+        return sum(int(str(self.redis.llen(queue.value))) for queue in Queue)
+
+    def _commands(self, monitor: Any) -> tuple[list[str], list[str]]:
+        """Return the commands that clients sent to this deployment's database, and those that ran inside scripts."""
+        sent: list[str] = []
+        inside: list[str] = []
+        while END not in (seen := monitor.next_command())["command"]:
+            if seen["db"] == self._database:
+                (inside if seen["client_type"] == "lua" else sent).append(seen["command"].split(" ")[0].upper())
+        return sent, inside
+
+
+def _counted(commands: list[str]) -> str:
+    times = Counter(commands).items()
+    return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in times) or "none"
+
+
+@contextmanager
+def metered(deployment: Deployment) -> Iterator[Meter]:
+    """Put the counters between `deployment` and its servers."""
+    tell_commits(deployment.engine)
+    url, wire = make_url(deployment.settings.postgres_url), Wire()
+    with relay(url.host or "localhost", url.port or 5432, wire) as port:
+        options = {"sslmode": "disable", "gssencmode": "disable", "options": "-c synchronous_commit=on"}
+        counted = url.set(host="127.0.0.1", port=port).update_query_dict(options)
+        meter = Meter(deployment, wire)
+        meter.here.__dict__["engine"] = connect(counted.render_as_string(hide_password=False))
+        try:
+            yield meter
+        finally:
+            meter.close()

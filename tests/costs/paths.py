@@ -1,0 +1,267 @@
+"""The paths whose cost is counted: each prepares a tenant and returns the call that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from taskbridge import runner
+from taskbridge.batch import Batch
+from taskbridge.criteria import Criterion
+from taskbridge.gate import Answer, Outcome
+from taskbridge.handlers.journal import journal
+from taskbridge.notify import notify, notify_many
+from taskbridge.pipeline import INVOICES
+from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
+from taskbridge.recording import record_event
+from taskbridge.store import record_invoice
+from taskbridge.ticker import fire_due, reconcile
+from tests.costs.meter import Meter
+
+Call = Callable[[], object]
+Path = Callable[[Meter, str], Call]
+
+# So long that no lease and no tick ends by itself while a test runs.
+LONG: Final = LatencyNeutral(lease=3600, tick=3600)
+ALERTS: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 60),))
+BATCH_SIZE: Final = 10
+MANY: Final = 100
+
+
+def do_nothing(batch: Batch) -> None:
+    """Handle the batch without a word to Postgres."""
+
+
+def reject_all(batch: Batch) -> None:
+    """Set every record aside."""
+    for record in batch:
+        batch.reject(record, "not now")
+
+
+def fail(batch: Batch) -> None:
+    """Raise."""
+    raise ValueError(f"{batch.tenant} fails")
+
+
+def first_event(meter: Meter, tenant: str) -> Call:
+    return partial(_notify, meter, tenant, Answer.STARTED)
+
+
+def absorbed_event(meter: Meter, tenant: str) -> Call:
+    _notify(meter, tenant, Answer.STARTED)
+    return partial(_notify, meter, tenant, Answer.ABSORBED)
+
+
+def delayed_event(meter: Meter, tenant: str) -> Call:
+    _run_of(meter, tenant, do_nothing, 1)()
+    return partial(_notify, meter, tenant, Answer.DELAYED)
+
+
+def many_first_events(meter: Meter, tenant: str) -> Call:
+    return partial(_notify_many, meter, tenant, Answer.STARTED)
+
+
+def many_absorbed_events(meter: Meter, tenant: str) -> Call:
+    _notify_many(meter, tenant, Answer.STARTED)
+    return partial(_notify_many, meter, tenant, Answer.ABSORBED)
+
+
+def run_of_one_record(meter: Meter, tenant: str) -> Call:
+    return _run_of(meter, tenant, do_nothing, 1)
+
+
+def run_of_one_record_with_the_journal(meter: Meter, tenant: str) -> Call:
+    return _run_of(meter, tenant, journal, 1)
+
+
+def run_under_a_rate_limit(meter: Meter, tenant: str) -> Call:
+    return _run_of(meter, tenant, do_nothing, 1, rate_limit=RateLimit("1000000/s", burst=BATCH_SIZE))
+
+
+def run_of_three_batches(meter: Meter, tenant: str) -> Call:
+    return _run_of(meter, tenant, do_nothing, 2 * BATCH_SIZE + 1)
+
+
+def run_that_fails(meter: Meter, tenant: str) -> Call:
+    run = _run_of(meter, tenant, fail, 1)
+
+    def call() -> None:
+        with suppress(ValueError):
+            run()
+
+    return call
+
+
+def run_that_rejects(meter: Meter, tenant: str) -> Call:
+    return _run_of(meter, tenant, reject_all, 1)
+
+
+def run_that_tries_again(meter: Meter, tenant: str) -> Call:
+    run_that_rejects(meter, tenant)()
+    quarantine = meter.here.quarantine_of(meter.here.pipelines[INVOICES])
+    found, _ = quarantine.find(INVOICES, tenant=tenant)
+    assert quarantine.retry(INVOICES, found)
+    meter.redis.flushdb()
+    return _run_of(meter, tenant, do_nothing, 0, expected=1)
+
+
+def closing_sweep(meter: Meter, tenant: str) -> Call:
+    _run_of(meter, tenant, do_nothing, 1)()
+    assert meter.redis.delete(meter.keys.lease(INVOICES, tenant))
+    meter.here.gate.expire(INVOICES, [tenant], early=True)
+    return _run_of_message(meter, expected=0)
+
+
+def late_message(meter: Meter, tenant: str) -> Call:
+    _notify(meter, tenant, Answer.STARTED)
+    message = meter.inline.message()
+    assert message is not None
+    runner.run(meter.here, *message)
+    return partial(runner.run, meter.here, *message)
+
+
+def heartbeat(meter: Meter, tenant: str) -> Call:
+    _notify(meter, tenant, Answer.STARTED)
+    message = meter.inline.message()
+    assert message is not None
+    meter.here.gate.begin(*message)
+    return partial(_is_true, partial(meter.here.gate.beat, *message))
+
+
+def ticker_with_nobody_due(meter: Meter, tenant: str) -> Call:
+    _run_of(meter, tenant, do_nothing, 1)()
+    return partial(fire_due, meter.here)
+
+
+def ticker_with_many_due(meter: Meter, tenant: str) -> Call:
+    gate = meter.here.gate
+    _notify_many(meter, tenant, Answer.STARTED)
+    while (message := meter.inline.message()) is not None:
+        gate.begin(*message)
+        assert gate.settle(*message, Outcome.DONE, LONG.spacing) is Answer.LINGERING
+    meter.redis.zadd(meter.keys.due(INVOICES), dict.fromkeys(_names(tenant), 0))
+    return partial(fire_due, meter.here)
+
+
+def reconciliation_with_nothing_forgotten(meter: Meter, tenant: str) -> Call:
+    _save_many(meter, tenant)
+    _notify_many(meter, tenant, Answer.STARTED)
+    return partial(_reconcile, meter, 0)
+
+
+def reconciliation_with_many_forgotten(meter: Meter, tenant: str) -> Call:
+    _save_many(meter, tenant)
+    return partial(_reconcile, meter, MANY)
+
+
+def new_alert(meter: Meter, tenant: str) -> Call:
+    meter.inline.handle(do_nothing, BATCH_SIZE, ALERTS, "alerts")
+    return partial(_record_alert, meter, tenant)
+
+
+def event_without_its_delay(meter: Meter, tenant: str) -> Call:
+    new_alert(meter, tenant)()
+    return partial(notify, meter.deployment.app, tenant, "alerts")
+
+
+def new_invoice(meter: Meter, tenant: str) -> Call:
+    return partial(_is_true, partial(record_invoice, meter.here.engine, tenant, "1", {"number": "1"}))
+
+
+def unchanged_invoice(meter: Meter, tenant: str) -> Call:
+    new_invoice(meter, tenant)()
+    return partial(record_invoice, meter.here.engine, tenant, "1", {"number": "1"})
+
+
+PATHS: Final[dict[str, Path]] = {
+    "first event": first_event,
+    "absorbed event": absorbed_event,
+    "delayed event": delayed_event,
+    "100 first events at once": many_first_events,
+    "100 absorbed events at once": many_absorbed_events,
+    "run of one record": run_of_one_record,
+    "run of one record, by the journal": run_of_one_record_with_the_journal,
+    "run of one record, under a rate limit": run_under_a_rate_limit,
+    "run of three batches": run_of_three_batches,
+    "run that fails": run_that_fails,
+    "run that rejects its record": run_that_rejects,
+    "run of a record out of quarantine": run_that_tries_again,
+    "closing sweep, nothing left": closing_sweep,
+    "late or doubled message": late_message,
+    "heartbeat": heartbeat,
+    "ticker, nobody due": ticker_with_nobody_due,
+    "ticker, 100 tenants due": ticker_with_many_due,
+    "reconcile, nothing forgotten": reconciliation_with_nothing_forgotten,
+    "reconcile, 100 tenants forgotten": reconciliation_with_many_forgotten,
+    "record_invoice, new": new_invoice,
+    "record_invoice, unchanged": unchanged_invoice,
+    "record_event": new_alert,
+    "event of a pipeline with criteria": event_without_its_delay,
+}
+
+
+def _notify(meter: Meter, tenant: str, expected: Answer) -> None:
+    assert notify(meter.deployment.app, tenant) is expected
+
+
+def _notify_many(meter: Meter, tenant: str, expected: Answer) -> None:
+    assert set(notify_many(meter.deployment.app, _names(tenant))) == {expected}
+
+
+def _names(tenant: str) -> list[str]:
+    return [f"{tenant}-{number}" for number in range(MANY)]
+
+
+def _save_many(meter: Meter, tenant: str) -> None:
+    """Let `MANY` tenants be the only ones, each with a record that nobody took."""
+    engine = meter.deployment.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("TRUNCATE invoices")
+        for one in _names(tenant):
+            record_invoice(engine, one, "1", {"number": "1"}, connection)
+
+
+def _reconcile(meter: Meter, forgotten: int) -> None:
+    assert len(reconcile(meter.here, INVOICES)) == forgotten
+
+
+def _record_alert(meter: Meter, tenant: str) -> None:
+    recorded = record_event(meter.deployment.app, "alerts", {"level": "ERROR", "service": tenant})
+    assert recorded.answer is Answer.STARTED
+
+
+def _is_true(call: Call) -> None:
+    assert call() is True
+
+
+def _run_of(
+    meter: Meter,
+    tenant: str,
+    handler: Callable[[Batch], None],
+    records: int,
+    *,
+    expected: int | None = None,
+    **options: Any,
+) -> Call:
+    """Save records, notify, and return the run that takes them."""
+    meter.inline.handle(handler, BATCH_SIZE, LONG, **options)
+    meter.deployment.save(tenant, *map(str, range(records)), notify=False)
+    _notify(meter, tenant, Answer.STARTED)
+    return _run_of_message(meter, expected=records if expected is None else expected)
+
+
+def _run_of_message(meter: Meter, *, expected: int) -> Call:
+    """Return the run of the next message, which must be given `expected` records."""
+    message = meter.inline.message()
+    assert message is not None
+
+    def call() -> None:
+        meter.inline.seen.clear()
+        try:
+            runner.run(meter.here, *message)
+        finally:
+            assert len(meter.inline.seen) == expected
+
+    return call

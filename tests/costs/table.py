@@ -1,0 +1,87 @@
+"""What each path costs. The one place for these figures; `make docs` prints them into docs/costs.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "costs.md"
+MARK: Final = "<!-- costs -->"
+
+
+TITLES: Final = (
+    "path",
+    "Redis round trips",
+    "commands sent",
+    "commands in scripts",
+    "messages",
+    "SQL round trips",
+    "statements",
+    "commits waited for",
+    "commits not waited for",
+)
+
+
+class Cost(NamedTuple):
+    """Redis: round trips, commands that the client sends, commands inside scripts, messages pushed.
+    Postgres: round trips, statements, transactions whose commit waits for the disk, and those whose commit does not.
+    """
+
+    trips: int
+    sent: int
+    inside: int
+    messages: int
+    sql_trips: int
+    statements: int
+    durable: int
+    relaxed: int
+
+
+# Redis: round trips, sent, in scripts, messages; Postgres: round trips, statements, commits waited for, and not.
+COSTS: Final[dict[str, Cost]] = {
+    "first event": Cost(1, 1, 10, 1, 0, 0, 0, 0),
+    "absorbed event": Cost(1, 1, 4, 0, 0, 0, 0, 0),
+    "delayed event": Cost(1, 1, 6, 0, 0, 0, 0, 0),
+    "100 first events at once": Cost(1, 100, 1000, 100, 0, 0, 0, 0),
+    "100 absorbed events at once": Cost(1, 100, 400, 0, 0, 0, 0, 0),
+    "run of one record": Cost(2, 2, 17, 0, 5, 8, 1, 1),
+    "run of one record, by the journal": Cost(2, 2, 17, 0, 6, 9, 1, 1),
+    "run of one record, under a rate limit": Cost(3, 3, 22, 0, 5, 8, 1, 1),
+    "run of three batches": Cost(2, 2, 17, 0, 17, 26, 3, 1),
+    "run that fails": Cost(2, 2, 21, 0, 3, 6, 1, 1),
+    "run that rejects its record": Cost(2, 2, 17, 0, 6, 9, 1, 1),
+    "run of a record out of quarantine": Cost(2, 2, 17, 0, 6, 9, 1, 1),
+    "closing sweep, nothing left": Cost(2, 2, 17, 0, 2, 5, 0, 1),
+    "late or doubled message": Cost(1, 1, 2, 0, 0, 0, 0, 0),
+    "heartbeat": Cost(1, 1, 4, 0, 0, 0, 0, 0),
+    "ticker, nobody due": Cost(1, 1, 3, 0, 0, 0, 0, 0),
+    "ticker, 100 tenants due": Cost(2, 101, 703, 100, 0, 0, 0, 0),
+    "reconcile, nothing forgotten": Cost(1, 300, 0, 0, 1, 1, 0, 0),
+    "reconcile, 100 tenants forgotten": Cost(101, 400, 1000, 100, 1, 1, 0, 0),
+    "record_invoice, new": Cost(0, 0, 0, 0, 3, 3, 1, 0),
+    "record_invoice, unchanged": Cost(0, 0, 0, 0, 3, 3, 0, 0),
+    "record_event": Cost(1, 1, 9, 1, 3, 3, 1, 0),
+    "event of a pipeline with criteria": Cost(1, 1, 3, 0, 1, 1, 0, 0),
+}
+
+
+def markdown() -> str:
+    """Return the table as Markdown."""
+    lines = ["| " + " | ".join(TITLES) + " |", "| --- |" + " ---: |" * len(Cost._fields)]
+    lines += [f"| {name} | " + " | ".join(map(str, cost)) + " |" for name, cost in COSTS.items()]
+    return "\n".join(lines)
+
+
+def shown(page: str) -> str:
+    """Return what stands between the marks of `page`."""
+    return page.split(MARK)[1].strip()
+
+
+def main() -> None:
+    """Write the table into the page."""
+    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
+    PAGE.write_text(f"{before}{MARK}\n{markdown()}\n{MARK}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
