@@ -9,6 +9,7 @@ from typing import Final
 
 from taskbridge.batch import Batch
 from taskbridge.bench.lateness import PIPELINE, POLICY
+from taskbridge.bench.marks import mark
 from taskbridge.handlers.journal import journal
 from taskbridge.pipeline import INVOICES, pipeline
 
@@ -19,7 +20,10 @@ CALLS: Final = os.environ.get("TASKBRIDGE_BENCH_CALLS")
 
 @pipeline(PIPELINE, policy=POLICY)
 def take(batch: Batch) -> None:
-    """Take the batch and do nothing."""
+    """Mark the call, and take as long as it is told for each record."""
+    mark()
+    if SECONDS_PER_RECORD:
+        time.sleep(SECONDS_PER_RECORD * len(batch))
 
 
 @pipeline(INVOICES)

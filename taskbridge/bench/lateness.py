@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from taskbridge.bench.benchmark import Benchmark, Option
@@ -20,7 +21,7 @@ from taskbridge.gate import Queue
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime
 
-__all__ = ["LATENESS", "PIPELINE", "POLICY"]
+__all__ = ["LATENESS", "PIPELINE", "POLICY", "let_wait"]
 
 PIPELINE: Final = "bench-alerts"
 POLICY: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),))
@@ -60,15 +61,19 @@ def _let_wait(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
     """Make every tenant wait; return when each is due, in milliseconds of Redis's clock."""
     now, _ = here.redis.time()
     first = int(now) * 1000 + 1000 + HEAD_START_MS + round(IDLE_SECONDS * 1000)
-    delay = POLICY.spacing.delay
     due = {f"tenant-{at}": first + round(at * seconds * 1000 / tenants) for at in range(tenants)}
-    names = list(due)
-    for start in range(0, tenants, CHUNK):
+    let_wait(here, due)
+    return due
+
+
+def let_wait(here: Runtime, due: Mapping[str, int]) -> None:
+    """Make tenants of `PIPELINE` wait until they are due, each in milliseconds of Redis's clock."""
+    spacing, names = POLICY.spacing, list(due)
+    for start in range(0, len(names), CHUNK):
         chunk = names[start : start + CHUNK]
         for name in chunk:
-            here.gate.remember_last(PIPELINE, name, due[name] - delay, POLICY.spacing)
-        here.gate.notify_many([(PIPELINE, name, POLICY.spacing) for name in chunk])
-    return due
+            here.gate.remember_last(PIPELINE, name, due[name] - spacing.delay, spacing)
+        here.gate.notify_many([(PIPELINE, name, spacing) for name in chunk])
 
 
 def _commands_per_second(here: Runtime) -> float:

@@ -1,0 +1,79 @@
+"""The baseline: plain Celery, one message for each piece of work, as a competent user writes it.
+
+Each process keeps one connection to Postgres. Nothing is kept of results, messages are JSON, acknowledged early, in
+Celery's default queue, with Celery's default prefetch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from typing import Any, Final
+
+import psycopg
+from celery import Celery, Task
+from sqlalchemy import Engine
+
+from taskbridge.bench.marks import mark
+
+__all__ = ["QUEUE", "app", "make_app", "prepare"]
+
+QUEUE: Final = "celery"
+SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
+
+_TABLE: Final = """
+CREATE TABLE plain_records (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant text COLLATE "C" NOT NULL,
+    document jsonb NOT NULL,
+    done_at timestamptz
+);
+CREATE INDEX ON plain_records (tenant) WHERE done_at IS NULL;
+"""
+_READ: Final = "SELECT id, document FROM plain_records WHERE tenant = %s AND done_at IS NULL ORDER BY id"
+_DONE: Final = "UPDATE plain_records SET done_at = now() WHERE id = ANY(%s)"
+
+
+def prepare(engine: Engine) -> None:
+    """Make the table of records that the tasks read."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(_TABLE)
+
+
+def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
+    """Return a Celery app and its tasks by name: `read` reads a tenant's records, `finish` also marks them as done."""
+    made = Celery("plain", broker=broker_url, set_as_current=False)
+    made.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        broker_connection_retry_on_startup=True,
+    )
+
+    @made.task(name="plain.read", shared=False)
+    def read(tenant: str) -> None:
+        _handle(_connection().execute(_READ, (tenant,)).fetchall())
+
+    @made.task(name="plain.finish", shared=False)
+    def finish(tenant: str) -> None:
+        rows = _connection().execute(_READ, (tenant,)).fetchall()
+        _handle(rows)
+        _connection().execute(_DONE, ([number for number, _ in rows],))
+
+    return made, {"read": read, "finish": finish}
+
+
+def _handle(rows: list[Any]) -> None:
+    mark()
+    if SECONDS_PER_RECORD:
+        time.sleep(SECONDS_PER_RECORD * len(rows))
+
+
+@cache
+def _connection() -> psycopg.Connection[Any]:
+    """Return this process's connection; first called in a child of the pool, so none is shared by a fork."""
+    return psycopg.connect(os.environ["TASKBRIDGE_POSTGRES_URL"], autocommit=True)
+
+
+app, _ = make_app(os.environ.get("TASKBRIDGE_REDIS_URL", ""))
