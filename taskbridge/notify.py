@@ -42,7 +42,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-    """Notify many tenants, in one round trip to Redis; a tenant may stand in the list several times.
+    """Notify many tenants, in one round trip to Redis for each 500; a tenant may stand in the list several times.
 
     Raises: as `notify`. Nothing is sent when a tenant is not allowed.
     """

@@ -67,7 +67,7 @@ def record_event(
 
 
 def notify_many(tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-    """Notify many tenants, in one round trip to Redis; a tenant may stand in the list several times.
+    """Notify many tenants, in one round trip to Redis for each 500; a tenant may stand in the list several times.
 
     Returns:
         The gate's answer for each: STARTED, DELAYED or ABSORBED.

@@ -54,7 +54,7 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
     rebuild = here.pipelines[pipeline].criteria is not None and not here.gate.is_rebuilt(pipeline)
     pending = _pending(here, pipeline, every=rebuild)
     runners = here.gate.look(pipeline, [waiting.tenant for waiting, _ in pending])
-    forgotten = []
+    forgotten, events = [], []
     for (waiting, spacing), runner in zip(pending, runners, strict=True):
         if runner.deadline_ms is not None:
             continue
@@ -64,7 +64,8 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
             continue
         if waiting.last_ms is not None:
             here.gate.remember_last(pipeline, waiting.tenant, waiting.last_ms, spacing)
-        here.gate.notify(pipeline, waiting.tenant, spacing, Queue.NEXT)
+        events.append((pipeline, waiting.tenant, spacing))
+    here.gate.notify_many(events, Queue.NEXT)
     if rebuild:
         here.gate.mark_rebuilt(pipeline)
     return forgotten

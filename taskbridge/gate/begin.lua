@@ -32,8 +32,12 @@ local function is_first()
 end
 
 -- One's own place counts for nothing where others have as many as there may be, since the cap was lowered.
-local own_place = tonumber(redis.call("ZSCORE", running_key, tenant) or -1) >= now and 1 or 0
-local has_place = most_runs == 0 or redis.call("ZCOUNT", running_key, now, "+inf") - own_place < most_runs
+local function has_place()
+  local own = tonumber(redis.call("ZSCORE", running_key, tenant) or -1) >= now and 1 or 0
+  return redis.call("ZCOUNT", running_key, now, "+inf") - own < most_runs
+end
+
+local has_place = most_runs == 0 or has_place()
 local nobody_probes = open_until and not another_probes()
 local may_probe = nobody_probes and now >= open_until and is_first()
 if not has_place or open_until and not may_probe then
@@ -56,16 +60,20 @@ if open_until then
   probe = walk and probes % WALK or 0
 end
 
-redis.call("HSET", runner_key, "state", "running", "swept", events, "began", now)
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease")
+local fields = { "state", "running", "swept", events, "began", now, "runs", runs + 1 }
+local function set(field, value)
+  fields[#fields + 1], fields[#fields + 2] = field, value
+end
 if last then
-  redis.call("HSET", runner_key, "before", last)
+  set("before", last)
 end
 -- While a lease lives, a producer may have notified and not committed: the sweep after its end sees that commit.
 local lease_end = tonumber(redis.call("GET", lease_key) or 0)
 if lease_end > now then
-  redis.call("HSET", runner_key, "lease", lease_end)
+  set("lease", lease_end)
 end
+redis.call("HSET", runner_key, unpack(fields))
 if joined then
   redis.call("ZREM", line_key, tenant)
 end
@@ -74,5 +82,4 @@ if most_runs > 0 then
   take_place(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
-runs = redis.call("HINCRBY", runner_key, "runs", 1)
-return { BEGUN, tonumber(events), events - swept, runs, tonumber(failures or 0), now - first, probe }
+return { BEGUN, tonumber(events), events - swept, runs + 1, tonumber(failures or 0), now - first, probe }

@@ -8,8 +8,8 @@ local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(AR
 local early, nonce, us = ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
-local runner = redis.call("HMGET", runner_key, "state", "token", "patience")
-local state, token, patience = runner[1], runner[2], tonumber(runner[3])
+local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held")
+local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
 local is_past = deadline and tonumber(deadline) <= milliseconds(us)
 if not is_past and not (early and state == "waiting") then
   return { NOT_DUE }
@@ -27,6 +27,9 @@ else
   if state == "running" then
     answer = REISSUED
   end
+end
+if held then
+  redis.call("HDEL", runner_key, "held")
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
 publish(queue_key, pipeline, tenant, token, us)

@@ -160,20 +160,20 @@ class Gate:
         reply = self._run("notify", pipeline, tenant, queue, *self._notify_args(pipeline, tenant, spacing))
         return self._published(reply, queue, pipeline, tenant)
 
-    def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
-        """Notify (pipeline, tenant, spacing) each, in one round trip."""
+    def notify_many(self, events: Sequence[tuple[str, str, Spacing]], queue: Queue = Queue.FIRST) -> list[Answer]:
+        """Notify (pipeline, tenant, spacing) each, in one round trip for each 500."""
         replies = self._wire.call(
             self._scripts["notify"],
             [
                 (
-                    self._keys_of("notify", pipeline, tenant, Queue.FIRST),
+                    self._keys_of("notify", pipeline, tenant, queue),
                     (*self._notify_args(pipeline, tenant, spacing), self._now()),
                 )
                 for pipeline, tenant, spacing in events
             ],
         )
         return [
-            self._published(reply, Queue.FIRST, pipeline, tenant)
+            self._published(reply, queue, pipeline, tenant)
             for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
         ]
 

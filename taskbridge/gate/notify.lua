@@ -15,14 +15,13 @@ end
 local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay")
 local state, token, held, began, pending_ms = runner[1], runner[2], runner[3], runner[4], runner[5]
 
+local fresh = {}
 if not state then
+  fresh = { "events", 1, "swept", 0, "runs", 0, "first", now, "delay", delay_ms }
   began = redis.call("GET", last_key)
-  redis.call("HSET", runner_key, "state", "waiting", "events", 1, "swept", 0, "runs", 0, "first", now,
-    "delay", delay_ms)
   if began then
-    redis.call("HSET", runner_key, "began", began)
+    fresh[11], fresh[12] = "began", began
   end
-  redis.call("ZREM", due_key, tenant)
 else
   redis.call("HINCRBY", runner_key, "events", 1)
   if not pending_ms or delay_ms < tonumber(pending_ms) then
@@ -33,11 +32,15 @@ else
   end
 end
 
-if began and began + delay_ms > now then
+if not began or began + delay_ms <= now then
+  token = new_token(us, token, nonce)
+  queue_run(due_key, runner_key, tenant, token, republish_ms, us, unpack(fresh))
+  publish(queue_key, pipeline, tenant, token, us)
+  return { STARTED, token }
+elseif state then
   redis.call("ZADD", due_key, "LT", began + delay_ms, tenant)
-  return { DELAYED }
+else
+  redis.call("HSET", runner_key, "state", "waiting", unpack(fresh))
+  redis.call("ZADD", due_key, began + delay_ms, tenant)
 end
-token = new_token(us, token, nonce)
-queue_run(due_key, runner_key, tenant, token, republish_ms, us)
-publish(queue_key, pipeline, tenant, token, us)
-return { STARTED, token }
+return { DELAYED }

@@ -13,10 +13,10 @@ local republish_ms, nonce, us = tonumber(ARGV[13]), ARGV[14], clock_us(ARGV[15])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
-  "lease")
+  "lease", "failures")
 local state, current, events, swept, began, pending_ms =
   runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
-local before, lease_end = tonumber(runner[7]), tonumber(runner[8])
+local before, lease_end, failures = tonumber(runner[7]), tonumber(runner[8]), runner[9]
 if state ~= "running" or current ~= token then
   return { LOST }
 end
@@ -88,7 +88,7 @@ if outcome ~= "more" and outcome ~= "done" and outcome ~= "retry" and outcome ~=
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
-if outcome == "more" or outcome == "done" then
+if failures and (outcome == "more" or outcome == "done") then
   redis.call("HDEL", runner_key, "failures")
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)

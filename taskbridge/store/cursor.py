@@ -134,7 +134,7 @@ class Cursors:
             Outranked: a higher token owns the cursor.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        page = self._read(key, limit, narrowed, (query("claim"), {**key, **counts}))
+        page = self._read(key, limit, narrowed, query("claim"), {**key, **counts})
         if page is None:
             raise Outranked(self._owner(key))
         return page
@@ -145,14 +145,12 @@ class Cursors:
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        page = self._read(key, limit, narrowed)
+        page = self._read(key, limit, narrowed, query("plan_by_index"))
         if page is None:
             raise CursorLost
         return page
 
-    def _read(
-        self, key: Mapping[str, str], limit: int, narrowed: bool, *before: tuple[str, Mapping[str, Any]]
-    ) -> Page | None:
+    def _read(self, key: Mapping[str, str], limit: int, narrowed: bool, *before: Any) -> Page | None:
         """Read one batch in one round trip, and once more if its connection broke.
 
         A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
@@ -163,10 +161,8 @@ class Cursors:
             self._engine.dispose()
             return self._read_once(key, limit, narrowed, *before)
 
-    def _read_once(
-        self, key: Mapping[str, str], limit: int, narrowed: bool, *before: tuple[str, Mapping[str, Any]]
-    ) -> Page | None:
-        """Read one batch in a transaction of its own, sent whole.
+    def _read_once(self, key: Mapping[str, str], limit: int, narrowed: bool, *before: Any) -> Page | None:
+        """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
         """
@@ -174,14 +170,14 @@ class Cursors:
             driver: psycopg.Connection[Any] | None = pooled.connection.driver_connection
             assert driver is not None  # noqa: S101 - for the type: a connection of the pool has its driver's
             try:
-                with driver.cursor(row_factory=dict_row) as cursor, driver.pipeline():
+                cursor = driver.cursor(row_factory=dict_row)
+                with driver.pipeline():
                     driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                    driver.execute(query("plan_by_index"))
-                    for statement, values in before:
-                        driver.execute(statement, values)
+                    driver.execute(*before)
                     cursor.execute(self._read_batch, {**key, "limit": limit, "narrowed": narrowed})
                     driver.execute("COMMIT")
-                    rows = cursor.fetchall()
+                # Asked for any earlier, the rows would cost a round trip of their own.
+                rows = cursor.fetchall()
             except psycopg.OperationalError as error:
                 broken = driver.broken
                 # The pool does not see errors of its driver, and a broken connection must not go back to it.
@@ -198,7 +194,7 @@ class Cursors:
     @contextmanager
     def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key, self._patience)
+        transaction = Transaction(self._engine, self._autocommit, key, self._patience)
         try:
             yield transaction
         finally:
@@ -271,8 +267,9 @@ class Transaction:
     `patience` is how long Postgres waits for its commit after the advance, as text with a unit.
     """
 
-    def __init__(self, engine: Engine, key: Mapping[str, str], patience: str) -> None:
+    def __init__(self, engine: Engine, autocommit: Engine, key: Mapping[str, str], patience: str) -> None:
         self._engine = engine
+        self._autocommit = autocommit
         self._key = key
         self._patience = patience
         self._connection: Connection | None = None
@@ -298,34 +295,38 @@ class Transaction:
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
         """
-        connection = self.connect()
-        at_xid, at_id = page.position
         reasons = aside.reasons if aside else {}
-        moved = connection.exec_driver_sql(
-            query("advance"),
-            {
-                **self._key,
-                **_columns(narrowing),
-                "sweeps": page.sweeps,
-                "target": page.target,
-                "finished": page.finished,
-                "at_xid": at_xid,
-                "at_id": at_id,
-                "records": len(page.records),
-                "handled": len(page.records) - len(reasons),
-                "first_event_ms": first_event_ms,
-                "patience": self._patience,
-            },
-        )
-        if moved.first() is None:
+        leaving = [external_id for external_id in page.leaving if external_id not in reasons]
+        values = {**self._key, **self._moving(page, narrowing, len(reasons)), "first_event_ms": first_event_ms}
+        if self._connection is None and not leaving and not reasons:
+            # Nothing goes with it: one statement that is its own transaction, in one round trip.
+            with self._autocommit.connect() as alone:
+                if alone.exec_driver_sql(query("advance"), values).first() is None:
+                    raise CursorLost
+            return
+        connection = self.connect()
+        if connection.exec_driver_sql(query("advance"), values).first() is None:
             connection.rollback()
             raise CursorLost
-        leaving = [external_id for external_id in page.leaving if external_id not in reasons]
         if leaving:
             connection.exec_driver_sql(query("leave_quarantine"), {**self._key, "external_ids": leaving})
         if aside is not None and reasons:
             self._set_aside(page, aside)
         connection.commit()
+
+    def _moving(self, page: Page, narrowing: Narrowing, set_aside: int) -> dict[str, Any]:
+        at_xid, at_id = page.position
+        return {
+            **_columns(narrowing),
+            "sweeps": page.sweeps,
+            "target": page.target,
+            "finished": page.finished,
+            "at_xid": at_xid,
+            "at_id": at_id,
+            "records": len(page.records),
+            "handled": len(page.records) - set_aside,
+            "patience": self._patience,
+        }
 
     def _set_aside(self, page: Page, aside: Aside) -> None:
         records = [record for record in page.records if record.external_id in aside.reasons]

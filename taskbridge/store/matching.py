@@ -61,7 +61,7 @@ class Records:
         values = {"pipeline": pipeline, "message_id": message_id, "payload": payload, **_columns(found)}
         if connection is not None:
             return connection.exec_driver_sql(query("record_event"), values).first() is not None
-        with self._engine.begin() as own:
+        with self._autocommit.connect() as own:
             return own.exec_driver_sql(query("record_event"), values).first() is not None
 
     def waiting_tenants(self, pipeline: str, *, every: bool) -> list[Waiting]:

@@ -1,6 +1,7 @@
 -- A run takes the cursor: from now on only its token may advance it. Tokens grow, so a run that was replaced cannot take
 -- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
--- cursor has its former owner, and the run that claimed it is refused when it advances.
+-- cursor has its former owner, and the run that claimed it is refused when it advances. The other settings are for the
+-- batch that is read next; `plan_by_index.sql` says why.
 INSERT INTO sync_cursors AS c (pipeline, tenant, owner, runs, events, burst_runs, burst_events, last_run_at)
 VALUES (%(pipeline)s, %(tenant)s, %(token)s, 1, %(new_events)s, %(burst_runs)s, %(burst_events)s, now())
 ON CONFLICT (pipeline, tenant) DO UPDATE
@@ -11,4 +12,7 @@ SET owner = excluded.owner,
     burst_events = excluded.burst_events,
     last_run_at = excluded.last_run_at
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
-RETURNING set_config('synchronous_commit', 'off', true)
+RETURNING set_config('synchronous_commit', 'off', true),
+          set_config('enable_seqscan', 'off', true),
+          set_config('enable_bitmapscan', 'off', true),
+          set_config('max_parallel_workers_per_gather', '0', true)
