@@ -14,7 +14,7 @@ from kombu import Queue as KombuQueue
 
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
-from taskbridge.message import RUN_TASK
+from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.runtime import runtime
 from taskbridge.settings import Settings
 from taskbridge.tasks import NOTIFY_TASK, RECORD_TASK, register
@@ -34,6 +34,7 @@ DEFAULTS: Final[dict[str, Any]] = {
         NOTIFY_TASK: {"queue": Queue.FIRST.value},
         RECORD_TASK: {"queue": Queue.FIRST.value},
         RUN_TASK: {"queue": Queue.NEXT.value},
+        RUNS_TASK: {"queue": Queue.NEXT.value},
     },
     "task_serializer": "json",
     # What a worker has reserved it no longer takes in order, so it reserves little.

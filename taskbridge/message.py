@@ -18,9 +18,10 @@ from kombu.utils.url import parse_url
 
 from taskbridge.gate.scripts import read
 
-__all__ = ["RUN_TASK", "arguments_text", "lua_message", "same_server"]
+__all__ = ["RUNS_TASK", "RUN_TASK", "arguments_text", "lua_message", "same_server"]
 
 RUN_TASK: Final = "taskbridge.run"
+RUNS_TASK: Final = "taskbridge.runs"
 
 # Marks where a script fills in, and the Lua expression that goes there. A marker is a whole JSON string with a NUL in
 # it, so nothing else in the message can look like one.
@@ -37,9 +38,9 @@ _LUA: Final = {
 _ORIGIN: Final = "taskbridge"
 
 
-def arguments_text(pipeline: str, tenant: str, token: str) -> str:
+def arguments_text(*arguments: Any) -> str:
     """Return how a run's arguments are shown (`argsrepr`, in Flower and in logs): as JSON, which Lua can write too."""
-    return json.dumps([pipeline, tenant, token], ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 def lua_message(app: Celery, queue_prefix: str = "") -> str:

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from taskbridge import setbacks
-from taskbridge.gate import Answer, Outcome
+from taskbridge.gate import Answer, Outcome, Queue
 from taskbridge.handover import Ending, HandlerFailed, Run, hand_over
 from taskbridge.runtime import Runtime
 from taskbridge.shutdown import is_stopping
 from taskbridge.store import CursorLost, Outranked, Page
 
-__all__ = ["run"]
+__all__ = ["run", "run_together"]
 
 log = logging.getLogger(__name__)
+
+SHARED_BUDGET: Final = 0.05
+"""Seconds after which runs that share a message become messages of their own: first events wait for as long."""
 
 PAID_AHEAD_MS: Final = 200
 """A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
@@ -70,6 +74,27 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         )
     if ending.error is not None:
         raise ending.error
+
+
+def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
+    """Do one run each of several tenants, (tenant, token) each, as long as they are short.
+
+    Raises:
+        Exception: what the first handler that failed raised, after all runs.
+    """
+    until = time.monotonic() + SHARED_BUDGET
+    errors = []
+    for tenant, token in runs:
+        if time.monotonic() > until or is_stopping():
+            runtime.publish(Queue.NEXT, pipeline_name, tenant, token)
+            continue
+        try:
+            run(runtime, pipeline_name, tenant, token)
+        except Exception as error:
+            log.exception("run of %s for tenant %r failed", pipeline_name, tenant)
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _sweep_or_fail(this: Run) -> Ending:

@@ -6,6 +6,7 @@ A forked child makes its own: connections are not shared across a fork.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -85,7 +86,7 @@ class Runtime:
             Keys(settings.key_prefix),
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
             message=message.lua_message(self.app, prefix) if at_once else None,
-            publish=None if at_once else self._publish,
+            publish=None if at_once else self.publish,
             queue_prefix=prefix,
         )
 
@@ -157,10 +158,17 @@ class Runtime:
             check_schema(self.engine)
             check_cluster(self.engine)
 
-    def _publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
-        arguments = (pipeline, tenant, token)
+    def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
+        """Publish a run the ordinary way."""
+        self._send(message.RUN_TASK, queue, pipeline, tenant, token)
+
+    def publish_together(self, pipeline: str, runs: Sequence[tuple[str, str]]) -> None:
+        """Publish the runs of several tenants, (tenant, token) each, as one message."""
+        self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
+
+    def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
         options: dict[str, Any] = {"queue": queue.value, "argsrepr": message.arguments_text(*arguments)}
-        self.app.tasks[message.RUN_TASK].apply_async(arguments, **options)
+        self.app.tasks[task].apply_async(arguments, **options)
 
     def forget(self) -> None:
         """Drop what was inherited through a fork, without talking on the parent's connections."""

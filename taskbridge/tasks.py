@@ -9,7 +9,7 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
 from taskbridge import recording, runner
-from taskbridge.message import RUN_TASK
+from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.notify import notify
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import runtime
@@ -70,5 +70,10 @@ def register(app: Celery) -> Task[Any, Any]:
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""
         runner.run(runtime(app), pipeline, tenant, token)
+
+    @app.task(name=RUNS_TASK, shared=False, acks_late=False, ignore_result=True)
+    def runs(pipeline: str, together: list[tuple[str, str]]) -> None:
+        """One run each of several tenants, (tenant, token) each; published by the ticker when many are due."""
+        runner.run_together(runtime(app), pipeline, together)
 
     return notify_event

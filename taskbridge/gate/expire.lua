@@ -1,11 +1,11 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a runner that died. With `early` a tenant
--- that waits is started before its deadline.
+-- that waits is started before its deadline; with `together` the caller publishes.
 -- KEYS: due runner queue
--- ARGV: pipeline tenant republish_ms longest_ms early nonce now_ms
+-- ARGV: pipeline tenant republish_ms longest_ms early together nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {NOT_DUE}
 local due_key, runner_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local early, nonce, us = ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
+local early, together, nonce, us = ARGV[5] == "1", ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
 local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held")
@@ -32,5 +32,7 @@ if held then
   redis.call("HDEL", runner_key, "held")
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
-publish(queue_key, pipeline, tenant, token, us)
+if not together then
+  publish(queue_key, pipeline, tenant, token, us)
+end
 return { answer, token }

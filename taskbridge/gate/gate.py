@@ -291,19 +291,35 @@ class Gate:
 
         With `early` a tenant that waits, for whatever reason, is started before its deadline.
         """
-        replies = self._wire.call(
+        replies = self._expire(pipeline, tenants, early=early)
+        return [
+            self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
+        ]
+
+    def expire_together(self, pipeline: str, tenants: Sequence[str]) -> list[tuple[str, str]]:
+        """Act on deadlines that passed, and leave it to the caller to publish: return the (tenant, token) of each run.
+
+        A run whose message never comes is published again when its new deadline passes.
+        """
+        replies = self._expire(pipeline, tenants, together=True)
+        return [
+            (tenant, reply[1]) for reply, tenant in zip(replies, tenants, strict=True) if reply[0] != Answer.NOT_DUE
+        ]
+
+    def _expire(
+        self, pipeline: str, tenants: Sequence[str], *, early: bool = False, together: bool = False
+    ) -> list[list[Any]]:
+        times = (self._timing.republish, LONGEST_REPUBLISH_MS)
+        return self._wire.call(
             self._scripts["expire"],
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, self._timing.republish, LONGEST_REPUBLISH_MS, int(early), _nonce(), self._now()),
+                    (pipeline, tenant, *times, int(early), int(together), _nonce(), self._now()),
                 )
                 for tenant in tenants
             ],
         )
-        return [
-            self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
-        ]
 
     def look(self, pipeline: str, tenants: Sequence[str]) -> list[RunnerStatus]:
         """Return how `tenants` stand, in one round trip, changing nothing."""

@@ -79,7 +79,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "expire",
             ("due", "runner", "queue"),
-            ("pipeline", "tenant", "republish_ms", "longest_ms", "early", "nonce", "now_ms"),
+            ("pipeline", "tenant", "republish_ms", "longest_ms", "early", "together", "nonce", "now_ms"),
             uses=("queueing",),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
