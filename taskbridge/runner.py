@@ -10,8 +10,10 @@ How a batch is handed over stands in `taskbridge.handover`, what follows a failu
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -27,7 +29,7 @@ __all__ = ["run", "run_together"]
 log = logging.getLogger(__name__)
 
 SHARED_BUDGET: Final = 0.05
-"""Seconds after which runs that share a message become messages of their own: first events wait for as long."""
+"""Seconds for runs that share a message. First events wait for as long."""
 
 PAID_AHEAD_MS: Final = 200
 """A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
@@ -77,24 +79,46 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
 
 
 def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
-    """Do one run each of several tenants, (tenant, token) each, as long as they are short.
+    """Do one run each of several tenants, (tenant, token) each, for 50 ms; the rest goes to the end of the queue.
+
+    A handler that takes longer holds nobody up: the runs behind it become messages of their own while it works.
 
     Raises:
         Exception: what the first handler that failed raised, after all runs.
     """
     until = time.monotonic() + SHARED_BUDGET
-    errors = []
-    for tenant, token in runs:
-        if time.monotonic() > until or is_stopping():
+    left, errors = deque(runs), []
+
+    def part() -> None:
+        for tenant, token in _taken(left):
             runtime.publish(Queue.NEXT, pipeline_name, tenant, token)
-            continue
-        try:
-            run(runtime, pipeline_name, tenant, token)
-        except Exception as error:
-            log.exception("run of %s for tenant %r failed", pipeline_name, tenant)
-            errors.append(error)
+
+    timer = threading.Timer(2 * SHARED_BUDGET, part)
+    timer.start()
+    try:
+        for tenant, token in _taken(left):
+            try:
+                run(runtime, pipeline_name, tenant, token)
+            except Exception as error:
+                log.warning("run of %s for tenant %r failed, the next goes on", pipeline_name, tenant)
+                errors.append(error)
+            if time.monotonic() > until or is_stopping():
+                break
+    finally:
+        timer.cancel()
+    if rest := list(_taken(left)):
+        runtime.publish_together(pipeline_name, rest)
     if errors:
         raise errors[0]
+
+
+def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Take one after another; two threads may, and none gets the other's."""
+    while True:
+        try:
+            yield left.popleft()
+        except IndexError:
+            return
 
 
 def _sweep_or_fail(this: Run) -> Ending:

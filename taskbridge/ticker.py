@@ -46,9 +46,9 @@ def fire_due(here: Runtime) -> float:
 
 
 def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
-    """Act on the deadlines of `tenants`. Where many are due, several share a message: that is most of a short run's cost.
+    """Act on the deadlines of `tenants`. Where many are due, several share a message: it costs more than a short run.
 
-    Each message has an eighth of them at the most, so that those who work share them out.
+    Each message has an eighth of them at the most, so that several workers get some.
     """
     together = min(MOST_TOGETHER, len(tenants) // 8)
     if together < 2:
