@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from sqlalchemy import Engine
 
 from taskbridge.bench.marks import mark
 
-__all__ = ["QUEUE", "app", "make_app", "prepare"]
+__all__ = ["QUEUE", "app", "make_app", "prepare", "write"]
 
 QUEUE: Final = "celery"
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
@@ -31,6 +32,7 @@ CREATE TABLE plain_records (
 );
 CREATE INDEX ON plain_records (tenant) WHERE done_at IS NULL;
 """
+_WRITE: Final = "INSERT INTO plain_records (tenant, document) SELECT tenant, '{}' FROM unnest(%s::text[]) tenant"
 _READ: Final = "SELECT id, document FROM plain_records WHERE tenant = %s AND done_at IS NULL ORDER BY id"
 _DONE: Final = "UPDATE plain_records SET done_at = now() WHERE id = ANY(%s)"
 
@@ -39,6 +41,12 @@ def prepare(engine: Engine) -> None:
     """Make the table of records that the tasks read."""
     with engine.begin() as connection:
         connection.exec_driver_sql(_TABLE)
+
+
+def write(engine: Engine, tenants: Sequence[str]) -> None:
+    """Write one record of each tenant."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(_WRITE, (list(tenants),))
 
 
 def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
