@@ -15,6 +15,7 @@ from taskbridge.bench.cpu import Cpu
 from taskbridge.bench.lateness import PIPELINE, let_wait
 from taskbridge.bench.marks import Marks
 from taskbridge.bench.stage import wait_until
+from taskbridge.gate import State
 from taskbridge.runtime import Runtime
 
 __all__ = ["Drained", "Ready", "drain", "park", "publish", "wait"]
@@ -40,9 +41,14 @@ def drain(here: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Dr
     before, first = cpu.seconds(), marks.count()
     began = go()
     wait_until(lambda: marks.count() - first >= tenants, f"{tenants} tenants are handled", 300)
-    wait_until(lambda: not here.gate.active(PIPELINE), "the last runs settle", 10)
+    wait_until(lambda: not _at_work(here), "the last runs settle", 10)
     used = {name: seconds - before[name] for name, seconds in cpu.seconds().items()}
     return Drained(max(marks.since(first)) - began, used)
+
+
+def _at_work(here: Runtime) -> bool:
+    runners = here.gate.look(PIPELINE, here.gate.active(PIPELINE))
+    return any(runner.state in (State.QUEUED, State.RUNNING) for runner in runners)
 
 
 def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
