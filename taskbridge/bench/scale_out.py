@@ -92,9 +92,9 @@ SCALE_OUT: Final = Benchmark(
     "as for a service that it calls. The baseline is plain Celery with as many workers.",
     _measure,
     (
-        Option("runs", 300, 1, 100_000, "Runs in a round, for each worker."),
+        Option("runs", 150, 1, 100_000, "Runs in a round, for each worker."),
         Option("workers", 4, 2, 64, "Most workers of each kind."),
-        Option("milliseconds", 20.0, 0, 10_000, "How long the handler waits."),
+        Option("milliseconds", 10.0, 0, 10_000, "How long the handler waits."),
         Option("rounds", 3, 1, 100, "Rounds."),
     ),
     {"runs": 10, "workers": 2, "milliseconds": 1.0, "rounds": 1},
