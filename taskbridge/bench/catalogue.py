@@ -6,10 +6,13 @@ from typing import Final
 
 from taskbridge.bench.benchmark import Benchmark
 from taskbridge.bench.drain import DRAIN
+from taskbridge.bench.first_event import FIRST_EVENT
 from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
+from taskbridge.bench.notify import NOTIFY
 from taskbridge.bench.poison import POISON
+from taskbridge.bench.scale_out import SCALE_OUT
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (DRAIN, NEIGHBOURS, LATENESS, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (FIRST_EVENT, NOTIFY, DRAIN, NEIGHBOURS, LATENESS, SCALE_OUT, POISON)

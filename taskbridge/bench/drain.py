@@ -8,26 +8,20 @@ and settles. A task of plain Celery reads the tenant's record and no more (`read
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple
-
-from celery import Task
+from typing import Final
 
 from taskbridge.bench import plain
 from taskbridge.bench.benchmark import Benchmark, Option
 from taskbridge.bench.cpu import Cpu
-from taskbridge.bench.lateness import PIPELINE, let_wait
-from taskbridge.bench.marks import MARKS, Marks
+from taskbridge.bench.due import Drained, Ready, drain, park, publish, wait
+from taskbridge.bench.lateness import PIPELINE
+from taskbridge.bench.marks import MARKS
 from taskbridge.bench.report import Cell, Report, Table, Target
 from taskbridge.bench.rounds import interleaved, median_ratio
 from taskbridge.bench.stage import stage, wait_until, worker
-from taskbridge.runtime import Runtime
 
 __all__ = ["DRAIN"]
 
@@ -37,18 +31,6 @@ FINISH: Final = "plain Celery, reads and marks as done"
 PUBLISHED: Final = "plain Celery, reads, published at that moment"
 
 WARM: Final = 100
-HEAD_START_MS: Final = 500
-PARKED: Final = "bench.parked"
-
-Ready = Callable[[list[str]], Callable[[], float]]
-"""Gives so many tenants work and returns what lets it begin; that returns when it began, as Unix time."""
-
-
-class Drained(NamedTuple):
-    """One round: seconds until the last handler was called, and seconds of CPU time by group of processes."""
-
-    seconds: float
-    cpu: dict[str, float]
 
 
 def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Report:
@@ -68,19 +50,19 @@ def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Repor
         }
         wait_until(lambda: here.gate.is_rebuilt(PIPELINE), "the worker's ticker starts", 60)
         subjects: dict[str, Ready] = {
-            OURS: partial(_wait, here),
-            READ: partial(_park, here, tasks["read"]),
-            FINISH: partial(_park, here, tasks["finish"]),
-            PUBLISHED: partial(_publish, here, tasks["read"]),
+            OURS: partial(wait, here),
+            READ: partial(park, here, tasks["read"]),
+            FINISH: partial(park, here, tasks["finish"]),
+            PUBLISHED: partial(publish, here, tasks["read"]),
         }
-        drain = partial(_drain, here, marks)
+        measured = partial(drain, here, marks)
         for ready in subjects.values():
-            drain(ready, Cpu(here, {}), min(WARM, tenants))
+            measured(ready, Cpu(here, {}), min(WARM, tenants))
         cpus = {
             name: Cpu(here, {"worker": pids["taskbridge" if name == OURS else plain.__name__]}) for name in subjects
         }
         found = interleaved(
-            {name: partial(drain, ready, cpus[name], tenants) for name, ready in subjects.items()}, rounds
+            {name: partial(measured, ready, cpus[name], tenants) for name, ready in subjects.items()}, rounds
         )
     return Report(
         {"tenants": tenants, "workers": workers, "concurrency": concurrency, "rounds": rounds},
@@ -90,68 +72,6 @@ def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Repor
             Target(f"tenants/s, ratio to: {FINISH}", _ratio(found, FINISH), 1.0, at_least=True),
         ],
     )
-
-
-def _drain(here: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Drained:
-    """Measure one round, with tenants that nobody knows yet."""
-    prefix, marks = secrets.token_hex(4), Marks(file)
-    go = ready([f"{prefix}-{at}" for at in range(tenants)])
-    before, first = cpu.seconds(), marks.count()
-    began = go()
-    wait_until(lambda: marks.count() - first >= tenants, f"{tenants} tenants are handled", 300)
-    wait_until(lambda: not here.gate.active(PIPELINE), "the last runs settle", 10)
-    used = {name: seconds - before[name] for name, seconds in cpu.seconds().items()}
-    return Drained(max(marks.since(first)) - began, used)
-
-
-def _wait(here: Runtime, names: list[str]) -> Callable[[], float]:
-    now, _ = here.redis.time()
-    due = (int(now) + 1) * 1000 + HEAD_START_MS + len(names) // 2
-    let_wait(here, dict.fromkeys(names, due))
-    with here.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload) "
-            "SELECT %s, name, name, 3600000, 'bench', '{}' FROM unnest(%s::text[]) name",
-            (PIPELINE, names),
-        )
-    left = due / 1000 - time.time() - 0.01
-    if left < 0:
-        raise TimeoutError(f"{len(names)} tenants took {-left:.1f} s too long to set up")
-    time.sleep(left)
-    return lambda: due / 1000
-
-
-def _park(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
-    """Publish the messages to a queue that nobody serves; to begin is to rename it, which is one step."""
-    _write(here, names)
-    for name in names:
-        task.apply_async((name,), queue=PARKED)
-
-    def go() -> float:
-        began = time.time()
-        here.redis.rename(PARKED, plain.QUEUE)
-        return began
-
-    return go
-
-
-def _publish(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
-    _write(here, names)
-
-    def go() -> float:
-        began = time.time()
-        for name in names:
-            task.delay(name)
-        return began
-
-    return go
-
-
-def _write(here: Runtime, names: list[str]) -> None:
-    with here.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO plain_records (tenant, document) SELECT name, '{}' FROM unnest(%s::text[]) name", (names,)
-        )
 
 
 def _ratio(found: dict[str, list[Drained]], baseline: str) -> float:

@@ -29,6 +29,7 @@ def take(batch: Batch) -> None:
 @pipeline(INVOICES)
 def handle(batch: Batch) -> None:
     """Take as long as it is told for each record, refuse those that say so, and write the journal."""
+    mark()
     if CALLS:
         with Path(CALLS).open("a") as calls:
             calls.write(f"{batch.tenant}\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from sqlalchemy import Engine
 
 from taskbridge.bench.marks import mark
 
-__all__ = ["QUEUE", "app", "make_app", "prepare"]
+__all__ = ["QUEUE", "app", "make_app", "prepare", "write"]
 
 QUEUE: Final = "celery"
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
@@ -31,7 +32,11 @@ CREATE TABLE plain_records (
 );
 CREATE INDEX ON plain_records (tenant) WHERE done_at IS NULL;
 """
+_WRITE: Final = """
+INSERT INTO plain_records (tenant, document) SELECT tenant, '{}' FROM unnest(%s::text[]) tenant RETURNING id
+"""
 _READ: Final = "SELECT id, document FROM plain_records WHERE tenant = %s AND done_at IS NULL ORDER BY id"
+_READ_PART: Final = "SELECT id, document FROM plain_records WHERE tenant = %s AND id BETWEEN %s AND %s"
 _DONE: Final = "UPDATE plain_records SET done_at = now() WHERE id = ANY(%s)"
 
 
@@ -41,8 +46,17 @@ def prepare(engine: Engine) -> None:
         connection.exec_driver_sql(_TABLE)
 
 
+def write(engine: Engine, tenants: Sequence[str]) -> list[int]:
+    """Write one record of each tenant and return the ids."""
+    with engine.begin() as connection:
+        return list(connection.exec_driver_sql(_WRITE, (list(tenants),)).scalars())
+
+
 def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
-    """Return a Celery app and its tasks by name: `read` reads a tenant's records, `finish` also marks them as done."""
+    """Return a Celery app and its tasks by name.
+
+    `read` reads a tenant's records; `finish` also marks them as done, and so does `import_part` with some of them.
+    """
     made = Celery("plain", broker=broker_url, set_as_current=False)
     made.conf.update(
         accept_content=["json"],
@@ -61,11 +75,22 @@ def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
         _handle(rows)
         _connection().execute(_DONE, ([number for number, _ in rows],))
 
-    return made, {"read": read, "finish": finish}
+    @made.task(name="plain.import_part", shared=False)
+    def import_part(tenant: str, first: int, last: int) -> None:
+        """Handle one part of a large import: the tenant's records with an id from `first` to `last`."""
+        rows = _connection().execute(_READ_PART, (tenant, first, last)).fetchall()
+        _wait_for(rows)
+        _connection().execute(_DONE, ([number for number, _ in rows],))
+
+    return made, {"read": read, "finish": finish, "import_part": import_part}
 
 
 def _handle(rows: list[Any]) -> None:
     mark()
+    _wait_for(rows)
+
+
+def _wait_for(rows: list[Any]) -> None:
     if SECONDS_PER_RECORD:
         time.sleep(SECONDS_PER_RECORD * len(rows))
 

@@ -18,6 +18,7 @@ from taskbridge.embedded import Guarded, serve
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.settings import Settings
 
+CONFIGURATION: Final = "taskbridge.bench.celeryconfig"
 HANDLERS: Final = "taskbridge.bench.handlers"
 
 __all__ = ["stage", "wait_until", "worker"]
@@ -52,7 +53,8 @@ def worker(
     What it writes goes to a file in `directory`. A worker of ours loads the modules `pipelines`.
     """
     name = f"bench-{secrets.token_hex(4)}@localhost"
-    surroundings = {**os.environ, **_settings(here), "TASKBRIDGE_PIPELINES": pipelines, **environment}
+    chosen = {"CELERY_CONFIG_MODULE": CONFIGURATION, "TASKBRIDGE_PIPELINES": pipelines, **environment}
+    surroundings = {**os.environ, **_settings(here), **chosen}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
     with (
         (directory / f"{name}.log").open("wb") as output,
