@@ -7,8 +7,9 @@ from typing import Final
 from taskbridge.bench.benchmark import Benchmark
 from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
+from taskbridge.bench.patterns import PATTERNS
 from taskbridge.bench.poison import POISON
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (LATENESS, NEIGHBOURS, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (PATTERNS, LATENESS, NEIGHBOURS, POISON)
