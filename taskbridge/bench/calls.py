@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import redis
 
-__all__ = ["Call", "Delays", "Event", "delays", "forget_calls", "note_call", "take_as_told", "taken_calls"]
+__all__ = ["Call", "Delays", "Event", "delays", "forget_calls", "hang_once", "note_call", "take_as_told", "taken_calls"]
 
 CALLS: Final = "bench-calls"
+LONGER_THAN_ANY_CAP: Final = 7200
 
 
 class Event(NamedTuple):
@@ -63,6 +64,14 @@ def take_as_told(client: redis.Redis, tenant: str, documents: Sequence[Any]) -> 
     started = time.time()
     time.sleep(documents[0]["seconds"])
     note_call(client, Call(tenant, [document["number"] for document in documents], started, time.time(), os.getpgrp()))
+
+
+def hang_once(client: redis.Redis, tenant: str, documents: Sequence[Any]) -> None:
+    """Note the call when it starts, and do not return from a tenant's first."""
+    now = time.time()
+    note_call(client, Call(tenant, [document["number"] for document in documents], now, now, os.getpgrp()))
+    if client.set(f"bench-hung:{tenant}", "1", nx=True):
+        time.sleep(LONGER_THAN_ANY_CAP)
 
 
 def note_call(client: redis.Redis, call: Call) -> None:

@@ -9,7 +9,8 @@ from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
 from taskbridge.bench.patterns import PATTERNS
 from taskbridge.bench.poison import POISON
+from taskbridge.bench.recovery import RECOVERY
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (PATTERNS, LATENESS, NEIGHBOURS, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (PATTERNS, LATENESS, NEIGHBOURS, POISON, RECOVERY)

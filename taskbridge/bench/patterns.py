@@ -153,7 +153,7 @@ def _singles(found: Mapping[str, Sequence[Round]]) -> Table:
 
 
 def _burst(title: str, found: Mapping[str, Sequence[Round]], note: str) -> Table:
-    columns = ("", "first event, median ms", "longest ms", "last event covered, median ms", "longest ms ")
+    columns = ("", "first event, median ms", "longest ms", "last event covered, median ms", "longest ms")
     rows: list[list[Cell]] = [
         [name, *_middle(one.first for one in rounds), *_middle(one.last for one in rounds), *_work(rounds)]
         for name, rounds in found.items()
