@@ -67,7 +67,7 @@ def _measure(rounds: int, events: int, singles: int) -> Report:
             worker(here, directory, *options, pipelines="taskbridge.bench.pattern_handlers"),
         ):
             measured = partial(_rounds, here, subjects)
-            measured("warm", 1, tenants=SLOTS * 2, events=1, gap=0.0, seconds=SLOW)
+            measured("warm", 1, tenants=SLOTS, events=1, gap=0.0, seconds=SLOW)
             gap = BURST_SECONDS / events
             single = measured("single", rounds, tenants=singles, events=1, gap=BETWEEN_SINGLES, seconds=SLOW)
             pair = measured("pair", rounds, tenants=1, events=2, gap=BETWEEN_PAIR, seconds=SLOW)

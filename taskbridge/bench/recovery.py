@@ -92,9 +92,9 @@ def _measure(keys: int, cap: float) -> Report:
         subjects: dict[str, Subject] = {OURS: Ours(here)}
         subjects |= {name: Theirs(place, one) for name, one in peers.items()}
         keys_of = {name: [Key(one, f"{name}-{at}") for at in range(keys)] for name, one in subjects.items()}
-        each = [key for ones in keys_of.values() for key in ones]
+        each = [key for ones in zip(*keys_of.values(), strict=True) for key in ones]
         with _workers(here, directory, keys, len(peers)):
-            for key in sorted(each, key=lambda key: key.tenant[-2:]):
+            for key in each:
                 key.send()
                 time.sleep(here.settings.runner_ttl / BEATS / len(each))
             wait_until(lambda: len(taken_calls(here.redis)) == len(each), "a batch of each key begins", 60)

@@ -18,8 +18,6 @@ from taskbridge.store import connect
 
 __all__ = ["Handler", "Strategy", "Workplace"]
 
-ENDED: Final = "bench-ended"
-
 Handler = Callable[[redis.Redis, str, Sequence[Any]], None]
 """Takes a client of Redis, a tenant, and the documents of the tenant's records."""
 
@@ -39,6 +37,7 @@ class Workplace:
 
     def __init__(self, queue: str, redis_url: str, postgres_url: str, handler: Handler) -> None:
         self.queue: Final = queue
+        self._ended: Final = f"bench-ended:{queue}"
         self._redis_url = redis_url
         self._postgres_url = postgres_url
         self._handler = handler
@@ -67,17 +66,17 @@ class Workplace:
         @self.app.task(name=name, shared=False, **options)
         @functools.wraps(work)
         def run(*arguments: Any) -> None:
-            self.redis.rpush(ENDED, json.dumps(work(*arguments)))
+            self.redis.rpush(self._ended, json.dumps(work(*arguments)))
 
         return cast("Task[Any, Any]", run)
 
     def ended(self) -> list[list[int]]:
         """Return, for each job that ended since `forget_ended`, how many records each of its sweeps found."""
-        return [json.loads(text) for text in cast("list[str]", self.redis.lrange(ENDED, 0, -1))]
+        return [json.loads(text) for text in cast("list[str]", self.redis.lrange(self._ended, 0, -1))]
 
     def forget_ended(self) -> None:
         """Drop the notes of jobs that ended."""
-        self.redis.delete(ENDED)
+        self.redis.delete(self._ended)
 
     def make_table(self) -> None:
         """Make the table of records."""
