@@ -29,7 +29,7 @@ OURS: Final = "TaskBridge"
 BASELINE: Final = "one job per event"
 TICK_MS: Final = LatencyNeutral().tick * 1000
 BURST_SECONDS: Final = 0.2
-BETWEEN_SINGLES: Final = 0.1
+BETWEEN_SINGLES: Final = 0.05
 BETWEEN_PAIR: Final = 0.01
 SLOW: Final = 0.02
 FAST: Final = 0.001
@@ -209,7 +209,7 @@ PATTERNS: Final = Benchmark(
     (
         Option("rounds", 4, 1, 1_000, "Rounds of single events and of each burst."),
         Option("events", 50, 2, 10_000, "Events of a burst."),
-        Option("singles", 6, 2, 10_000, "Single events of a round."),
+        Option("singles", 8, 2, 10_000, "Single events of a round."),
     ),
     {"rounds": 1, "events": 3, "singles": 2},
 )

@@ -122,7 +122,7 @@ def _workers(here: Runtime, directory: Path, keys: int, peers: int) -> Iterator[
 
 def _go_on(keys: Sequence[Key], end: float) -> None:
     """Send an event of every key each second until `end`, and give the last ones a second."""
-    due = time.time()
+    due = time.time() + BETWEEN_EVENTS
     while due < end:
         time.sleep(max(0.0, due - time.time()))
         due += BETWEEN_EVENTS
@@ -166,10 +166,10 @@ def _report(found: Mapping[str, Sequence[Recovered]], keys: int, cap: float, bou
 
 
 NOTE: Final = (
-    "Counted until the handler is called. An event per key and second after the crash; a job of celery-once and "
-    "celery-singleton would take all records of its key. With acks_late each job takes its own record only, so the "
-    "next event's job runs at once, and the interrupted one comes back after the visibility timeout (one hour by "
-    "default)."
+    "Counted until the handler is called. One second after the crash and every second from then on each key has an "
+    "event. A job of celery-once or celery-singleton would take all records of its key. With acks_late a job takes its "
+    "own record only: that of the next event runs as soon as it comes, and the interrupted one comes back after the "
+    "visibility timeout, one hour by default."
 )
 
 RECOVERY: Final = Benchmark(
