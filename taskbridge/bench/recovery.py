@@ -86,8 +86,9 @@ def _measure(keys: int, cap: float) -> Report:
         raise ConfigurationError("celery-once and celery-singleton are measured too: pip install 'taskbridge[peers]'")
     from taskbridge.bench.peers import open_workplace  # noqa: PLC0415 - an extra
 
-    with stage() as (here, directory):
+    with stage() as (here, directory), ExitStack() as opened:
         place, peers = open_workplace(here.settings.redis_url, here.settings.postgres_url)
+        opened.callback(place.close)
         place.make_table()
         subjects: dict[str, Subject] = {OURS: Ours(here)}
         subjects |= {name: Theirs(place, one) for name, one in peers.items()}

@@ -12,7 +12,7 @@ import redis
 from celery import Celery, Task
 from kombu import Exchange
 from kombu import Queue as KombuQueue
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from taskbridge.store import connect
 
@@ -50,13 +50,19 @@ class Workplace:
             worker_prefetch_multiplier=1,
         )
 
+    def close(self) -> None:
+        """Close the connections."""
+        self.app.close()
+        self.redis.close()
+        self.engine.dispose()
+
     @cached_property
     def redis(self) -> redis.Redis:
         """A client of the broker's Redis."""
         return redis.Redis.from_url(self._redis_url, decode_responses=True)
 
     @cached_property
-    def engine(self) -> Any:
+    def engine(self) -> Engine:
         """A pool of connections to Postgres."""
         return connect(self._postgres_url)
 

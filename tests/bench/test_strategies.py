@@ -50,9 +50,7 @@ def desk(servers: Servers, postgres_url: str) -> Iterator[Desk]:
     yield own
     client = own.place.redis
     client.delete(queue, f"_kombu.binding.{queue}", f"bench-ended:{queue}", *client.scan_iter(f"*{own.tenant}*"))
-    client.close()
-    own.place.app.close()
-    own.place.engine.dispose()
+    own.place.close()
 
 
 @pytest.mark.parametrize(("strategy", "job"), [(OneJobPerEvent, "each"), (LateAck, "late-ack")])
