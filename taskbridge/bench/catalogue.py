@@ -10,9 +10,21 @@ from taskbridge.bench.first_event import FIRST_EVENT
 from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
 from taskbridge.bench.notify import NOTIFY
+from taskbridge.bench.patterns import PATTERNS
 from taskbridge.bench.poison import POISON
+from taskbridge.bench.recovery import RECOVERY
 from taskbridge.bench.scale_out import SCALE_OUT
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (FIRST_EVENT, NOTIFY, DRAIN, NEIGHBOURS, LATENESS, SCALE_OUT, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (
+    PATTERNS,
+    FIRST_EVENT,
+    NOTIFY,
+    DRAIN,
+    NEIGHBOURS,
+    LATENESS,
+    SCALE_OUT,
+    RECOVERY,
+    POISON,
+)
