@@ -12,7 +12,7 @@ import time
 from typing import Any, Final
 
 from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.report import Report, Table, Target
+from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.rounds import summary
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.criteria import Criterion
@@ -53,6 +53,7 @@ def _measure(tenants: int, seconds: float) -> Report:
             ),
         ],
         [Target("p99 of lateness, ms", late.p99, 100)],
+        headlines=[Headline(f"Redis commands/s while {tenants:,} tenants wait", waiting, "nobody waits", idle)],
     )
 
 

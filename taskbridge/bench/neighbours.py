@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.report import Report, Table, Target
+from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.rounds import summary
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.pipeline import INVOICES
@@ -49,6 +49,9 @@ def _measure(records: int, tenants: int, concurrency: int) -> Report:
             )
         ],
         [Target("p99 beside the large tenant, ms, against twice the idle p99 and one run budget", busy.p99, within)],
+        headlines=[
+            Headline(f"p99 of first events, ms, beside {records:,} records of a tenant", busy.p99, "alone", idle.p99)
+        ],
     )
 
 

@@ -1,0 +1,1 @@
+PROFILES = "profiles.json"
