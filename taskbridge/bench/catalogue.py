@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from taskbridge.bench.benchmark import Benchmark
+from taskbridge.bench.capacity import CAPACITY
 from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
 from taskbridge.bench.poison import POISON
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (LATENESS, NEIGHBOURS, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (LATENESS, NEIGHBOURS, POISON, CAPACITY)

@@ -30,8 +30,8 @@ _MOST_TARGETS: Final = 2
 
 _INTRODUCTION: Final = """# Benchmarks
 
-`make bench` measured what stands here and wrote this page; nothing on it is written by hand. Each benchmark measures its
-baselines in the same run, on the same servers, in turn with what they are compared with.
+`make bench` measured what stands here and wrote this page; nothing on it is written by hand. Each benchmark measures
+its baselines in the same run, on the same servers, in turn with what they are compared with.
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,7 +130,7 @@ def test_a_block_that_cannot_be_filled_is_an_error_that_names_its_page(tmp_path:
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The command, run for one benchmark that works, into a directory that has figures of another."""
     directory = tmp_path_factory.mktemp("figures") / "made"
     directory.mkdir()
@@ -140,7 +139,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     options = [str(directory), "--only", "lateness", "--small", "--pages", str(directory / "other.md")]
     result = CliRunner().invoke(command.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    yield directory, result.stderr
+    return directory, result.stderr
 
 
 @pytest.mark.e2e
