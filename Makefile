@@ -11,13 +11,15 @@ UP_FLAGS ?=
 PYTEST_FLAGS ?=
 # More options for `make bench`: --only NAME, --small.
 BENCH_FLAGS ?=
+# More options for `make flames`: --only NAME, --seconds N.
+FLAMES_FLAGS ?=
 # How many schedules `make torture` draws, from which seed, and how many run at the same time.
 SCHEDULES ?= 300
 SEED ?= 1
 ARENAS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint format types imports bench torture docs clean
+.PHONY: help run test check lint format types imports bench flames torture docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +48,9 @@ format: $(READY) ## Rewrite the code in the project's format
 
 bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only poison' for one)
 	$(BIN)/python -m taskbridge.bench docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
+
+flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/flames (Linux; root, or ptrace allowed)
+	$(BIN)/python -m taskbridge.bench.flames .taskbridge/flames --figures docs/explanation --pages docs $(FLAMES_FLAGS)
 
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)

@@ -96,12 +96,7 @@ def render(directory: Path, pages: Sequence[Path] = ()) -> None:
     found = figures.read(directory / FILE)
     (directory / PAGE).write_text(page.rendered(found), encoding="utf-8")
     page.draw_plots(found, directory / page.PLOTS)
-    everything = {**found, **figures.read(directory / PROFILES)}
-    for one in page.pages_under(pages):
-        before = one.read_text(encoding="utf-8")
-        after = page.refreshed(one, everything)
-        if after != before:
-            one.write_text(after, encoding="utf-8")
+    page.refresh(pages, {**found, **figures.read(directory / PROFILES)})
 
 
 def _parameters(one: Benchmark, *, small: bool) -> dict[str, float]:

@@ -20,7 +20,7 @@ from taskbridge.gate import Queue
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime
 
-__all__ = ["LATENESS", "PIPELINE", "POLICY"]
+__all__ = ["HEAD_START_MS", "IDLE_SECONDS", "LATENESS", "PIPELINE", "POLICY", "let_wait"]
 
 PIPELINE: Final = "bench-alerts"
 POLICY: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),))
@@ -39,7 +39,7 @@ def _measure(tenants: int, seconds: float) -> Report:
     ):
         wait_until(lambda: here.gate.is_rebuilt(PIPELINE), "the worker's ticker starts", 60)
         idle = _commands_per_second(here)
-        due = _let_wait(here, tenants, seconds)
+        due = let_wait(here, tenants, seconds)
         waiting = _commands_per_second(here)
         late = summary(_lateness(here, due, seconds))
     return Report(
@@ -57,7 +57,7 @@ def _measure(tenants: int, seconds: float) -> Report:
     )
 
 
-def _let_wait(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
+def let_wait(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
     """Make every tenant wait; return when each is due, in milliseconds of Redis's clock."""
     now, _ = here.redis.time()
     first = int(now) * 1000 + 1000 + HEAD_START_MS + round(IDLE_SECONDS * 1000)

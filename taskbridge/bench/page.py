@@ -19,7 +19,7 @@ from taskbridge.bench.plots import draw
 from taskbridge.bench.report import Cell, Report, Table, shown
 from taskbridge.errors import InvalidInput
 
-__all__ = ["PLOTS", "draw_plots", "pages_under", "refreshed", "rendered"]
+__all__ = ["PLOTS", "draw_plots", "pages_under", "refresh", "refreshed", "rendered"]
 
 PLOTS: Final = "benchmarks"
 """The folder of the plots, beside the page."""
@@ -67,6 +67,17 @@ def refreshed(page: Path, found: Mapping[str, Figures]) -> str:
         return _BLOCK.sub(lambda block: f"{block[1]}{_block(block[2], found)}{block[3]}", text)
     except LookupError as error:
         raise InvalidInput(f"{page}: {error.args[0]}") from None
+
+
+def refresh(places: Iterable[Path], found: Mapping[str, Figures]) -> None:
+    """Refresh the blocks of figures of the pages in `places`.
+
+    Raises: as `refreshed`.
+    """
+    for one in pages_under(places):
+        after = refreshed(one, found)
+        if after != one.read_text(encoding="utf-8"):
+            one.write_text(after, encoding="utf-8")
 
 
 def pages_under(places: Iterable[Path]) -> list[Path]:
