@@ -13,7 +13,7 @@ import click
 from taskbridge.bench import figures, page
 from taskbridge.bench.benchmark import Benchmark
 from taskbridge.bench.catalogue import BENCHMARKS
-from taskbridge.bench.figures import Figures
+from taskbridge.bench.figures import FILE, Figures
 from taskbridge.bench.plots import check_matplotlib
 from taskbridge.bench.profiles import PROFILES
 from taskbridge.bench.surroundings import machine, versions
@@ -22,7 +22,6 @@ from taskbridge.errors import TaskBridgeError
 __all__ = ["main", "measure", "render", "run"]
 
 NAMES: Final = [benchmark.name for benchmark in BENCHMARKS]
-FILE: Final = "benchmarks.json"
 PAGE: Final = "benchmarks.md"
 
 
@@ -48,6 +47,10 @@ def main(directory: Path, only: Sequence[str], small: bool, render_only: bool, p
         run(directory, [] if render_only else chosen, pages, small=small)
     except TaskBridgeError as error:
         raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{error.filename}: {error.strerror}: choose a DIRECTORY that can be written"
+        ) from None
 
 
 def run(directory: Path, chosen: Sequence[Benchmark], pages: Sequence[Path] = (), *, small: bool = False) -> None:

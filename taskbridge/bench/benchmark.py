@@ -32,7 +32,7 @@ class Benchmark:
         measure: takes the options by name, and measures baselines and ours in turn.
         options: what a user may set.
         small: options with which it is over in seconds; its figures then mean nothing.
-        page: options that the page of figures is measured with, where they are not the defaults.
+        page: options that `make bench` sets for the page of figures, where they are not the defaults.
     """
 
     name: str

@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from taskbridge.bench.report import Report
 from taskbridge.errors import InvalidInput
 
-__all__ = ["Figures", "read", "write"]
+__all__ = ["FILE", "Figures", "read", "write"]
+
+FILE: Final = "benchmarks.json"
+"""What `make bench` writes, beside the page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 import click
 
 from taskbridge.bench import figures, page
-from taskbridge.bench.__main__ import FILE
-from taskbridge.bench.figures import Figures
+from taskbridge.bench.figures import FILE, Figures
 from taskbridge.bench.lateness import HEAD_START_MS, IDLE_SECONDS, let_wait
 from taskbridge.bench.lateness import PIPELINE as ALERTS
 from taskbridge.bench.profiles import PROFILES, Profile, by_function, by_package, read_raw
