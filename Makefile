@@ -9,13 +9,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # More options for `make run`, such as --exit-when-idle, and for pytest.
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
+# More options for `make bench`: --only NAME, --small.
+BENCH_FLAGS ?=
+# More options for `make flames`: --only NAME, --seconds N.
+FLAMES_FLAGS ?=
 # How many schedules `make torture` draws, from which seed, and how many run at the same time.
 SCHEDULES ?= 300
 SEED ?= 1
 ARENAS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint format types imports bench torture docs clean
+.PHONY: help run test check lint format types imports bench flames torture docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,15 +46,19 @@ format: $(READY) ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(RUNNABLE) ## Measure: how late due runs are published with 10,000 tenants waiting
-	$(BIN)/taskbridge bench lateness
+bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only poison' for one)
+	$(BIN)/python -m taskbridge.bench docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
+
+flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/flames (Linux; root, or ptrace allowed)
+	$(BIN)/python -m taskbridge.bench.flames .taskbridge/flames --figures docs/explanation --pages docs $(FLAMES_FLAGS)
 
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
-docs: $(READY) ## Print the transition table into docs/protocol.md and the costs into docs/costs.md
+docs: $(READY) ## Print the transition table, the costs and the figures that were measured into the pages
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
+	$(BIN)/python -m taskbridge.bench docs/explanation --pages README.md --pages docs --render
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taskbridge.bench.report import Report
 
@@ -32,6 +32,7 @@ class Benchmark:
         measure: takes the options by name, and measures baselines and ours in turn.
         options: what a user may set.
         small: options with which it is over in seconds; its figures then mean nothing.
+        page: options that `make bench` sets for the page of figures, where they are not the defaults.
     """
 
     name: str
@@ -40,3 +41,4 @@ class Benchmark:
     measure: Callable[..., Report]
     options: Sequence[Option]
     small: Mapping[str, float]
+    page: Mapping[str, float] = field(default_factory=dict)

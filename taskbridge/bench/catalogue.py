@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from taskbridge.bench.benchmark import Benchmark
+from taskbridge.bench.capacity import CAPACITY
 from taskbridge.bench.drain import DRAIN
 from taskbridge.bench.first_event import FIRST_EVENT
 from taskbridge.bench.lateness import LATENESS
@@ -27,4 +28,5 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     SCALE_OUT,
     RECOVERY,
     POISON,
+    CAPACITY,
 )

@@ -7,13 +7,13 @@ worker with nobody waiting: the Redis commands of both are counted over the same
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.report import Report, Table, Target
+from taskbridge.bench.queued import runs_in
+from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.rounds import summary
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.criteria import Criterion
@@ -21,7 +21,7 @@ from taskbridge.gate import Queue
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime
 
-__all__ = ["LATENESS", "PIPELINE", "POLICY", "let_wait"]
+__all__ = ["HEAD_START_MS", "IDLE_SECONDS", "LATENESS", "PIPELINE", "POLICY", "let_wait", "let_wait_evenly"]
 
 PIPELINE: Final = "bench-alerts"
 POLICY: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),))
@@ -40,7 +40,7 @@ def _measure(tenants: int, seconds: float) -> Report:
     ):
         wait_until(lambda: here.gate.is_rebuilt(PIPELINE), "the worker's ticker starts", 60)
         idle = _commands_per_second(here)
-        due = _let_wait(here, tenants, seconds)
+        due = let_wait_evenly(here, tenants, seconds)
         waiting = _commands_per_second(here)
         late = summary(_lateness(here, due, seconds))
     return Report(
@@ -54,11 +54,12 @@ def _measure(tenants: int, seconds: float) -> Report:
             ),
         ],
         [Target("p99 of lateness, ms", late.p99, 100)],
+        headlines=[Headline(f"Redis commands/s while {tenants:,} tenants wait", waiting, "nobody waits", idle)],
     )
 
 
-def _let_wait(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
-    """Make every tenant wait; return when each is due, in milliseconds of Redis's clock."""
+def let_wait_evenly(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
+    """Make tenants wait, due evenly over `seconds`; return when each is due, in milliseconds of Redis's clock."""
     now, _ = here.redis.time()
     first = int(now) * 1000 + 1000 + HEAD_START_MS + round(IDLE_SECONDS * 1000)
     due = {f"tenant-{at}": first + round(at * seconds * 1000 / tenants) for at in range(tenants)}
@@ -93,8 +94,7 @@ def _lateness(here: Runtime, due: dict[str, int], seconds: float) -> list[float]
             raise TimeoutError(f"{len(due) - len(late)} of {len(due)} runs were not published")
         texts: Any = here.redis.rpop(Queue.NEXT.value, 1000)
         for text in texts or ():
-            (_, tenant, token), _, _ = json.loads(json.loads(text)["body"])
-            late.append(int(token[:16]) / 1000 - due[tenant])
+            late += [int(token[:16]) / 1000 - due[tenant] for tenant, token in runs_in(text)]
         if not texts:
             time.sleep(0.05)
     return late

@@ -15,7 +15,7 @@ from celery import Task
 from taskbridge.bench import plain
 from taskbridge.bench.benchmark import Benchmark, Option
 from taskbridge.bench.marks import MARKS, Marks
-from taskbridge.bench.report import Report, Table, Target
+from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.rounds import Summary, summary
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.pipeline import INVOICES
@@ -59,6 +59,9 @@ def _measure(records: int, tenants: int, concurrency: int, backlog: int) -> Repo
             )
         ],
         [Target("p99 beside the large tenant, ms, against twice the idle p99 and one run budget", busy.p99, within)],
+        headlines=[
+            Headline(f"p99 of first events, ms, beside {records:,} records of a tenant", busy.p99, "alone", idle.p99)
+        ],
     )
 
 

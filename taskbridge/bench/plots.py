@@ -10,7 +10,13 @@ from pathlib import Path
 from taskbridge.bench.report import Plot
 from taskbridge.errors import ConfigurationError, InvalidInput
 
-__all__ = ["draw"]
+__all__ = ["check_matplotlib", "draw"]
+
+
+def check_matplotlib() -> None:
+    """Raise ConfigurationError, with the remedy, where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigurationError("matplotlib draws the plots: pip install 'taskbridge[bench]'")
 
 
 def draw(plots: Sequence[Plot], file: Path) -> None:
@@ -22,8 +28,7 @@ def draw(plots: Sequence[Plot], file: Path) -> None:
     """
     if not plots:
         raise InvalidInput("this benchmark has no curve to draw: leave --plot out")
-    if find_spec("matplotlib") is None:
-        raise ConfigurationError("matplotlib draws the plots: pip install 'taskbridge[bench]'")
+    check_matplotlib()
     import matplotlib.backends.backend_svg as svg  # noqa: PLC0415 - an extra
     from matplotlib import figure, rc_context  # noqa: PLC0415
 

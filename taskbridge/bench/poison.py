@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 
 from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.report import Report, Table, Target
+from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import Runtime
@@ -36,6 +36,14 @@ def _measure(records: int, bad: int) -> Report:
         [
             Target("records handled beside the bad one", found["poisoned"]["handled"], records - 1, at_least=True),
             Target("calls of the handler, ratio", made["poisoned"] / made["clean"], 3),
+        ],
+        headlines=[
+            Headline(
+                f"calls of the handler for {records:,} records, one of them bad",
+                made["poisoned"],
+                "none bad",
+                made["clean"],
+            )
         ],
     )
 

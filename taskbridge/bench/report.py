@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-__all__ = ["Cell", "Plot", "Report", "Table", "Target", "shown"]
+__all__ = ["Cell", "Headline", "Plot", "Report", "Table", "Target", "shown"]
 
 Cell = str | float | None
 """A number with its unit in the column's head, a text, or None: not measured."""
@@ -56,6 +56,27 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Headline:
+    """The most telling figure: what was measured, with its unit, against what, and the ratio of both.
+
+    `ratio` is `value / baseline` unless it is given, such as the median of the rounds' ratios.
+    """
+
+    what: str
+    value: float
+    against: str
+    baseline: float
+    ratio: float | None = None
+
+    @property
+    def times(self) -> float | None:
+        """The ratio; None where the baseline is 0."""
+        if self.ratio is not None or not self.baseline:
+            return self.ratio
+        return self.value / self.baseline
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
     """Lines of (x, y) points by name; on logarithmic axes if `logarithmic`."""
 
@@ -68,12 +89,16 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one benchmark found; `parameters` are what it was measured with."""
+    """All that one benchmark found; `parameters` are what it was measured with.
+
+    `headlines`, one or two, go into the table of all benchmarks; without any its first targets do.
+    """
 
     parameters: Mapping[str, float]
     tables: Sequence[Table]
     targets: Sequence[Target] = ()
     plots: Sequence[Plot] = ()
+    headlines: Sequence[Headline] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON; `met` of each target goes with it."""
@@ -91,4 +116,5 @@ class Report:
             tables=[Table(**one) for one in value["tables"]],
             targets=[Target(**one) for one in targets],
             plots=[Plot(**one) for one in value["plots"]],
+            headlines=[Headline(**one) for one in value["headlines"]],
         )

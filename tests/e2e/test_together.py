@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ import pytest
 
 from taskbridge import runner
 from taskbridge.batch import Batch
+from taskbridge.bench.queued import runs_in
 from taskbridge.gate import Queue, State
 from taskbridge.policy import LatencyNeutral
 from taskbridge.store import record_invoice
@@ -41,11 +40,7 @@ def messages(deployment: Deployment) -> Callable[[], list[Runs]]:
     def take() -> list[Runs]:
         taken = []
         while (text := deployment.redis.rpop(Queue.NEXT.value)) is not None:
-            message = json.loads(str(text))
-            # A message that kombu published holds its body in base64; one that a script pushed, as it is.
-            encoded = message["properties"].get("body_encoding") == "base64"
-            (_, *run), _, _ = json.loads(base64.b64decode(message["body"]) if encoded else message["body"])
-            taken.append([(run[0], run[1])] if len(run) == 2 else [(tenant, token) for tenant, token in run[0]])
+            taken.append(runs_in(str(text)))
         return taken
 
     return take

@@ -7,7 +7,6 @@ but the project itself helps them.
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any, Final
 import redis
 
 from taskbridge import LatencyNeutral
+from taskbridge.bench.queued import runs_in
 from taskbridge.gate import Queue
 from taskbridge.settings import Settings
 from tests.torture.arena import Arena
@@ -245,7 +245,7 @@ class _Thieves:
             thread.join()
 
     def tenants(self) -> list[str]:
-        return [json.loads(json.loads(message)["body"])[0][1] for _, message in self.stolen]
+        return [tenant for _, message in self.stolen for tenant, _ in runs_in(message)]
 
     def _steal(self) -> None:
         while not self._done.is_set():
