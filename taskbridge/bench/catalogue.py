@@ -8,7 +8,8 @@ from taskbridge.bench.benchmark import Benchmark
 from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
 from taskbridge.bench.poison import POISON
+from taskbridge.bench.sweep import SWEEP
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (LATENESS, NEIGHBOURS, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (SWEEP, LATENESS, NEIGHBOURS, POISON)
