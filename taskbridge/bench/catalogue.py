@@ -9,7 +9,8 @@ from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
 from taskbridge.bench.poison import POISON
 from taskbridge.bench.sweep import SWEEP
+from taskbridge.bench.tenants import TENANTS
 
 __all__ = ["BENCHMARKS"]
 
-BENCHMARKS: Final[tuple[Benchmark, ...]] = (SWEEP, LATENESS, NEIGHBOURS, POISON)
+BENCHMARKS: Final[tuple[Benchmark, ...]] = (SWEEP, TENANTS, LATENESS, NEIGHBOURS, POISON)
