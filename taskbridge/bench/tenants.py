@@ -119,7 +119,7 @@ def _published(client: Any, queue: Queue, most: int) -> list[tuple[str, str]]:
 class _Ours:
     """Tenants whose lease ends when they are due."""
 
-    seconds_per_tenant = 0.0005
+    seconds_per_tenant = 0.0003
 
     def __init__(self, here: Runtime, directory: Path) -> None:
         self._here = here
@@ -161,7 +161,7 @@ class _Ours:
 class _Countdowns:
     """A Celery task with a countdown for each tenant."""
 
-    seconds_per_tenant = 0.0025
+    seconds_per_tenant = 0.0012
 
     def __init__(self, here: Runtime, directory: Path) -> None:
         self._here = here
@@ -181,7 +181,7 @@ class _Countdowns:
         wait_until(lambda: self._here.redis.hlen("unacked") >= len(due), "the worker holds all tasks", 60)
 
     def lateness(self, count: int) -> list[float]:
-        wait_until(lambda: self._file.read_bytes().count(b"\n") == count, f"{count} tasks begin", 60)
+        wait_until(lambda: self._file.read_bytes().count(b"\n") == count, f"{count} tasks are handed to the pool", 60)
         return [float(line) for line in self._file.read_text().split()]
 
 
@@ -242,11 +242,18 @@ def _cost(here: Runtime, pid: int, seconds: float) -> _Cost:
 
 def _cpu(here: Runtime, pid: int) -> tuple[float, float]:
     """Return the seconds of CPU that Redis and a process have used."""
+    used: Any = here.redis.info("cpu")
+    return used["used_cpu_sys"] + used["used_cpu_user"], _cpu_of(pid)
+
+
+def _cpu_of(pid: int) -> float:
     import psutil  # noqa: PLC0415 - an extra
 
-    used: Any = here.redis.info("cpu")
+    if psutil.LINUX:
+        # What clock_getcpuclockid() gives for a process; /proc, which psutil reads, counts in hundredths of a second.
+        return time.clock_gettime(~pid << 3 | 2)
     times = psutil.Process(pid).cpu_times()
-    return used["used_cpu_sys"] + used["used_cpu_user"], times.user + times.system
+    return float(times.user + times.system)
 
 
 def _memory(here: Runtime, pid: int) -> tuple[int, int]:
@@ -375,8 +382,8 @@ def _ticks(waiting: dict[str, dict[int, _Waiting]], seconds: float) -> Table:
             for size, one in found.items()
             if one.due is not None
         ],
-        "Ours: until the run's message is published, and the CPU for that. A countdown: until its task begins, and the "
-        "CPU of the main process, not of the child that runs it.",
+        "Ours: until the run's message is published, and the CPU for that. A countdown: until its task is handed to "
+        "the pool, and the CPU for that. What then runs is not part of either.",
     )
 
 
@@ -400,7 +407,7 @@ TENANTS: Final = Benchmark(
     _measure,
     (
         Option("tenants", 100_000, 200, 1_000_000, "Most tenants; measured from 1,000 on, ten times more each."),
-        Option("seconds", 8.0, 0.1, 60, "Span of each measurement, over which up to 10,000 tenants come due."),
+        Option("seconds", 4.0, 0.1, 60, "Span of each measurement, over which up to 10,000 tenants come due."),
         Option("rounds", 1, 1, 100, "How often each is measured."),
     ),
     {"tenants": 200, "seconds": 0.2, "rounds": 1},
