@@ -53,13 +53,19 @@ class _Cost(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """What waiting costs. Bytes are beyond those where nobody waits; `late` is in ms."""
+    """What waiting costs; `idle`, `redis_bytes` and `worker_bytes` tell it from nobody just before. `late` is in ms."""
 
+    idle: _Cost
     lingering: _Cost
     redis_bytes: int
     worker_bytes: int
     due: _Cost | None = None
     late: Sequence[float] = ()
+
+    @property
+    def ratio(self) -> float:
+        """CPU while they wait against that with nobody."""
+        return self.lingering.both / self.idle.both
 
 
 class _Subject(Protocol):
@@ -130,8 +136,6 @@ class _Ours:
         return worker(self._here, self._directory, "-c", "1", "-Q", "taskbridge.nobody")
 
     def wait(self, due: Sequence[float]) -> None:
-        # What is left is that of an earlier number of tenants.
-        self._here.redis.flushdb()
         gate, self._due = _Together(self._here), {}
         for start in range(0, len(due), CHUNK):
             now = time.time()
@@ -208,17 +212,15 @@ def _measure(tenants: int, seconds: float, rounds: int) -> Report:
 
 
 def _episode(here: Runtime, subject: _Subject, sizes: Sequence[int], seconds: float) -> dict[int, _Waiting]:
-    """Return what waiting costs by number of tenants, beginning with none, in one worker."""
+    """Return what waiting costs by number of tenants, in one worker."""
     with subject.serve() as pid:
         time.sleep(min(1.0, seconds))
-        found = {0: _Waiting(_cost(here, pid, seconds), 0, 0)}
-        before = _memory(here, pid)
-        for size in sizes:
-            found[size] = _wait(here, pid, subject, size, seconds, before)
-    return found
+        return {size: _wait(here, pid, subject, size, seconds) for size in sizes}
 
 
-def _wait(here: Runtime, pid: int, subject: _Subject, size: int, seconds: float, before: tuple[int, int]) -> _Waiting:
+def _wait(here: Runtime, pid: int, subject: _Subject, size: int, seconds: float) -> _Waiting:
+    here.redis.flushdb()
+    idle, before = _cost(here, pid, seconds), _memory(here, pid)
     is_due = size <= MOST_DUE
     first = time.time() + (size * subject.seconds_per_tenant + seconds + 0.5 if is_due else LONG)
     subject.wait([first + at * seconds / size for at in range(size)])
@@ -226,7 +228,7 @@ def _wait(here: Runtime, pid: int, subject: _Subject, size: int, seconds: float,
         raise TimeoutError(f"{size:,} tenants were not made to wait in time: measure fewer")
     lingering = _cost(here, pid, seconds)
     redis_bytes, worker_bytes = (now - then for now, then in zip(_memory(here, pid), before, strict=True))
-    waiting = _Waiting(lingering, redis_bytes, worker_bytes)
+    waiting = _Waiting(idle, lingering, redis_bytes, worker_bytes)
     if not is_due:
         return waiting
     time.sleep(max(0.0, first - time.time()))
@@ -268,6 +270,7 @@ def _together(episodes: Sequence[dict[int, _Waiting]]) -> dict[int, _Waiting]:
     """Return the medians of all rounds, with the lateness of all ticks."""
     return {
         size: _Waiting(
+            _median_cost(one[size].idle for one in episodes),
             _median_cost(one[size].lingering for one in episodes),
             round(median(one[size].redis_bytes for one in episodes)),
             round(median(one[size].worker_bytes for one in episodes)),
@@ -325,12 +328,9 @@ def _report(parameters: dict[str, float], waiting: dict[str, dict[int, _Waiting]
     timed = summary(ours[max(size for size in ours if ours[size].late)].late)
     points = {events: burst.us for events, burst in bursts.items()}
     series = {
-        name: [(size, one.lingering.both * 100) for size, one in found.items() if size]
-        for name, found in waiting.items()
+        name: [(size, one.lingering.both * 100) for size, one in found.items()] for name, found in waiting.items()
     }
-    memory = {
-        name: [(size, one.redis_bytes / 1e6) for size, one in found.items() if size] for name, found in waiting.items()
-    }
+    memory = {name: [(size, one.redis_bytes / 1e6) for size, one in found.items()] for name, found in waiting.items()}
     return Report(
         parameters,
         [_costs(waiting, series), _ticks(waiting, parameters["seconds"]), _events(bursts)],
@@ -339,7 +339,7 @@ def _report(parameters: dict[str, float], waiting: dict[str, dict[int, _Waiting]
             Target(f"bytes of Redis for each of {largest:,} tenants", ours[largest].redis_bytes / largest, 500),
             Target(
                 f"CPU while {largest:,} linger, ratio to nobody",
-                ours[largest].lingering.both / ours[0].lingering.both,
+                ours[largest].ratio,
                 1.2,
             ),
         ],
@@ -357,8 +357,10 @@ def _costs(waiting: dict[str, dict[int, _Waiting]], series: dict[str, list[tuple
             f"{name}, {size:,}",
             one.lingering.redis * 100,
             one.lingering.worker * 100,
-            one.redis_bytes / size if size else None,
-            one.worker_bytes / size if size else None,
+            one.idle.both * 100,
+            one.ratio,
+            one.redis_bytes / size,
+            one.worker_bytes / size,
         )
         for name, found in waiting.items()
         for size, one in found.items()
@@ -366,7 +368,15 @@ def _costs(waiting: dict[str, dict[int, _Waiting]], series: dict[str, list[tuple
     slopes = ", ".join(f"{name} {slope(points):.2g}" for name, points in series.items())
     return Table(
         "Tenants that wait while nothing is due",
-        ("", "Redis, % of a core", "worker, % of a core", "Redis, bytes each", "worker, bytes each"),
+        (
+            "",
+            "Redis, % of a core",
+            "worker, %",
+            "both with nobody, %",
+            "ratio",
+            "Redis, bytes each",
+            "worker, bytes each",
+        ),
         rows,
         f"The worker is its main process. CPU of both grows with tenants by the exponent: {slopes}.",
     )
