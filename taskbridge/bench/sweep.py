@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,7 @@ import psycopg
 from taskbridge import runner
 from taskbridge.batch import Batch
 from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.report import Plot, Report, Table, Target
+from taskbridge.bench.report import Cell, Plot, Report, Table, Target
 from taskbridge.bench.rounds import decades, interleaved, median_ratio, slope
 from taskbridge.bench.stage import stage
 from taskbridge.gate import Queue, State
@@ -98,11 +98,17 @@ def _measure(records: int, largest: int) -> Report:
         document = _invoice()
         speeds = _speeds(here, records, document)
         sizes = decades(SMALLEST, largest)
-        batches, empty = zip(*_growth(here, sizes), strict=True)
+        costs = [*_growth(here, sizes)]
     rate = {name: median(found) for name, found in speeds.items()}
     ours = speeds["taskbridge"]
     ratios = {name: median_ratio(ours, found) for name, found in speeds.items()}
-    series = {f"a batch of {PAGE}": [*zip(sizes, batches, strict=True)], "nothing": [*zip(sizes, empty, strict=True)]}
+    names = (f"a batch of {PAGE}", "nothing pending", f"bare select of {PAGE}")
+    series = {
+        name: [*zip(sizes, found, strict=True)] for name, found in zip(names, zip(*costs, strict=True), strict=True)
+    }
+    slopes = [slope(points) for points in series.values()]
+    rows: list[Sequence[Cell]] = [(f"{size:,}", *cost) for size, cost in zip(sizes, costs, strict=True)]
+    rows.append(("slope", *slopes))
     return Report(
         {"records": records, "largest": largest},
         [
@@ -115,22 +121,16 @@ def _measure(records: int, largest: int) -> Report:
             ),
             Table(
                 "Cost of one run, in ms, beside records of the same tenant that are handled",
-                ("records in the table", f"a batch of {PAGE}", "nothing pending"),
-                [
-                    *(
-                        (f"{size:,}", batch, nothing)
-                        for size, batch, nothing in zip(sizes, batches, empty, strict=True)
-                    ),
-                    ("slope", *(slope(points) for points in series.values())),
-                ],
-                f"Medians of {SAMPLES} runs, from begin to settle. Slope: the exponent with which the cost grows; 0 is "
-                "not at all, 1 in proportion.",
+                ("records in the table", *names),
+                rows,
+                f"Medians of {SAMPLES}, from begin to settle; the bare select reads the same records. "
+                "Slope: the exponent with which the cost grows; 0 is not at all, 1 in proportion.",
             ),
         ],
         [
             Target("records per second, ratio to the bare select", ratios["bare select"], 0.8, at_least=True),
             Target("records per second, ratio to a flag on each row", ratios["flag on each row"], 4, at_least=True),
-            Target(f"slope of the cost of a batch of {PAGE}", slope(series[f"a batch of {PAGE}"]), 0.1),
+            Target(f"slope of the cost of a batch of {PAGE}", slopes[0], 0.1),
         ],
         [Plot("Cost of one run", "records in the table", "ms", series, logarithmic=True)],
     )
@@ -175,9 +175,9 @@ def _ours(sweeps: _Sweeps) -> _Swept:
     return sweeps.run(TENANT)
 
 
-def _bare(connection: psycopg.Connection[Any]) -> _Swept:
-    started, last, count = time.perf_counter(), 0, 0
-    while rows := connection.execute(BARE, (TENANT, last, PAGE)).fetchall():
+def _bare(connection: psycopg.Connection[Any], tenant: str = TENANT, last: int = 0) -> _Swept:
+    started, count = time.perf_counter(), 0
+    while rows := connection.execute(BARE, (tenant, last, PAGE)).fetchall():
         last = rows[-1][0]
         count += len(rows)
     return _Swept(time.perf_counter() - started, count)
@@ -196,30 +196,31 @@ def _flagged(here: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
         count += len(rows)
 
 
-def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, float]]:
-    """Grow one tenant's records and yield what a run over 500 pending and one over none take at each size, in ms."""
-    _execute(here, "TRUNCATE invoices; DELETE FROM sync_cursors; DROP INDEX ix_bench_bare")
-    sweeps, there = _Sweeps(here), 0
-    sweeps.run(GROWN)
-    for size in sizes:
-        _fill(here, GROWN, there + 1, size, "{}")
-        # Where a sweep of them all would put it.
-        _execute(here, "UPDATE sync_cursors SET snapshot = pg_current_snapshot()")
-        _execute(here, "CHECKPOINT")
-        there = size
-        batches, empty = [], []
-        for _ in range(SAMPLES):
-            _fill(here, GROWN, there + 1, there + PAGE, "{}", vacuum=False)
-            there += PAGE
-            batches.append(sweeps.run(GROWN))
-            empty.append(sweeps.run(GROWN))
-        if any(one.records != PAGE for one in batches) or any(one.records for one in empty):
-            raise AssertionError(f"not {PAGE} records and none: {batches}, {empty}")
-        yield _milliseconds(batches), _milliseconds(empty)
+def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
+    """Grow one tenant's records; yield what a batch, an empty run and a bare select cost at each size, in ms."""
+    _execute(here, "TRUNCATE invoices; DELETE FROM sync_cursors")
+    with _connection(here) as bare:
+        sweeps, there = _Sweeps(here), 0
+        sweeps.run(GROWN)
+        for size in sizes:
+            _fill(here, GROWN, there + 1, size, "{}")
+            # Where a sweep of them all would put it.
+            _execute(here, "UPDATE sync_cursors SET snapshot = pg_current_snapshot()")
+            _execute(here, "CHECKPOINT")
+            samples = [_sample(sweeps, bare, size + at * PAGE) for at in range(SAMPLES)]
+            there = size + SAMPLES * PAGE
+            yield tuple(median(sample) * 1000 for sample in zip(*samples, strict=True))
 
 
-def _milliseconds(swept: list[_Swept]) -> float:
-    return median(one.seconds for one in swept) * 1000
+def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple[float, ...]:
+    """Add a batch to the `there` records; return the seconds of a bare select of it, of its run and of an empty one."""
+    (last,) = bare.execute("SELECT max(id) FROM invoices").fetchone() or (0,)
+    _fill(sweeps.here, GROWN, there + 1, there + PAGE, "{}", vacuum=False)
+    selected = _bare(bare, GROWN, last)
+    batch, empty = sweeps.run(GROWN), sweeps.run(GROWN)
+    if (batch.records, empty.records, selected.records) != (PAGE, 0, PAGE):
+        raise AssertionError(f"not {PAGE} records and none: {batch}, {empty}, {selected}")
+    return batch.seconds, empty.seconds, selected.seconds
 
 
 def _fill(here: Runtime, tenant: str, first: int, last: int, document: str, *, vacuum: bool = True) -> None:
