@@ -13,13 +13,12 @@ from typing import Final
 from celery import Celery
 from celery.worker.request import Request
 
-__all__ = ["QUEUE", "app", "tick"]
+__all__ = ["app", "tick"]
 
-QUEUE: Final = "countdown"
 LATENESS: Final = os.environ.get("TASKBRIDGE_BENCH_LATENESS", os.devnull)
 
 app: Final = Celery("countdown", broker=os.environ.get("TASKBRIDGE_REDIS_URL"), set_as_current=False)
-app.conf.update(task_default_queue=QUEUE, task_ignore_result=True, broker_connection_retry_on_startup=True)
+app.conf.update(task_default_queue="countdown", task_ignore_result=True, broker_connection_retry_on_startup=True)
 
 
 class _Timed(Request):

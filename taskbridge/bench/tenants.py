@@ -69,7 +69,7 @@ class _Waiting(NamedTuple):
 
 
 class _Subject(Protocol):
-    """A way to let tenants wait."""
+    """A way to let tenants wait; `seconds_per_tenant` is more than enough to bring one there."""
 
     seconds_per_tenant: float
 
@@ -206,7 +206,7 @@ def _measure(tenants: int, seconds: float, rounds: int) -> Report:
         bursts = interleaved({str(events): _burst_of(here, events) for events in EVENTS}, rounds)
     return _report(
         {"tenants": tenants, "seconds": seconds, "rounds": rounds},
-        {name: _together(episodes) for name, episodes in found.items()},
+        {name: _medians(episodes) for name, episodes in found.items()},
         {events: _Burst(*map(median, zip(*bursts[str(events)], strict=True))) for events in EVENTS},
     )
 
@@ -266,7 +266,7 @@ def _memory(here: Runtime, pid: int) -> tuple[int, int]:
     return used["used_memory"], psutil.Process(pid).memory_info().rss
 
 
-def _together(episodes: Sequence[dict[int, _Waiting]]) -> dict[int, _Waiting]:
+def _medians(episodes: Sequence[dict[int, _Waiting]]) -> dict[int, _Waiting]:
     """Return the medians of all rounds, with the lateness of all ticks."""
     return {
         size: _Waiting(
