@@ -1,6 +1,7 @@
 """Heartbeats: while a handler works, its run's deadline moves on.
 
-One thread per process beats for all runs of the process; it starts with the first run and sleeps while there is none.
+One thread per process beats for all runs of the process; it starts with the first run. It wakes at its interval whether
+there is a run or not: to be woken by each run would cost a short run more than that.
 A lease is trusted from before the call that confirmed it, less a margin, so a process that was frozen knows when it
 wakes that it may have been replaced.
 """
@@ -50,7 +51,6 @@ class Heartbeat:
         self._interval = ttl / 3
         self._trust = ttl * 0.9
         self._leases: set[Lease] = set()
-        self._work = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -59,14 +59,12 @@ class Heartbeat:
         """Hold a lease that was just taken; `beat` renews it and says whether it is still held."""
         lease = Lease(beat, self._trust)
         self._leases.add(lease)
-        self._work.set()
-        self._start()
+        if self._thread is None:
+            self._start()
         try:
             yield lease
         finally:
             self._leases.discard(lease)
-            if not self._leases:
-                self._work.clear()
 
     def _start(self) -> None:
         with self._starting:
@@ -76,7 +74,6 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            self._work.wait()
             time.sleep(self._interval)
             for lease in tuple(self._leases):
                 try:

@@ -66,14 +66,9 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
     Tenants that wait for their delay are looked at after such a loss and once a day; else only those that are due.
     """
     rebuild = here.pipelines[pipeline].criteria is not None and not here.gate.is_rebuilt(pipeline)
-    pending = _pending(here, pipeline, every=rebuild)
-    runners = here.gate.look(pipeline, [waiting.tenant for waiting, _ in pending])
-    forgotten, events = [], []
-    for (waiting, spacing), runner in zip(pending, runners, strict=True):
-        if runner.deadline_ms is not None:
-            continue
-        forgotten.append(waiting.tenant)
-        if runner.state is not State.IDLE:
+    forgotten, events = _without_runner(here, pipeline, every=rebuild), []
+    for waiting, spacing, state in forgotten:
+        if state is not State.IDLE:
             here.gate.adopt(pipeline, waiting.tenant)
             continue
         if waiting.last_ms is not None:
@@ -82,7 +77,28 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
     here.gate.notify_many(events, Queue.NEXT)
     if rebuild:
         here.gate.mark_rebuilt(pipeline)
-    return forgotten
+    return [waiting.tenant for waiting, _, _ in forgotten]
+
+
+def _without_runner(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting, Spacing, State]]:
+    """Return the tenants that have records to take and no deadline, each with its spacing and its runner's state.
+
+    Postgres and Redis are asked one after the other, and a run may end in between, with nothing left. So who had a
+    runner before is looked at once more.
+    """
+    for _ in range(2):
+        had_runner = set(here.gate.active(pipeline))
+        pending = _pending(here, pipeline, every=every)
+        runners = here.gate.look(pipeline, [waiting.tenant for waiting, _ in pending])
+        idle = [
+            (waiting, spacing, runner.state)
+            for (waiting, spacing), runner in zip(pending, runners, strict=True)
+            if runner.deadline_ms is None
+        ]
+        certain = [one for one in idle if one[0].tenant not in had_runner]
+        if len(certain) == len(idle):
+            break
+    return certain
 
 
 def _pending(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting, Spacing]]:

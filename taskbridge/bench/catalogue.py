@@ -15,6 +15,8 @@ from taskbridge.bench.patterns import PATTERNS
 from taskbridge.bench.poison import POISON
 from taskbridge.bench.recovery import RECOVERY
 from taskbridge.bench.scale_out import SCALE_OUT
+from taskbridge.bench.sweep import SWEEP
+from taskbridge.bench.tenants import TENANTS
 
 __all__ = ["BENCHMARKS"]
 
@@ -22,6 +24,8 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     PATTERNS,
     FIRST_EVENT,
     NOTIFY,
+    SWEEP,
+    TENANTS,
     DRAIN,
     NEIGHBOURS,
     LATENESS,

@@ -7,7 +7,7 @@ from math import log
 from statistics import median, quantiles
 from typing import NamedTuple, TypeVar
 
-__all__ = ["Summary", "interleaved", "median_ratio", "slope", "summary"]
+__all__ = ["Summary", "decades", "interleaved", "median_ratio", "slope", "summary"]
 
 T = TypeVar("T")
 
@@ -48,3 +48,11 @@ def slope(points: Sequence[Sequence[float]]) -> float:
     xs, ys = [log(x) for x, _ in points], [log(y) for _, y in points]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum((x - mean_x) ** 2 for x in xs)
+
+
+def decades(smallest: int, largest: int) -> list[int]:
+    """Return at least two sizes up to the largest, each ten times the one before but for the last."""
+    sizes = [min(smallest, largest // 10)]
+    while sizes[-1] * 10 < largest:
+        sizes.append(sizes[-1] * 10)
+    return [*sizes, largest]

@@ -8,8 +8,9 @@ import pytest
 
 from taskbridge import runner
 from taskbridge.batch import Batch
-from taskbridge.gate import State
+from taskbridge.gate import RunnerStatus, State
 from taskbridge.store import record_invoice
+from taskbridge.ticker import reconcile
 from tests.deployment import Deployment
 from tests.inline import Inline
 
@@ -113,3 +114,24 @@ def test_a_batch_is_a_sequence_of_its_records(inline: Inline) -> None:
     assert [record.external_id for record in batch[1:]] == ["b", "c"]
     assert repr(batch) == "<Batch invoices 'acme': 3 records>"
     assert len({record.idempotency_key for record in batch}) == 3
+
+
+def test_a_tenant_whose_run_ends_while_reconcile_looks_is_not_forgotten(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a tenant with a runner
+    inline.handle(lambda _: None)
+    inline.deployment.save("acme", "a")
+    look = inline.here.gate.look
+
+    def run_before_the_look(pipeline: str, tenants: list[str]) -> list[RunnerStatus]:
+        inline.run_all()
+        return look(pipeline, tenants)
+
+    # when its run ends after Postgres was asked for what is pending and before Redis is asked for its runner
+    monkeypatch.setattr(inline.here.gate, "look", run_before_the_look)
+    assert reconcile(inline.here, "invoices") == []
+    # then it gets no other, and one that really has none does
+    assert inline.seen == ["a"]
+    inline.deployment.save("acme", "b", notify=False)
+    assert reconcile(inline.here, "invoices") == ["acme"]

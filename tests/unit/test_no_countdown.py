@@ -13,6 +13,7 @@ def test_the_package_sends_no_message_with_a_countdown() -> None:
     used = [
         path.name
         for path in package.rglob("*.py")
-        if re.search(r"\b(countdown|eta)\s*=[^=]", path.read_text(encoding="utf-8"))
+        if path.parent.name != "bench"  # whose baselines do
+        and re.search(r"\b(countdown|eta)\s*=[^=]", path.read_text(encoding="utf-8"))
     ]
     assert used == []
