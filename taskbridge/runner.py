@@ -9,12 +9,13 @@ How a batch is handed over stands in `taskbridge.handover`, what follows a failu
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from taskbridge import setbacks
@@ -44,6 +45,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
+    _spare_what_is_loaded()
     begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
     if isinstance(begun, Answer):
         what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
@@ -110,6 +112,12 @@ def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str,
         runtime.publish_together(pipeline_name, rest)
     if errors:
         raise errors[0]
+
+
+@cache
+def _spare_what_is_loaded() -> None:
+    """Keep modules and all else that is there by the first run out of garbage collection, which would walk it often."""
+    gc.freeze()
 
 
 def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:

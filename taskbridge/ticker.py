@@ -24,7 +24,7 @@ __all__ = ["TickerStep", "fire_due", "reconcile"]
 
 log = logging.getLogger(__name__)
 
-PEEK: Final = 200
+AT_ONCE: Final = 200
 MOST_TOGETHER: Final = 16
 AFTER_ERROR: Final = 1.0
 RECONCILE_CHECK: Final = 1.0
@@ -36,9 +36,9 @@ def fire_due(here: Runtime) -> float:
     wait = interval
     for pipeline in here.pipelines.names():
         while True:
-            tenants, next_ms = here.gate.peek(pipeline, PEEK)
+            tenants, next_ms = here.gate.tick(pipeline, AT_ONCE)
             _start(here, pipeline, tenants)
-            if len(tenants) < PEEK:
+            if len(tenants) < AT_ONCE:
                 break
         if next_ms is not None:
             wait = min(wait, next_ms / 1000)

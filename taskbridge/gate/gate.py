@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 LONGEST_REPUBLISH_MS: Final = 300_000
+MOST_QUEUED: Final = 100
+"""Messages in the continuation queue from which on no ticker adds to it: what lies there longest is published again."""
+TICKER_HOLDS_MS: Final = 50
+"""How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `SET PXAT` and `ZADD LT` (redis.io/commands/set, /zadd)."""
@@ -147,6 +151,7 @@ class Gate:
             raise TypeError("a gate takes either `publish` or `message`")
         self._client = client
         self._wire = Wire(client)
+        self._ticker = _nonce()
         self._keys = keys
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
@@ -284,6 +289,16 @@ class Gate:
     def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
         """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
         wait_ms, *tenants = self._run("peek", pipeline, "", None, limit)
+        return tenants, None if wait_ms < 0 else wait_ms
+
+    def tick(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
+        """Return up to `limit` tenants that this ticker should start, and the milliseconds until it should look again.
+
+        Nobody, while another ticker is at work or the continuation queue is long enough. None: there is no deadline.
+        """
+        wait_ms, *tenants = self._run(
+            "tick", pipeline, "", Queue.NEXT, limit, MOST_QUEUED, self._ticker, TICKER_HOLDS_MS
+        )
         return tenants, None if wait_ms < 0 else wait_ms
 
     def expire(self, pipeline: str, tenants: Sequence[str], *, early: bool = False) -> list[Answer]:

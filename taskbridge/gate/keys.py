@@ -40,6 +40,10 @@ class Keys:
         """Exists while some worker has looked for forgotten records lately."""
         return f"{self.prefix}:reconciled:{pipeline}"
 
+    def ticking(self, pipeline: str) -> str:
+        """Which worker's ticker is at work; for a moment only."""
+        return f"{self.prefix}:ticking:{pipeline}"
+
     def circuit(self, pipeline: str) -> str:
         """Hash: how the runs of a pipeline ended lately, and whether its circuit is open; see `circuit.lua`."""
         return f"{self.prefix}:circuit:{pipeline}"

@@ -83,6 +83,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("queueing",),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
+        Script("tick", ("due", "queue", "ticking"), ("limit", "most_queued", "ticker", "hold_ms", "now_ms")),
     )
 }
 

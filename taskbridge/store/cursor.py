@@ -11,6 +11,7 @@ part of the cursor, so the run after a crash resumes there.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,6 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine
 
 from taskbridge.batch import Record
@@ -155,11 +155,12 @@ class Cursors:
 
         A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
         """
-        try:
-            return self._read_once(key, limit, narrowed, *before)
-        except _Broken:
-            self._engine.dispose()
-            return self._read_once(key, limit, narrowed, *before)
+        with _collector_paused():
+            try:
+                return self._read_once(key, limit, narrowed, *before)
+            except _Broken:
+                self._engine.dispose()
+                return self._read_once(key, limit, narrowed, *before)
 
     def _read_once(self, key: Mapping[str, str], limit: int, narrowed: bool, *before: Any) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
@@ -167,7 +168,7 @@ class Cursors:
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
         """
         with _driver(self._engine) as driver:
-            cursor = driver.cursor(row_factory=dict_row)
+            cursor = driver.cursor()
             with driver.pipeline():
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
@@ -252,23 +253,51 @@ def _driver(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         pooled.close()
 
 
-def _page(key: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Page:
-    found = [row for row in rows if row["id"] is not None]
-    first = rows[0]
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A batch is thousands of new objects, none of them garbage: the collector would look through them many times."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Standing(NamedTuple):
+    """Where the cursor stands: the first columns of `read_batch.sql`, the same in each of its rows."""
+
+    sweeps: int
+    batch_limit: int | None
+    suspects: int
+    attempts: int
+    failing_since: datetime | None
+    held: bool
+    size: int
+    target: str
+    resumed: bool
+
+
+def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Page:
+    columns = len(_Standing._fields)
+    cursor = _Standing._make(rows[0][:columns])
+    found = [row[columns:] for row in rows if row[columns] is not None]
+    pipeline, tenant = key["pipeline"], key["tenant"]
     return Page(
         records=tuple(
-            Record(key["pipeline"], key["tenant"], row["external_id"], row["revision"], row["document"])
-            for row in found
+            Record(pipeline, tenant, external_id, revision, document)
+            for _, _, external_id, revision, document, _ in found
         ),
-        sweeps=first["sweeps"],
-        target=first["target"],
-        finished=len(found) < first["size"],
-        resumed=first["resumed"],
-        held=first["held"],
-        retried=sum(row["retried"] for row in found),
-        positions=tuple((row["xid"], row["id"]) for row in found if not row["retried"]),
-        narrowing=Narrowing(first["batch_limit"], first["suspects"], first["attempts"]),
-        failing_since=first["failing_since"],
+        sweeps=cursor.sweeps,
+        target=cursor.target,
+        finished=len(found) < cursor.size,
+        resumed=cursor.resumed,
+        held=cursor.held,
+        retried=sum(retried for *_, retried in found),
+        positions=tuple((xid, row_id) for row_id, xid, _, _, _, retried in found if not retried),
+        narrowing=Narrowing(cursor.batch_limit, cursor.suspects, cursor.attempts),
+        failing_since=cursor.failing_since,
     )
 
 

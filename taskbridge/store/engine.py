@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from taskbridge.errors import ConfigurationError, Unavailable
+
+_DECODER: Final = json.JSONDecoder()
 
 __all__ = ["OLDEST_POSTGRES", "check_version", "connect"]
 
@@ -36,8 +39,14 @@ def connect(url: str, **options: Any) -> Engine:
         # As many connections as there are threads that work, however many the pool of the worker has.
         max_overflow=-1,
         connect_args={"application_name": "taskbridge", "connect_timeout": 5},
+        json_deserializer=_document,
         **options,
     )
+
+
+def _document(text: bytes) -> Any:
+    """Read JSON as Postgres writes it: UTF-8 and without space around it, which `json.loads` would look for first."""
+    return _DECODER.raw_decode(text.decode())[0]
 
 
 def check_version(engine: Engine) -> None:

@@ -34,6 +34,7 @@ VERBS = {
     "expire": {Verb.DEADLINE},
     "permit": set[Verb](),
     "peek": set[Verb](),
+    "tick": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
 
@@ -223,6 +224,8 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     ]
     forget()
     assert gate.peek("invoices", 10)[0] == []
+    forget()
+    assert gate.tick("invoices", 10)[0] == []
 
 
 def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
@@ -336,6 +339,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "permit": lambda gate, token: gate.permit("invoices", "acme", token, 3, 1, RateLimit("1/s"), RateLimit("1/m")),
         "beat": lambda gate, token: gate.beat("invoices", "acme", token),
         "peek": lambda gate, _: gate.peek("invoices", 10),
+        "tick": lambda gate, _: gate.tick("invoices", 10),
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
@@ -479,7 +483,16 @@ def _of_a_tenant(keys: Keys) -> list[Callable[[str, str], str]]:
 
 
 def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
-    return [keys.due, keys.rebuilt, keys.reconciled, keys.circuit, keys.running, keys.line, keys.pipeline_rate]
+    return [
+        keys.due,
+        keys.rebuilt,
+        keys.reconciled,
+        keys.circuit,
+        keys.ticking,
+        keys.running,
+        keys.line,
+        keys.pipeline_rate,
+    ]
 
 
 pipeline_names = st.text("ab-_", min_size=0, max_size=4).map("a{}".format)
