@@ -60,7 +60,7 @@ if open_until then
   probe = walk and probes % WALK or 0
 end
 
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease")
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first")
 local fields = { "state", "running", "swept", events, "began", now, "runs", runs + 1 }
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
@@ -82,4 +82,4 @@ if most_runs > 0 then
   take_place(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
-return { BEGUN, tonumber(events), events - swept, runs + 1, tonumber(failures or 0), now - first, probe }
+return { BEGUN, tonumber(events), events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe }

@@ -143,7 +143,7 @@ class GateAndModel(RuleBasedStateMachine):
                 before.events - before.swept,
                 before.runs + 1,
                 before.failures,
-                now_ms - before.first,
+                0 if before.first is None else now_ms - before.first,
                 shared.circuit.record,
             )
         self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)

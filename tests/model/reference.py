@@ -53,7 +53,7 @@ class Tenant:
     swept: int = 0
     runs: int = 0
     failures: int = 0
-    first: int = 0
+    first: int | None = None
     began: int | None = None
     before: int | None = None
     delay: int | None = None
@@ -360,6 +360,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         before=tenant.began,
         delay=None,
         joined=None,
+        first=None,
         lease=tenant.lease_end if (tenant.lease_end or 0) > now.ms else None,
         runs=tenant.runs + 1,
         deadline=now.ms + now.timing.runner_ttl,
