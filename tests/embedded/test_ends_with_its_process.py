@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -52,15 +51,6 @@ def test_sigkill_of_the_guards_too_leaves_no_process_behind_and_nothing_in_the_w
             assert not any(alive(pid) for pid in family)
 
 
-def _press_ctrl_c(process: subprocess.Popen[str]) -> None:
-    """Signal the process group as a terminal does, again if Python dropped what its handler raised in a finalizer."""
-    for _ in range(3):
-        os.killpg(process.pid, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-            return
-
-
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "Ctrl-C"]
 )
@@ -70,7 +60,7 @@ def test_a_signal_stops_the_servers_in_order_before_the_process_ends(
     with serving(data_dir) as other:
         family = descendants(other.process.pid)
         if number == signal.SIGINT:
-            _press_ctrl_c(other.process)
+            os.killpg(other.process.pid, number)  # as a terminal does it
         else:
             other.process.send_signal(number)
         assert other.process.wait() == status
