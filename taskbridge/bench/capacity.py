@@ -87,7 +87,7 @@ def _measure(events: int, tenants: int, records: int, rounds: int, postgres_core
         },
         [_unit_costs(units, rounds), *(carried(load, cores) for load in loads), to_fill_redis(loads)],
         [Target(f"worker in a run of {BURST} records: formula off the measurement, %", _deviation(units), 25)],
-        headlines=_headlines(units, loads[0]),
+        headlines=_headlines(units, loads[1]),
     )
 
 
@@ -251,15 +251,15 @@ def _unit_costs(units: Mapping[str, Cost], rounds: int) -> Table:
     )
 
 
-def _headlines(units: Mapping[str, Cost], lone: Load) -> list[Headline]:
+def _headlines(units: Mapping[str, Cost], burst: Load) -> list[Headline]:
     celery = plus(units[MESSAGE], units[TASK])
     return [
         Headline(
             "CPU of Redis, µs per absorbed event", units[ABSORBED]["Redis"], "a Celery message", units[MESSAGE]["Redis"]
         ),
         Headline(
-            "CPU of a worker, µs per lone event",
-            workers(lone.cost),
+            f"CPU of a worker, µs per record in bursts of {burst.records}",
+            workers(burst.cost) / burst.records,
             "a Celery task that does nothing",
             workers(celery),
         ),

@@ -409,4 +409,5 @@ TENANTS: Final = Benchmark(
         Option("rounds", 1, 1, 100, "How often each is measured."),
     ),
     {"tenants": 200, "seconds": 0.2, "rounds": 1},
+    page={"rounds": 2},
 )
