@@ -11,12 +11,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from taskbridge.bench import nothing
 from taskbridge.bench.benchmark import Benchmark, Option
+from taskbridge.bench.cpu import Cpu, process
 from taskbridge.bench.loads import (
     ABSORBED,
     BURST,
@@ -47,7 +47,6 @@ from taskbridge.bench.loads import (
 from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.rounds import interleaved
 from taskbridge.bench.stage import stage, wait_until, worker
-from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Keys, Spacing
 from taskbridge.notify import notify
 from taskbridge.pipeline import INVOICES
@@ -71,7 +70,7 @@ NEVER: Final = {"republish_after": 3_600.0, "reconcile_interval": 3_600.0}
 
 def _measure(events: int, tenants: int, records: int, rounds: int, postgres_cores: int, worker_cores: int) -> Report:
     """Measure units with `events` events, runs of `tenants` tenants, and imports of `records` records each."""
-    _check_psutil()
+    process()  # so that it is said at once what is missing
     with stage(**NEVER) as (here, directory):
         units = _events_and_writes(here, events, rounds)
         units |= _without_events(_runs(here, directory, tenants, records, rounds), units)
@@ -88,13 +87,8 @@ def _measure(events: int, tenants: int, records: int, rounds: int, postgres_core
         },
         [_unit_costs(units, rounds), *(carried(load, cores) for load in loads), to_fill_redis(loads)],
         [Target(f"worker in a run of {BURST} records: formula off the measurement, %", _deviation(units), 25)],
-        headlines=_headlines(units, loads[0]),
+        headlines=_headlines(units, loads[1]),
     )
-
-
-def _check_psutil() -> None:
-    if find_spec("psutil") is None:
-        raise ConfigurationError("psutil counts the CPU time: pip install 'taskbridge[bench]'")
 
 
 def _deviation(units: Mapping[str, Cost]) -> float:
@@ -213,10 +207,7 @@ class _Meter:
     """CPU time of the servers, this process, and one worker with its pool."""
 
     def __init__(self, here: Runtime, pid: int | None = None) -> None:
-        from taskbridge.bench.cpu import Cpu  # noqa: PLC0415 - an extra
-
         self._cpu = Cpu(here, {} if pid is None else {"worker": [pid]})
-        self._redis = here.redis
 
     def cost(self, work: Callable[[], object], count: float) -> Cost:
         """Return the microseconds that `work` cost, by who spent them, for each of `count`."""
@@ -227,14 +218,12 @@ class _Meter:
 
     def _seconds(self) -> dict[str, float]:
         found = self._cpu.seconds()
-        # The server's own count is finer than the kernel's ticks.
-        redis: Any = self._redis.info("cpu")
         return {
-            "Redis": redis["used_cpu_user"] + redis["used_cpu_sys"],
+            "Redis": found["redis"],
             "Postgres": found["postgres"],
             "worker main": found.get("worker main", 0.0),
             "worker pool": found.get("worker children", 0.0),
-            "producer": time.process_time(),
+            "producer": found["producer"],
         }
 
 
@@ -258,19 +247,19 @@ def _unit_costs(units: Mapping[str, Cost], rounds: int) -> Table:
         f"User and system time, medians of {rounds} rounds; Postgres is all its processes, a worker its main process "
         f"and one of its pool. The handler does nothing: add what yours costs. The {RECORD} is the difference of the "
         "runs with the most records and with one, per record. Runs and the task stand there without the event or the "
-        "message that they began with. Postgres and workers are counted in ticks of the kernel, mostly 10 ms.",
+        "message that they began with.",
     )
 
 
-def _headlines(units: Mapping[str, Cost], lone: Load) -> list[Headline]:
+def _headlines(units: Mapping[str, Cost], burst: Load) -> list[Headline]:
     celery = plus(units[MESSAGE], units[TASK])
     return [
         Headline(
             "CPU of Redis, µs per absorbed event", units[ABSORBED]["Redis"], "a Celery message", units[MESSAGE]["Redis"]
         ),
         Headline(
-            "CPU of a worker, µs per lone event",
-            workers(lone.cost),
+            f"CPU of a worker, µs per record in bursts of {burst.records}",
+            workers(burst.cost) / burst.records,
             "a Celery task that does nothing",
             workers(celery),
         ),

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import click
 
 from taskbridge.bench import figures, page
+from taskbridge.bench.cpu import process
 from taskbridge.bench.figures import FILE, Figures
 from taskbridge.bench.lateness import HEAD_START_MS, IDLE_SECONDS, let_wait_evenly
 from taskbridge.bench.lateness import PIPELINE as ALERTS
@@ -74,15 +75,13 @@ def _notify(here: Runtime, directory: Path, seconds: float, tenants: int) -> Ite
 
 @contextmanager
 def _run(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:  # noqa: ARG001
-    import psutil  # noqa: PLC0415 - an extra
-
     stopped = threading.Event()
     with worker(here, directory, "--concurrency", "1", pipelines="taskbridge.bench.capacity_handlers") as main_process:
         feeding = threading.Thread(target=_feed, args=(here, stopped), daemon=True)
         feeding.start()
         try:
             wait_until(lambda: here.cursors.counts(INVOICES), "the first run", 30)
-            (child,) = psutil.Process(main_process).children()
+            (child,) = process(main_process).children()
             yield child.pid
         finally:
             stopped.set()

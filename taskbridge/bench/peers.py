@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import celery_once.backends.redis as once_redis
 from celery.utils import uuid
@@ -15,7 +14,7 @@ from celery_once import QueueOnce
 from celery_singleton import Singleton
 
 from taskbridge.bench.calls import hang_once
-from taskbridge.bench.workplace import Handler, Strategy, Workplace
+from taskbridge.bench.workplace import Handler, Strategy, Workplace, served
 
 __all__ = ["CeleryOnce", "CelerySingleton", "LateAck", "open_workplace"]
 
@@ -88,10 +87,5 @@ def open_workplace(
     }
 
 
-def _served() -> Any:
-    place, _ = open_workplace(os.environ.get("TASKBRIDGE_REDIS_URL", ""), os.environ.get("TASKBRIDGE_POSTGRES_URL", ""))
-    return place.app
-
-
-app: Final = _served()
+app: Final = served(open_workplace)
 """What a worker loads."""

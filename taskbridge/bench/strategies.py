@@ -6,13 +6,12 @@ way; what differs is which job reads when.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from taskbridge.bench.calls import take_as_told
-from taskbridge.bench.workplace import Handler, Strategy, Workplace
+from taskbridge.bench.workplace import Handler, Strategy, Workplace, served
 
 __all__ = [
     "Debounce",
@@ -147,10 +146,5 @@ def open_workplace(
     }
 
 
-def _served() -> Any:
-    place, _ = open_workplace(os.environ.get("TASKBRIDGE_REDIS_URL", ""), os.environ.get("TASKBRIDGE_POSTGRES_URL", ""))
-    return place.app
-
-
-app: Final = _served()
+app: Final = served(open_workplace)
 """What a worker loads."""

@@ -252,4 +252,5 @@ SWEEP: Final = Benchmark(
         Option("largest", 1_000_000, 100_000, 100_000_000, "Records in the table at the end."),
     ),
     {"records": 1_000, "largest": 100_000},
+    page={"largest": 10_000_000},
 )

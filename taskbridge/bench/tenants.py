@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from taskbridge.bench import countdown
 from taskbridge.bench.benchmark import Benchmark, Option
+from taskbridge.bench.cpu import process, seconds_of
 from taskbridge.bench.queued import runs_in
 from taskbridge.bench.report import Plot, Report, Table, Target
 from taskbridge.bench.rounds import decades, interleaved, slope, summary
@@ -244,25 +245,13 @@ def _cost(here: Runtime, pid: int, seconds: float) -> _Cost:
 def _cpu(here: Runtime, pid: int) -> tuple[float, float]:
     """Return the seconds of CPU that Redis and a process have used."""
     used: Any = here.redis.info("cpu")
-    return used["used_cpu_sys"] + used["used_cpu_user"], _cpu_of(pid)
-
-
-def _cpu_of(pid: int) -> float:
-    import psutil  # noqa: PLC0415 - an extra
-
-    if psutil.LINUX:
-        # What clock_getcpuclockid() gives for a process; /proc, which psutil reads, counts in hundredths of a second.
-        return time.clock_gettime(~pid << 3 | 2)
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    return used["used_cpu_sys"] + used["used_cpu_user"], seconds_of(process(pid))
 
 
 def _memory(here: Runtime, pid: int) -> tuple[int, int]:
     """Return the bytes that Redis and a process use."""
-    import psutil  # noqa: PLC0415 - an extra
-
     used: Any = here.redis.info("memory")
-    return used["used_memory"], psutil.Process(pid).memory_info().rss
+    return used["used_memory"], process(pid).memory_info().rss
 
 
 def _medians(episodes: Sequence[dict[int, _Waiting]]) -> dict[int, _Waiting]:
@@ -420,4 +409,5 @@ TENANTS: Final = Benchmark(
         Option("rounds", 1, 1, 100, "How often each is measured."),
     ),
     {"tenants": 200, "seconds": 0.2, "rounds": 1},
+    page={"rounds": 2},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final, Protocol, cast
@@ -16,7 +17,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.store import connect
 
-__all__ = ["Handler", "Strategy", "Workplace"]
+__all__ = ["Handler", "Strategy", "Workplace", "served"]
 
 Handler = Callable[[redis.Redis, str, Sequence[Any]], None]
 """Takes a client of Redis, a tenant, and the documents of the tenant's records."""
@@ -133,3 +134,9 @@ class Workplace:
             text = "UPDATE bench_rows SET handled = true WHERE id = ANY(%s)"
             connection.exec_driver_sql(text, ([row.id for row in rows],))
         return len(rows)
+
+
+def served(open_workplace: Callable[[str, str], tuple[Workplace, object]]) -> Celery:
+    """Return the app of a workplace on the servers that the environment names; a worker loads it."""
+    place, _ = open_workplace(os.environ.get("TASKBRIDGE_REDIS_URL", ""), os.environ.get("TASKBRIDGE_POSTGRES_URL", ""))
+    return place.app

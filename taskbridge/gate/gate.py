@@ -80,8 +80,8 @@ class Begun(NamedTuple):
     """What a run learns when it begins.
 
     Counts of this burst (all its events, those since the last run, its runs with this one), how many runs before this
-    one failed in a row, and in the burst's first run the milliseconds since its first event. `probe` is None unless the run probes an
-    open circuit: then it says which of the tenant's records to try, counted from 0.
+    one failed in a row, and in the burst's first run the milliseconds since its first event. `probe` is None unless the
+    run probes an open circuit: then it says which of the tenant's records to try, counted from 0.
     """
 
     events: int

@@ -25,7 +25,7 @@ def gates(redis_client: redis.Redis, keys: Keys) -> tuple[Gate, Gate]:
 def let_wait(gate: Gate, redis_client: redis.Redis, keys: Keys, **ahead_ms: int) -> None:
     """Give each tenant a deadline, so many milliseconds from now."""
     gate.notify_many([("invoices", tenant, SPACING) for tenant in ahead_ms])
-    seconds, micros = map(int, redis_client.time())  # type: ignore[union-attr, call-overload]
+    seconds, micros = map(int, redis_client.time())
     now = seconds * 1000 + micros // 1000
     redis_client.zadd(keys.due("invoices"), {tenant: now + ahead for tenant, ahead in ahead_ms.items()})
 
