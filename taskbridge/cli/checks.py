@@ -206,7 +206,7 @@ def _overdue(here: Runtime) -> Findings:
     """Look for deadlines that nobody acts on."""
     late = 0
     for name in here.pipelines.names():
-        tenants, _ = here.gate.peek(name, OVERDUE_LOOK)
+        tenants = here.gate.peek(name, OVERDUE_LOOK).tenants
         now_ms = here.redis.time()[0] * 1000
         late += sum(
             one.deadline_ms is not None and now_ms - one.deadline_ms > OVERDUE_SECONDS * 1000

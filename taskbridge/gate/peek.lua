@@ -1,7 +1,8 @@
 -- Which tenants are due, and when is the next one? Changes nothing.
 -- KEYS: due
 -- ARGV: limit now_ms
--- RETURNS: {wait_ms, unpack(tenants)}: milliseconds until the next deadline that is not due, or -1, and who is due
+-- RETURNS: {wait_ms, late_ms, unpack(tenants)}: milliseconds until the next deadline that is not due, and since the
+-- oldest that is, each -1 if there is none, and who is due
 local due_key = KEYS[1]
 local limit, us = tonumber(ARGV[1]), clock_us(ARGV[2])
 local now = milliseconds(us)
@@ -12,4 +13,8 @@ local wait_ms = -1
 if upcoming[2] then
   wait_ms = upcoming[2] - now
 end
-return { wait_ms, unpack(tenants) }
+local late_ms = -1
+if tenants[1] then
+  late_ms = now - redis.call("ZSCORE", due_key, tenants[1])
+end
+return { wait_ms, late_ms, unpack(tenants) }

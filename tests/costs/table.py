@@ -55,7 +55,7 @@ COSTS: Final[dict[str, Cost]] = {
     "late or doubled message": Cost(1, 1, 2, 0, 0, 0, 0, 0),
     "heartbeat": Cost(1, 1, 4, 0, 0, 0, 0, 0),
     "ticker, nobody due": Cost(1, 1, 3, 0, 0, 0, 0, 0),
-    "ticker, 100 tenants due": Cost(2, 110, 503, 9, 0, 0, 0, 0),
+    "ticker, 100 tenants due": Cost(2, 110, 504, 9, 0, 0, 0, 0),
     "reconcile, nothing forgotten": Cost(1, 300, 0, 0, 1, 1, 0, 0),
     "reconcile, 100 tenants forgotten": Cost(2, 400, 700, 100, 1, 1, 0, 0),
     "record_invoice, new": Cost(0, 0, 0, 0, 1, 1, 1, 0),

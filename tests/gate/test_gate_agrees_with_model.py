@@ -260,7 +260,7 @@ class GateAndModel(RuleBasedStateMachine):
     @rule(which=subjects)
     def expire_what_is_due(self, which: int) -> None:
         pipeline = self.active[which][0]
-        due, wait = self.gate.peek(pipeline, 100)
+        due, wait, _ = self.gate.peek(pipeline, 100)
         (us,), _ = self._taken(1)
         deadlines = {
             tenant: model.deadline

@@ -58,7 +58,7 @@ class World:
 
     def fire_due(self) -> list[str]:
         """Do what a ticker does: act on the deadlines that have passed."""
-        tenants, _ = self.gate.peek(PIPELINE, 100)
+        tenants = self.gate.peek(PIPELINE, 100).tenants
         answers = self.gate.expire(PIPELINE, tenants)
         return [tenant for tenant, answer in zip(tenants, answers, strict=True) if answer is not Answer.NOT_DUE]
 
