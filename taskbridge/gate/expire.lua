@@ -7,9 +7,6 @@ local due_key, runner_key, queue_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KE
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local early, together, nonce, us = ARGV[5] == "1", ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
 
--- So that a pipeline that is no more leaves nothing.
-local COUNTED_MS = 2592000000
-
 local deadline = redis.call("ZSCORE", due_key, tenant)
 local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held")
 local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
@@ -36,7 +33,8 @@ if held then
 end
 if answer ~= PUBLISHED then
   redis.call("HINCRBY", counts_key, answer == REISSUED and "replaced" or "republished", 1)
-  redis.call("PEXPIRE", counts_key, COUNTED_MS)
+  -- 30 days, so that a pipeline that is no more leaves nothing.
+  redis.call("PEXPIRE", counts_key, 2592000000)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
 if not together then

@@ -479,7 +479,16 @@ def _of_a_tenant(keys: Keys) -> list[Callable[[str, str], str]]:
 
 
 def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
-    return [keys.due, keys.rebuilt, keys.reconciled, keys.circuit, keys.running, keys.line, keys.pipeline_rate]
+    return [
+        keys.due,
+        keys.rebuilt,
+        keys.reconciled,
+        keys.circuit,
+        keys.counts,
+        keys.running,
+        keys.line,
+        keys.pipeline_rate,
+    ]
 
 
 pipeline_names = st.text("ab-_", min_size=0, max_size=4).map("a{}".format)
