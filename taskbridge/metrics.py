@@ -86,7 +86,7 @@ METRICS: Final = (
         "taskbridge_pending_records",
         "gauge",
         *_BOTH,
-        "Records that wait, of tenants with a runner; 100000 means that many or more.",
+        "Records that wait, of the 1000 tenants whose runners are due first; 100000 means that many or more.",
     ),
     Metric(
         "taskbridge_oldest_pending_seconds",
@@ -190,7 +190,8 @@ class Metrics(Collector):
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
             self.problems.append(sentence)
-            log.warning("metrics: %s", sentence)
+            if self._ticking:
+                log.warning("metrics: %s", sentence)
             return None
 
 

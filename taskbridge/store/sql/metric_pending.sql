@@ -13,7 +13,7 @@ SELECT (
         JOIN {rows} i ON {of_pipeline} i.tenant = c.tenant
         WHERE i.xid >= coalesce(pg_snapshot_xmin(c.snapshot), '0'::xid8)
           AND (c.snapshot IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.snapshot))
-          AND (c.target IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.target) OR (i.xid, i.id) > (c.at_xid, c.at_id))
+          AND (pg_visible_in_snapshot(i.xid, c.target) AND (i.xid, i.id) <= (c.at_xid, c.at_id)) IS NOT TRUE
         LIMIT %(limit)s
     ) counted
 ) AS records, (

@@ -1,0 +1,53 @@
+"""Prints the table of metrics into docs/reference/metrics.md, from the list in code; `make docs` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from taskbridge.metrics import METRICS
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
+MARK: Final = "<!-- metrics -->"
+
+PARTS: Final = {"histogram": ("_bucket", "_sum", "_count")}
+SAMPLES: Final = {one.name + part for one in METRICS for part in PARTS.get(one.kind, ("",))}
+"""Every name that a query may use."""
+
+
+def samples(text: str, pipeline: str = "invoices") -> dict[str, float]:
+    """Return the samples of one pipeline by name, with the bound of a bucket and the server of `up` after a space."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            assert set(one.labels) <= {"pipeline", "server", "le"}
+            if one.labels.get("pipeline", pipeline) == pipeline:
+                after = [one.labels[name] for name in ("server", "le") if name in one.labels]
+                found[" ".join((one.name, *after))] = one.value
+    return found
+
+
+def table() -> str:
+    """Return the table as Markdown."""
+    lines = ["| metric | type | label | over | from | meaning |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| `{one.name}` | {one.kind} | {one.label} | {one.scope} | {one.source} | {one.help} |" for one in METRICS
+    ]
+    return "\n".join(lines)
+
+
+def shown(page: str) -> str:
+    """Return what stands between the marks of `page`."""
+    return page.split(MARK)[1].strip()
+
+
+def main() -> None:
+    """Write the table into the page."""
+    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
+    PAGE.write_text(f"{before}{MARK}\n{table()}\n{MARK}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
