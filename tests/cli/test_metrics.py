@@ -14,8 +14,8 @@ from tests.cli.alerts import alert, declare, write
 from tests.cli.files import line
 from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
-from tests.docs.metrics_text import SAMPLES, samples
 from tests.quarantined import set_aside
+from tests.scraping import SAMPLES, samples
 
 SPACING = LatencyNeutral().spacing
 OF_WORKERS = {one.name for one in METRICS if one.source == "its ticker"}

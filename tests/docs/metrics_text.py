@@ -5,28 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from taskbridge.metrics import METRICS
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 MARK: Final = "<!-- metrics -->"
-
-PARTS: Final = {"histogram": ("_bucket", "_sum", "_count")}
-SAMPLES: Final = {one.name + part for one in METRICS for part in PARTS.get(one.kind, ("",))}
-"""Every name that a query may use."""
-
-
-def samples(text: str, pipeline: str = "invoices") -> dict[str, float]:
-    """Return the samples of one pipeline by name, with the bound of a bucket and the server of `up` after a space."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            assert set(one.labels) <= {"pipeline", "server", "le"}
-            if one.labels.get("pipeline", pipeline) == pipeline:
-                after = [one.labels[name] for name in ("server", "le") if name in one.labels]
-                found[" ".join((one.name, *after))] = one.value
-    return found
 
 
 def table() -> str:

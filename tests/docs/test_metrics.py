@@ -8,7 +8,8 @@ from typing import Any
 
 from taskbridge.metrics import METRICS
 from tests.docs import metrics_text
-from tests.docs.metrics_text import PAGE, SAMPLES
+from tests.docs.metrics_text import PAGE
+from tests.scraping import SAMPLES
 
 DASHBOARD = PAGE.parents[2] / "examples" / "dashboard.json"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,37 +12,20 @@ import pytest
 
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment, Worker
-from tests.docs.metrics_text import SAMPLES, samples
+from tests.inline import Inline
+from tests.scraping import SAMPLES, free_ports, reachable, scrape
 from tests.waiting import wait_until
 
 NUMBERS = [f"{number:03}" for number in range(40)]
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
-def scrape(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        text = answer.read().decode()
-    return samples(text)
-
-
 @contextmanager
 def serving(deployment: Deployment, *options: str, **extra: Any) -> Iterator[tuple[Worker, int]]:
     """Run a worker that serves its metrics on the port that comes with it."""
-    port = free_port()
+    port = free_ports()
     with deployment.worker(*options, TASKBRIDGE_METRICS_PORT=str(port), **extra) as worker:
         wait_until(lambda: reachable(port), "the port is open")
         yield worker, port
-
-
-def reachable(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.e2e
@@ -173,3 +155,14 @@ def test_a_pool_process_that_outlives_its_worker_does_not_keep_the_port(deployme
         for pid in at_work:
             os.kill(pid, 0)
         worker.kill()
+
+
+def test_a_burst_whose_first_run_takes_three_batches_has_one_first_event(deployment: Deployment) -> None:
+    inline = Inline(deployment)
+    inline.handle(lambda _: None, batch_size=1)
+    for number in ("1", "2", "3"):
+        record_invoice(deployment.engine, "acme", number, {})
+    deployment.notify_event.delay("acme")
+    inline.run_all()
+    (cursor,) = deployment.rows("SELECT records, bursts, first_event_counts FROM sync_cursors")
+    assert (cursor.records, cursor.bursts, sum(one or 0 for one in cursor.first_event_counts)) == (3, 1, 1)

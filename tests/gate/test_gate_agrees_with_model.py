@@ -260,7 +260,7 @@ class GateAndModel(RuleBasedStateMachine):
     @rule(which=subjects)
     def expire_what_is_due(self, which: int) -> None:
         pipeline = self.active[which][0]
-        due, wait, _ = self.gate.peek(pipeline, 100)
+        due, wait, late = self.gate.peek(pipeline, 100)
         (us,), _ = self._taken(1)
         deadlines = {
             tenant: model.deadline
@@ -270,6 +270,8 @@ class GateAndModel(RuleBasedStateMachine):
         assert set(due) == {tenant for tenant, deadline in deadlines.items() if deadline <= us // 1000}
         ahead = [deadline - us // 1000 for deadline in deadlines.values() if deadline > us // 1000]
         assert wait == min(ahead, default=None)
+        passed = [us // 1000 - deadline for deadline in deadlines.values() if deadline <= us // 1000]
+        assert late == max(passed, default=None)
         assert sorted(self.gate.active(pipeline)) == sorted(deadlines)
         answers = self.gate.expire(pipeline, due)
         given, published = self._taken(len(due))
