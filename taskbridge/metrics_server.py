@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +33,6 @@ def serve(here: Runtime) -> Callable[[], None]:
             f"metrics cannot be served on {address}, port {port} ({error}): end what uses it, or correct "
             "TASKBRIDGE_METRICS_PORT and TASKBRIDGE_METRICS_ADDRESS; each worker of a machine needs a port of its own"
         ) from error
-    # A process of the pool that outlives its worker must not keep the port.
-    os.register_at_fork(after_in_child=server.socket.close)
 
     def end() -> None:
         server.shutdown()
