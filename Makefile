@@ -55,9 +55,10 @@ flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/f
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
-docs: $(READY) ## Print the transition table, the costs and the figures that were measured into the pages
+docs: $(READY) ## Print the transition table, the costs, the metrics and the figures that were measured into the pages
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
+	$(BIN)/python -m tests.docs.metrics_text
 	$(BIN)/python -m taskbridge.bench docs/explanation --pages README.md --pages docs --render
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays

@@ -15,6 +15,7 @@ from kombu import Queue as KombuQueue
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.message import RUN_TASK, RUNS_TASK
+from taskbridge.metrics_server import MetricsStep
 from taskbridge.runtime import runtime
 from taskbridge.settings import Settings
 from taskbridge.tasks import NOTIFY_TASK, RECORD_TASK, register
@@ -43,7 +44,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 
 
 def make_app(settings: Settings | None = None) -> tuple[Celery, Task[Any, Any]]:
-    """Return a Celery app with the tasks, the queues and the ticker, and its task `notify_event`.
+    """Return a Celery app with the tasks, the queues, the ticker and metrics, and its task `notify_event`.
 
     Its configuration: defaults, then celeryconfig.py (or the module of CELERY_CONFIG_MODULE) where one can be imported,
     then the broker of `settings`. Those are read from the environment when the app is first used, if none are given.
@@ -59,7 +60,7 @@ def make_app(settings: Settings | None = None) -> tuple[Celery, Task[Any, Any]]:
     # Not the current app: a process may have its own, and its tasks stay there.
     made = Celery("taskbridge", set_as_current=False)
     made.add_defaults(configuration)
-    made.steps["worker"].add(TickerStep)
+    made.steps["worker"].update((TickerStep, MetricsStep))
     return made, register(made)
 
 

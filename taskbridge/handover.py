@@ -88,7 +88,7 @@ def hand_over(this: Run, page: Page) -> None:
         CursorLost: the cursor is another run's.
     """
     first_event_ms = None
-    if this.begun.runs == 1 and page.records:
+    if this.begun.runs == 1 and this.took == 0 and page.records:
         first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
     with this.cursors.transaction(this.key) as transaction:
         narrowing, rejected = page.narrowing, {}

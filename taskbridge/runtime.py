@@ -6,6 +6,7 @@ A forked child makes its own: connections are not shared across a fork.
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Gate, Keys, Queue, Timing
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
+from taskbridge.histogram import Histogram
 from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
 from taskbridge.store import (
@@ -120,6 +122,16 @@ class Runtime:
     def seconds_per_record(self) -> dict[str, float]:
         """How long the handler of each pipeline took for a record lately, in this process."""
         return {}
+
+    @cached_property
+    def lateness(self) -> defaultdict[str, Histogram]:
+        """How late this process's ticker found the deadlines of each pipeline."""
+        return defaultdict(Histogram)
+
+    @cached_property
+    def forgotten(self) -> Counter[str]:
+        """How many tenants of each pipeline this process found with pending records and no runner."""
+        return Counter()
 
     @cached_property
     def pauses(self) -> Pauses:

@@ -13,6 +13,8 @@ from taskbridge.names import check_key_prefix
 
 __all__ = ["Settings"]
 
+LAST_PORT = 65_535
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -42,8 +44,17 @@ class Settings:
     reconcile_interval: float = 30.0
     """How often pending records without a runner are looked for, by one worker of all. 1 to 3600."""
 
+    metrics_port: int = 0
+    """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none. 0 to 65535."""
+    metrics_address: str = "127.0.0.1"
+    """The address on which it does: whoever reaches it sees the metrics. 0.0.0.0 is every address of the machine."""
+
     def __post_init__(self) -> None:
         check_key_prefix(self.key_prefix)
+        if not 0 <= self.metrics_port <= LAST_PORT:
+            raise ConfigurationError(
+                f"{_variable('metrics_port')} is {self.metrics_port}, it must lie between 0 (off) and {LAST_PORT}"
+            )
         for name, (low, high) in _LIMITS.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -97,6 +108,10 @@ def _parse(name: str, text: str) -> object:
             return float(text)
         except ValueError:
             raise ConfigurationError(f"{_variable(name)} is {text!r}: give a number of seconds") from None
+    if name == "metrics_port":
+        if not text.isascii() or not text.isdigit():
+            raise ConfigurationError(f"{_variable(name)} is {text!r}: give a port's number, or 0 for none")
+        return int(text)
     if name == "pipelines":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in _SCHEMES:

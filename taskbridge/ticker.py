@@ -36,12 +36,14 @@ def fire_due(here: Runtime) -> float:
     wait = interval
     for pipeline in here.pipelines.names():
         while True:
-            tenants, next_ms = here.gate.tick(pipeline, AT_ONCE)
-            _start(here, pipeline, tenants)
-            if len(tenants) < AT_ONCE:
+            due = here.gate.tick(pipeline, AT_ONCE)
+            if due.late_ms is not None:
+                here.lateness[pipeline].observe(due.late_ms)
+            _start(here, pipeline, due.tenants)
+            if len(due.tenants) < AT_ONCE:
                 break
-        if next_ms is not None:
-            wait = min(wait, next_ms / 1000)
+        if due.next_ms is not None:
+            wait = min(wait, due.next_ms / 1000)
     return max(wait, 0.001)
 
 
@@ -126,6 +128,7 @@ def reconcile_in_turn(here: Runtime) -> float:
                     here.gate.release_reconcile(pipeline)
                 raise
             if forgotten:
+                here.forgotten[pipeline] += len(forgotten)
                 log.warning("%s: %d tenants had pending records and no runner", pipeline, len(forgotten))
     return RECONCILE_CHECK
 

@@ -13,6 +13,7 @@ from taskbridge.cli.doctor import doctor
 from taskbridge.cli.env import env
 from taskbridge.cli.failures import Commands
 from taskbridge.cli.import_command import import_command
+from taskbridge.cli.metrics import metrics
 from taskbridge.cli.migrate import migrate
 from taskbridge.cli.notify import notify
 from taskbridge.cli.options import examples
@@ -57,6 +58,7 @@ for command in (
     env,
     notify,
     status,
+    metrics,
     quarantine,
     pause,
     resume,

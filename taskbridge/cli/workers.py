@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from taskbridge.cli.interrupts import check, hurrying, stopping
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.errors import Unavailable
+from taskbridge.settings import Settings
 
 __all__ = ["Workers"]
 
@@ -35,6 +37,7 @@ class _Worker:
     """One worker process, and those that took its place."""
 
     def __init__(self, number: int, concurrency: int, data_dir: Path) -> None:
+        self._number = number
         self.name = f"worker{number}"
         self.node = host_format(f"{self.name}@%h")
         self.log = data_dir / f"worker-{number}.log"
@@ -53,7 +56,12 @@ class _Worker:
         self.started = time.monotonic()
         with open_log(self.log) as output:
             self._log_start = output.seek(0, 2)
-            return Guarded(command, stop=_STOP, output=output)
+            return Guarded(command, stop=_STOP, output=output, environment=self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        """Return ours. Where metrics are served, each worker has a port of its own, the first the one that is set."""
+        port = Settings.read().metrics_port
+        return {**os.environ, "TASKBRIDGE_METRICS_PORT": str(port + self._number - 1 if port else 0)}
 
     def last_words(self) -> str:
         """Return the end of what the process wrote, with the place of its log."""

@@ -1,6 +1,18 @@
 """The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
 
-from taskbridge.gate.gate import OLDEST_REDIS, Begun, Blame, CircuitStatus, Gate, Outcome, Queue, RunnerStatus, Timing
+from taskbridge.gate.gate import (
+    OLDEST_REDIS,
+    Begun,
+    Blame,
+    CircuitStatus,
+    Due,
+    Gate,
+    Outcome,
+    Queue,
+    RunnerStatus,
+    Survey,
+    Timing,
+)
 from taskbridge.gate.keys import Keys
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.policy import Spacing
@@ -11,6 +23,7 @@ __all__ = [
     "Begun",
     "Blame",
     "CircuitStatus",
+    "Due",
     "Gate",
     "Keys",
     "Outcome",
@@ -18,5 +31,6 @@ __all__ = [
     "RunnerStatus",
     "Spacing",
     "State",
+    "Survey",
     "Timing",
 ]

@@ -1,9 +1,9 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a runner that died. With `early` a tenant
 -- that waits is started before its deadline; with `together` the caller publishes.
--- KEYS: due runner queue
+-- KEYS: due runner queue counts
 -- ARGV: pipeline tenant republish_ms longest_ms early together nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {NOT_DUE}
-local due_key, runner_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
+local due_key, runner_key, queue_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local early, together, nonce, us = ARGV[5] == "1", ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
 
@@ -30,6 +30,11 @@ else
 end
 if held then
   redis.call("HDEL", runner_key, "held")
+end
+if answer ~= PUBLISHED then
+  redis.call("HINCRBY", counts_key, answer == REISSUED and "replaced" or "republished", 1)
+  -- 30 days, so that a pipeline that is no more leaves nothing.
+  redis.call("PEXPIRE", counts_key, 2592000000)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
 if not together then

@@ -22,10 +22,12 @@ __all__ = [
     "Begun",
     "Blame",
     "CircuitStatus",
+    "Due",
     "Gate",
     "Outcome",
     "Queue",
     "RunnerStatus",
+    "Survey",
     "Timing",
 ]
 
@@ -105,6 +107,32 @@ class CircuitStatus(NamedTuple):
     opened_at_ms: int | None
     closed_at_ms: int | None
     in_line: int
+
+
+class Due(NamedTuple):
+    """Whom a ticker should start. Milliseconds until it should look again, and since the oldest deadline that passed.
+
+    None: there is no deadline, or none has passed.
+    """
+
+    tenants: list[str]
+    next_ms: int | None
+    late_ms: int | None
+
+
+class Survey(NamedTuple):
+    """How a pipeline stands: the `tenants` with the earliest deadlines, and how many have a runner.
+
+    `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
+    replaced, `republished` messages that were published again, both as far back as Redis remembers.
+    """
+
+    tenants: list[str]
+    runners: int
+    overdue_ms: int
+    replaced: int
+    republished: int
+    circuit: CircuitStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,34 +300,36 @@ class Gate:
         with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._keys.circuit(pipeline))
             pipe.zcard(self._keys.line(pipeline))
-            fields, in_line = pipe.execute()
-        until, opened_at, closed_at = (
-            int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at")
-        )
-        return CircuitStatus(
-            until is not None,
-            until,
-            int(fields.get("probes", 0)),
-            int(fields.get("opened", 0)),
-            opened_at,
-            closed_at,
-            in_line,
-        )
+            return _circuit(*pipe.execute())
+
+    def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
+        """Return how pipelines stand, with up to `most` tenants of each, in one round trip that changes nothing."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            for pipeline in pipelines:
+                pipe.zrange(self._keys.due(pipeline), 0, most - 1, withscores=True)
+                pipe.zcard(self._keys.due(pipeline))
+                pipe.hgetall(self._keys.circuit(pipeline))
+                pipe.zcard(self._keys.line(pipeline))
+                pipe.hgetall(self._keys.counts(pipeline))
+            (seconds, microseconds), *replies = pipe.execute()
+        now_ms = seconds * 1000 + microseconds // 1000
+        return {name: _survey(now_ms, *replies[at * 5 : at * 5 + 5]) for at, name in enumerate(pipelines)}
 
     def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
         """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
         wait_ms, *tenants = self._run("peek", pipeline, "", None, limit)
         return tenants, None if wait_ms < 0 else wait_ms
 
-    def tick(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
-        """Return up to `limit` tenants that this ticker should start, and the milliseconds until it should look again.
+    def tick(self, pipeline: str, limit: int) -> Due:
+        """Return up to `limit` tenants that this ticker should start, and when it should look again.
 
-        Nobody, while another ticker is at work or the continuation queue is long enough. None: there is no deadline.
+        Nobody, while another ticker is at work or the continuation queue is long enough.
         """
-        wait_ms, *tenants = self._run(
+        wait_ms, late_ms, *tenants = self._run(
             "tick", pipeline, "", Queue.NEXT, limit, MOST_QUEUED, self._ticker, TICKER_HOLDS_MS
         )
-        return tenants, None if wait_ms < 0 else wait_ms
+        return Due(tenants, None if wait_ms < 0 else wait_ms, None if late_ms < 0 else late_ms)
 
     def expire(self, pipeline: str, tenants: Sequence[str], *, early: bool = False) -> list[Answer]:
         """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED or NOT_DUE each.
@@ -420,6 +450,32 @@ class Gate:
 def _nonce() -> str:
     """Tell tokens of one microsecond apart, should a Redis whose clock stepped back make the same twice."""
     return os.urandom(3).hex()
+
+
+def _circuit(fields: dict[str, str], in_line: int) -> CircuitStatus:
+    until, opened_at, closed_at = (
+        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at")
+    )
+    probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
+    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, in_line)
+
+
+def _survey(
+    now_ms: int,
+    first: list[tuple[str, float]],
+    runners: int,
+    circuit: dict[str, str],
+    in_line: int,
+    counts: dict[str, str],
+) -> Survey:
+    return Survey(
+        [tenant for tenant, _ in first],
+        runners,
+        max(0, now_ms - int(first[0][1])) if first else 0,
+        int(counts.get("replaced", 0)),
+        int(counts.get("republished", 0)),
+        _circuit(circuit, in_line),
+    )
 
 
 def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None) -> RunnerStatus:

@@ -48,6 +48,10 @@ class Keys:
         """Hash: how the runs of a pipeline ended lately, and whether its circuit is open; see `circuit.lua`."""
         return f"{self.prefix}:circuit:{pipeline}"
 
+    def counts(self, pipeline: str) -> str:
+        """Hash: how many runs were replaced and how many messages published again, while any were lately."""
+        return f"{self.prefix}:counts:{pipeline}"
+
     def running(self, pipeline: str) -> str:
         """Sorted set of the runs that count against a pipeline's cap: member tenant, score the deadline."""
         return f"{self.prefix}:running:{pipeline}"

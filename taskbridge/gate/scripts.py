@@ -78,7 +78,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "expire",
-            ("due", "runner", "queue"),
+            ("due", "runner", "queue", "counts"),
             ("pipeline", "tenant", "republish_ms", "longest_ms", "early", "together", "nonce", "now_ms"),
             uses=("queueing",),
         ),

@@ -2,14 +2,15 @@
 -- same; and nobody is while the queue holds enough: in the sorted set those who wait keep their order and cost no message.
 -- KEYS: due queue ticking
 -- ARGV: limit most_queued ticker hold_ms now_ms
--- RETURNS: {wait_ms, unpack(tenants)}: milliseconds until it is worth looking again, or -1, and who is due
+-- RETURNS: {wait_ms, late_ms, unpack(tenants)}: milliseconds until it is worth looking again, and since the oldest
+-- deadline that passed, each -1 if there is none, and who is due
 local due_key, queue_key, ticking_key = KEYS[1], KEYS[2], KEYS[3]
 local limit, most_queued, ticker, hold_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local us = clock_us(ARGV[5])
 local now = milliseconds(us)
 
 local first = redis.call("ZRANGE", due_key, 0, limit, "WITHSCORES")
-local wait_ms, tenants = -1, {}
+local wait_ms, late_ms, tenants = -1, -1, {}
 for at = 1, #first, 2 do
   local ahead = first[at + 1] - now
   if ahead > 0 then
@@ -26,7 +27,8 @@ if #tenants > 0 then
   if holder and holder ~= ticker or redis.call("LLEN", queue_key) >= most_queued then
     wait_ms, tenants = hold_ms, {}
   else
+    late_ms = now - first[2]
     redis.call("SET", ticking_key, ticker, "PX", hold_ms)
   end
 end
-return { wait_ms, unpack(tenants) }
+return { wait_ms, late_ms, unpack(tenants) }

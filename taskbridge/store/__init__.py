@@ -10,6 +10,7 @@ from taskbridge.store.cluster import (
 )
 from taskbridge.store.cursor import Aside, CursorLost, Cursors, Evidence, Outranked, Page, Transaction
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
+from taskbridge.store.figures import Backlog, Counters, read_figures
 from taskbridge.store.matching import Records, UnmatchedRecord, Waiting, WaitingRecords
 from taskbridge.store.pauses import Pause, Paused, Pauses
 from taskbridge.store.prune import PRUNED, Prune, Step, prune
@@ -26,6 +27,8 @@ __all__ = [
     "PRUNED",
     "RECORD_ROWS",
     "Aside",
+    "Backlog",
+    "Counters",
     "CursorLost",
     "Cursors",
     "Evidence",
@@ -53,6 +56,7 @@ __all__ = [
     "json_text",
     "migrate",
     "prune",
+    "read_figures",
     "rebase",
     "record_invoice",
 ]

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.batch import Record
 from taskbridge.failures import Narrowing
+from taskbridge.histogram import bucket
 from taskbridge.store.queries import INVOICE_ROWS, Source, query
 
 __all__ = ["Aside", "CursorLost", "Cursors", "Evidence", "Outranked", "Page", "Transaction"]
@@ -305,6 +306,11 @@ def _columns(narrowing: Narrowing) -> dict[str, int | None]:
     return {"batch_limit": narrowing.limit, "suspects": narrowing.suspects, "attempts": narrowing.attempts}
 
 
+def _first_event(milliseconds: int | None) -> dict[str, int | None]:
+    """Return how long a burst's first event took, and its bucket, as Postgres counts: from 1."""
+    return {"first_event_ms": milliseconds, "first_event_bucket": bucket(milliseconds or 0) + 1}
+
+
 class Transaction:
     """One batch's transaction, opened when it is first needed.
 
@@ -340,7 +346,7 @@ class Transaction:
         """
         reasons = aside.reasons if aside else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        values = {**self._key, **self._moving(page, narrowing, len(reasons)), "first_event_ms": first_event_ms}
+        values = {**self._key, **self._moving(page, narrowing, len(reasons)), **_first_event(first_event_ms)}
         if self._connection is None and not leaving and not reasons:
             # Nothing goes with it: one statement that is its own transaction, in one round trip.
             with _driver(self._engine) as driver:

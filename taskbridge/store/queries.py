@@ -12,7 +12,7 @@ __all__ = ["INVOICE_ROWS", "RECORD_ROWS", "Source", "query"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a pipeline's rows are read: a relation with the columns id, xid, tenant, external_id, revision, document.
+    """Where a pipeline's rows are read: a relation with the columns id, xid, tenant, external_id, revision and so on.
 
     `of_pipeline` picks the pipeline's rows where several share the table.
     """
@@ -21,9 +21,12 @@ class Source:
     of_pipeline: str = ""
 
 
-INVOICE_ROWS: Final = Source("(SELECT id, xid, tenant, number AS external_id, revision, document FROM invoices)")
+INVOICE_ROWS: Final = Source(
+    "(SELECT id, xid, tenant, number AS external_id, revision, document, recorded_at FROM invoices)"
+)
 RECORD_ROWS: Final = Source(
-    "(SELECT id, xid, pipeline, tenant, message_id AS external_id, revision, payload AS document FROM records)",
+    "(SELECT id, xid, pipeline, tenant, message_id AS external_id, revision, payload AS document, recorded_at "
+    "FROM records)",
     "i.pipeline = c.pipeline AND",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     CheckConstraint,
     Column,
@@ -123,6 +124,16 @@ sync_cursors: Final = Table(
     _count("attempts", "How often in a row a batch of the present size failed."),
     Column("failing_since", DateTime(timezone=True), comment="First failure of a batch that held the suspects."),
     Column("succeeded_at", DateTime(timezone=True), comment="Last time that the handler took records."),
+    _counter("bursts"),
+    _counter("failed_runs"),
+    _counter("first_event_ms_sum"),
+    Column(
+        "first_event_counts",
+        ARRAY(Integer),
+        nullable=False,
+        server_default=text("'{}'"),
+        comment="How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.",
+    ),
     PrimaryKeyConstraint("pipeline", "tenant"),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
     postgresql_with={"fillfactor": "50"},

@@ -15,6 +15,7 @@ from tests.cli.files import line, write
 from tests.cli.program import Program, Running
 from tests.directories import open_directory
 from tests.embedded.processes import alive, command_line, descendants, guards_of
+from tests.scraping import free_ports, scrape
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -151,8 +152,11 @@ def test_sigkill_leaves_no_process_behind(living: tuple[Program, Running]) -> No
 
 
 def test_ctrl_c_ends_servers_and_workers_in_order(bare: Program) -> None:
-    with bare.started("up", "--workers", "2") as running:
+    port = free_ports(2)
+    with bare.started("up", "--workers", "2", TASKBRIDGE_METRICS_PORT=str(port)) as running:
         wait_for(running, READY)
+        # Each worker serves its metrics on a port of its own.
+        assert [scrape(port + number)["taskbridge_up redis"] for number in range(2)] == [1, 1]
         programs = {Path(command_line(pid)[0]).name for pid in descendants(running.process.pid)}
         assert "postgres" in programs
         assert programs & {"redis-server", "valkey-server"}

@@ -106,8 +106,8 @@ def test_every_default_is_the_one_that_is_documented() -> None:
     documented = {name.lower(): text for name, text in rows}
     for name in Settings.__slots__:
         default = getattr(Settings(), name)
-        if isinstance(default, float) or name == "key_prefix":
-            assert documented[name] == (f"{default:g}" if isinstance(default, float) else default), name
+        if isinstance(default, int | float) or name in ("key_prefix", "metrics_address"):
+            assert documented[name] == (default if isinstance(default, str) else f"{default:g}"), name
 
 
 def test_every_python_example_runs_as_far_as_its_names() -> None:

@@ -489,6 +489,7 @@ def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
         keys.reconciled,
         keys.circuit,
         keys.ticking,
+        keys.counts,
         keys.running,
         keys.line,
         keys.pipeline_rate,

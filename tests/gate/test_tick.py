@@ -34,15 +34,17 @@ def test_it_tells_who_is_due_in_order_and_when_the_next_is(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:
     let_wait(gates[0], redis_client, keys, later=60_000, c=-1, a=-3, b=-2)
-    tenants, wait_ms = gates[0].tick("invoices", 10)
+    tenants, wait_ms, late_ms = gates[0].tick("invoices", 10)
     assert tenants == ["a", "b", "c"]
     assert wait_ms is not None
     assert 50_000 < wait_ms <= 60_000
+    assert late_ms is not None
+    assert 3 <= late_ms < 10_000
     assert gates[0].tick("invoices", 2)[0] == ["a", "b"]
 
 
 def test_nobody_is_due_and_nothing_is_written(gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys) -> None:
-    assert gates[0].tick("invoices", 10) == ([], None)
+    assert gates[0].tick("invoices", 10) == ([], None, None)
     let_wait(gates[0], redis_client, keys, later=60_000)
     assert gates[0].tick("invoices", 10)[0] == []
     assert not redis_client.exists(keys.ticking("invoices"))
@@ -66,8 +68,8 @@ def test_a_queue_that_is_long_enough_gets_no_more(
     let_wait(gates[0], redis_client, keys, a=-1)
     queue = f"{keys.prefix}:taskbridge.next"
     redis_client.rpush(queue, *range(MOST_QUEUED))
-    tenants, wait_ms = gates[0].tick("invoices", 10)
-    assert tenants == []
+    tenants, wait_ms, late_ms = gates[0].tick("invoices", 10)
+    assert (tenants, late_ms) == ([], None)
     assert wait_ms is not None
     assert 0 < wait_ms < 1_000, "it looks again soon"
     redis_client.rpop(queue)

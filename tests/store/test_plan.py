@@ -134,6 +134,7 @@ def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> N
                 "at_id": None,
                 "records": 1,
                 "first_event_ms": 1,
+                "first_event_bucket": 1,
                 "handled": 1,
                 "batch_limit": None,
                 "suspects": 0,

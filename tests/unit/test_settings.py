@@ -16,6 +16,8 @@ def test_settings_come_from_the_environment() -> None:
             "TASKBRIDGE_PIPELINES": " a.b , c ,",
             "TASKBRIDGE_RUNNER_TTL": "7.5",
             "TASKBRIDGE_KEY_PREFIX": "two",
+            "TASKBRIDGE_METRICS_PORT": "9808",
+            "TASKBRIDGE_METRICS_ADDRESS": "::1",
         }
     )
     assert settings == Settings(
@@ -24,6 +26,8 @@ def test_settings_come_from_the_environment() -> None:
         pipelines=("a.b", "c"),
         runner_ttl=7.5,
         key_prefix="two",
+        metrics_port=9808,
+        metrics_address="::1",
     )
 
 
@@ -39,6 +43,8 @@ def test_the_broker_is_the_gate_unless_it_is_named() -> None:
         ("RUNNER_TTL", "0", "TASKBRIDGE_RUNNER_TTL is 0, it must lie between 0.5 and 3600 seconds"),
         ("RUNNER_TTL", "nan", "must lie between"),
         ("RUN_BUDGET", "-1", "TASKBRIDGE_RUN_BUDGET"),
+        ("METRICS_PORT", "9808/tcp", "TASKBRIDGE_METRICS_PORT is '9808/tcp': give a port's number, or 0 for none"),
+        ("METRICS_PORT", "65536", "TASKBRIDGE_METRICS_PORT is 65536, it must lie between 0 .off. and 65535"),
         ("POSTGRES_URL", "mysql://u:secret@h/d", "TASKBRIDGE_POSTGRES_URL must begin with one of postgresql"),
         ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with one of redis"),
     ],

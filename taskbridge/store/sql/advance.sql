@@ -11,6 +11,9 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     records = records + %(records)s,
     last_taken_at = CASE WHEN %(records)s > 0 THEN last_run_at ELSE last_taken_at END,
     first_event_ms = coalesce(%(first_event_ms)s::integer, first_event_ms),
+    first_event_ms_sum = first_event_ms_sum + coalesce(%(first_event_ms)s::integer, 0),
+    first_event_counts[%(first_event_bucket)s::integer] = coalesce(first_event_counts[%(first_event_bucket)s::integer], 0)
+        + (%(first_event_ms)s::integer IS NOT NULL)::integer,
     failures = 0,
     batch_limit = %(batch_limit)s,
     suspects = %(suspects)s,

@@ -2,12 +2,15 @@
 -- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
 -- cursor has its former owner, and the run that claimed it is refused when it advances. The other settings are for the
 -- batch that is read next; `plan_by_index.sql` says why.
-INSERT INTO sync_cursors AS c (pipeline, tenant, owner, runs, events, burst_runs, burst_events, last_run_at)
-VALUES (%(pipeline)s, %(tenant)s, %(token)s, 1, %(new_events)s, %(burst_runs)s, %(burst_events)s, now())
+INSERT INTO sync_cursors AS c (pipeline, tenant, owner, runs, events, bursts, burst_runs, burst_events,
+                               last_run_at)
+VALUES (%(pipeline)s, %(tenant)s, %(token)s, 1, %(new_events)s, (%(burst_runs)s = 1)::integer,
+        %(burst_runs)s, %(burst_events)s, now())
 ON CONFLICT (pipeline, tenant) DO UPDATE
 SET owner = excluded.owner,
     runs = c.runs + 1,
     events = c.events + excluded.events,
+    bursts = c.bursts + excluded.bursts,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
     last_run_at = excluded.last_run_at

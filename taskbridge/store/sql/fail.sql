@@ -2,6 +2,7 @@
 -- the search for that record has come. A run that was replaced changes nothing.
 UPDATE sync_cursors
 SET failures = failures + 1,
+    failed_runs = failed_runs + 1,
     last_error = %(error)s,
     failed_at = clock_timestamp(),
     failing_since = coalesce(failing_since, clock_timestamp()),

@@ -1,0 +1,41 @@
+"""`taskbridge metrics`: figures of the deployment in Prometheus's text format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from taskbridge.app import app
+from taskbridge.cli import screen, surroundings
+from taskbridge.cli.options import data_dir_option, examples
+from taskbridge.runtime import runtime
+
+__all__ = ["metrics"]
+
+
+@click.command(
+    short_help="Print figures for Prometheus.",
+    epilog=examples(
+        "taskbridge metrics", "taskbridge metrics > taskbridge.prom.new && mv taskbridge.prom.new taskbridge.prom"
+    ),
+)
+@data_dir_option
+def metrics(data_dir: Path) -> None:
+    """Print the deployment's metrics once, in Prometheus's text format.
+
+    They are those that a worker serves on TASKBRIDGE_METRICS_PORT, without what it counts of its own ticker.
+
+    Exit status: 0; 1 where Postgres or Redis does not answer. Then the metrics that need it are left out, and
+    taskbridge_up says which one it is.
+    """
+    # The library takes its time to load, and other commands need nothing of it.
+    from taskbridge.metrics import Metrics  # noqa: PLC0415
+
+    surroundings.existing(data_dir)
+    look = Metrics(runtime(app), ticking=False)
+    click.echo(look.text(), nl=False)
+    for problem in look.problems:
+        screen.complain(problem)
+    if look.problems:
+        raise click.exceptions.Exit(1)

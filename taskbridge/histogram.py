@@ -1,0 +1,29 @@
+"""Times by size, as counts per bucket."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+__all__ = ["BOUNDS_MS", "Histogram", "bucket"]
+
+BOUNDS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
+"""Upper ends of the buckets in milliseconds, each included; one bucket more has what is longer."""
+
+
+def bucket(milliseconds: float) -> int:
+    """Return which bucket a time belongs to, counted from 0."""
+    return bisect_left(BOUNDS_MS, milliseconds)
+
+
+class Histogram:
+    """How many times fell into each bucket, and the sum of all in milliseconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_MS) + 1)
+        self.sum_ms = 0.0
+
+    def observe(self, milliseconds: float) -> None:
+        """Count one time. For one thread; others may read meanwhile."""
+        self.counts[bucket(milliseconds)] += 1
+        self.sum_ms += milliseconds

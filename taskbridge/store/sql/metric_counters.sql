@@ -1,0 +1,13 @@
+-- Per pipeline: the sums of its cursors' counters, for metrics. Reads every cursor once.
+SELECT pipeline,
+       sum(events)::bigint AS events,
+       sum(bursts)::bigint AS bursts,
+       sum(runs)::bigint AS runs,
+       sum(sweeps)::bigint AS sweeps,
+       sum(records)::bigint AS records,
+       sum(failed_runs)::bigint AS failed_runs,
+       count(*) FILTER (WHERE failures > 0) AS failing_tenants,
+       sum(first_event_ms_sum)::bigint AS first_event_ms_sum,
+       ARRAY[{sums}] AS first_event_counts
+FROM sync_cursors
+GROUP BY pipeline

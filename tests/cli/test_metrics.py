@@ -1,0 +1,101 @@
+"""`taskbridge metrics` prints what there is in Prometheus's format, and says which server it did not reach."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from taskbridge.gate import Blame, Gate, Keys, Outcome
+from taskbridge.metrics import METRICS
+from taskbridge.policy import LatencyNeutral
+from taskbridge.store import record_invoice
+from tests.cli.alerts import alert, declare, write
+from tests.cli.files import line
+from tests.cli.files import write as write_invoices
+from tests.cli.program import Program
+from tests.quarantined import set_aside
+from tests.scraping import SAMPLES, samples
+
+SPACING = LatencyNeutral().spacing
+OF_WORKERS = {one.name for one in METRICS if one.source == "its ticker"}
+
+
+def names(found: dict[str, float]) -> set[str]:
+    return {name.partition(" ")[0] for name in found}
+
+
+def test_everything_is_there_from_the_beginning(taskbridge: Program) -> None:
+    ended = taskbridge("metrics")
+    assert (ended.status, ended.stderr) == (0, "")
+    found = samples(ended.stdout)
+    assert names(found) == {name for name in SAMPLES if not name.startswith(tuple(OF_WORKERS))}
+    assert {name for name, value in found.items() if value} == {"taskbridge_up redis", "taskbridge_up postgres"}
+
+
+def test_what_waits_is_counted_and_no_tenant_is_named(taskbridge: Program, engine: Engine) -> None:
+    # given three records of two tenants with runners, one of them changed, and one that nobody was told of
+    file = write_invoices(taskbridge.directory / "invoices.csv", [line("1"), line("2"), line("3", "Malta")])
+    assert taskbridge("import", file).status == 0
+    record_invoice(engine, "Malta", "3", {"changed": True})
+    record_invoice(engine, "Peru", "4", {})
+    ended = taskbridge("metrics")
+    found = samples(ended.stdout)
+    assert (found["taskbridge_runners"], found["taskbridge_pending_records"]) == (2, 3)
+    assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
+    assert not any(tenant in ended.stdout for tenant in ("France", "Malta", "Peru"))
+
+
+def test_what_waits_for_its_delay_is_told_apart_by_pipeline(taskbridge: Program) -> None:
+    declared = declare(taskbridge)
+    file = write(taskbridge.directory / "alerts.jsonl", [alert(), alert("WARNING")])
+    assert taskbridge("record", "alerts", file, **declared).status == 0
+    text = taskbridge("metrics", **declared).stdout
+    assert samples(text, "alerts")["taskbridge_pending_records"] == 2
+    assert samples(text)["taskbridge_pending_records"] == 0
+
+
+def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys) -> None:
+    # given four records set aside: one as it was, one discarded, one to be tried again, one that changed since
+    for number in ("1", "2", "3", "4"):
+        record_invoice(engine, "France", number, {})
+        set_aside(engine, "France", number)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE quarantine SET discarded_at = now() WHERE external_id = '2'")
+        connection.exec_driver_sql("UPDATE quarantine SET retry_at = now() WHERE external_id = '3'")
+    record_invoice(engine, "France", "4", {"changed": True})
+    # and an open circuit
+    gate = Gate(gate_redis, keys, publish=lambda *_: None)
+    gate.notify("invoices", "Malta", SPACING)
+    (status,) = gate.look("invoices", ["Malta"])
+    assert status.token is not None
+    gate.begin("invoices", "Malta", status.token)
+    gate.settle("invoices", "Malta", status.token, Outcome.RETRY, SPACING, retry_ms=60_000, blame=Blame.PIPELINE)
+    found = samples(taskbridge("metrics").stdout)
+    assert (found["taskbridge_quarantined_records"], found["taskbridge_pending_records"]) == (1, 1)
+    assert (found["taskbridge_circuit_open"], found["taskbridge_circuit_opened_total"]) == (1, 1)
+    assert found["taskbridge_tenants_in_line"] == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "away", "lost", "kept"),
+    [
+        ("TASKBRIDGE_REDIS_URL", "redis://:secret@127.0.0.1:1/0", "redis", "pending_records", "events_total"),
+        ("TASKBRIDGE_POSTGRES_URL", "postgresql://u:secret@127.0.0.1:1/d", "postgres", "events_total", "runners"),
+    ],
+)
+def test_a_server_that_is_away_costs_its_metrics_and_the_status(
+    taskbridge: Program, variable: str, url: str, away: str, lost: str, kept: str
+) -> None:
+    ended = taskbridge("metrics", **{variable: url})
+    found = samples(ended.stdout)
+    assert ended.status == 1
+    assert ended.stderr == (
+        f"taskbridge: {away.capitalize()} cannot be reached: start it, or correct {variable} "
+        "(`taskbridge doctor` checks it)\n"
+    )
+    assert {name for name, value in found.items() if name.startswith("taskbridge_up") and not value} == {
+        f"taskbridge_up {away}"
+    }
+    assert f"taskbridge_{lost}" not in found
+    assert f"taskbridge_{kept}" in found

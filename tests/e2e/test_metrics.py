@@ -1,0 +1,148 @@
+"""What a worker serves on its port is what happened: compared with the ledger, in every pool, and with servers away."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from taskbridge.store import record_invoice
+from tests.deployment import Deployment, Worker
+from tests.inline import Inline
+from tests.scraping import SAMPLES, free_ports, reachable, scrape
+from tests.waiting import wait_until
+
+NUMBERS = [f"{number:03}" for number in range(40)]
+
+
+@contextmanager
+def serving(deployment: Deployment, *options: str, **extra: Any) -> Iterator[tuple[Worker, int]]:
+    """Run a worker that serves its metrics on the port that comes with it."""
+    port = free_ports()
+    with deployment.worker(*options, TASKBRIDGE_METRICS_PORT=str(port), **extra) as worker:
+        wait_until(lambda: reachable(port), "the port is open")
+        yield worker, port
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, pool: str) -> None:
+    with serving(deployment, "-P", pool) as (_, port):
+        # given a burst, and a tenant with one event
+        deployment.save("acme", *NUMBERS)
+        deployment.save("other", "1")
+        deployment.wait_until_idle()
+        found = scrape(port)
+    # then the figures are those of the cursors and of the handler's own ledger
+    (cursors,) = deployment.rows(
+        "SELECT sum(events) AS events, sum(runs) AS runs, sum(sweeps) AS sweeps FROM sync_cursors"
+    )
+    batches = deployment.handed_over("acme") + deployment.handed_over("other")
+    assert found["taskbridge_events_total"] == cursors.events == len(NUMBERS) + 1
+    assert found["taskbridge_bursts_total"] == 2
+    assert found["taskbridge_absorbed_events_total"] == len(NUMBERS) - 1
+    assert found["taskbridge_runs_total"] == cursors.runs
+    assert found["taskbridge_sweeps_total"] == cursors.sweeps == len(batches)
+    assert found["taskbridge_records_total"] == len(deployment.deliveries()) == len(NUMBERS) + 1
+    assert found["taskbridge_first_event_seconds_count"] == 2
+    assert found["taskbridge_first_event_seconds_bucket 10.0"] == 2
+    assert (
+        found["taskbridge_first_event_seconds_sum"]
+        == sum(one.first_event_ms for one in deployment.rows("SELECT first_event_ms FROM sync_cursors")) / 1000
+    )
+    # and the ticker has fired at least the sweeps that close both bursts
+    assert found["taskbridge_tick_lateness_seconds_count"] >= 1
+    for at_rest in ("failed_runs_total", "failing_tenants", "pending_records", "quarantined_records", "runners"):
+        assert found[f"taskbridge_{at_rest}"] == 0
+    assert found["taskbridge_up redis"] == found["taskbridge_up postgres"] == 1
+    assert {name.partition(" ")[0] for name in found} == SAMPLES
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0, "republish_after": 1.0}], indirect=True)
+def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment) -> None:
+    # given a worker that dies in mid-batch, and run messages that vanish
+    with deployment.worker(handler_seconds=30) as first:
+        deployment.save("acme", "1")
+        wait_until(lambda: deployment.handed_over("acme"), "handed over")
+        first.kill()
+    for tenant in ("lost", "also-lost"):
+        deployment.save(tenant, "1")
+    assert deployment.redis.delete("taskbridge.first") == 1
+    # when another worker takes over
+    with serving(deployment) as (_, port):
+        wait_until(lambda: len(deployment.deliveries()) == 3, "all delivered")
+        deployment.wait_until_idle()
+        found = scrape(port)
+    assert found["taskbridge_runs_replaced_total"] == 1
+    assert found["taskbridge_messages_republished_total"] >= 2
+    assert found["taskbridge_tick_lateness_seconds_count"] >= 1
+
+
+@pytest.mark.e2e
+def test_failures_a_backlog_and_forgotten_tenants_are_seen(deployment: Deployment) -> None:
+    # given a tenant whose producer died before its event, and one with a record that cannot be handled
+    deployment.save("forgotten", "1", notify=False)
+    with serving(deployment) as (_, port):
+        wait_until(lambda: deployment.deliveries() == [("forgotten", "1")], "found in Postgres")
+        record_invoice(deployment.engine, "acme", "bad", {"fail": True})
+        deployment.notify_event.delay("acme")
+        wait_until(lambda: len(deployment.handed_over("acme")) >= 2, "tried again")
+        found = scrape(port)
+        (cursor,) = deployment.rows("SELECT failed_runs FROM sync_cursors WHERE tenant = 'acme'")
+        assert 1 <= found["taskbridge_failed_runs_total"] <= cursor.failed_runs
+    assert found["taskbridge_failing_tenants"] == 1
+    assert found["taskbridge_pending_records"] == 1
+    assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
+    assert found["taskbridge_runners"] >= 1
+    assert found["taskbridge_forgotten_tenants_total"] == 1
+
+
+@pytest.mark.e2e
+def test_a_server_that_is_away_costs_its_own_metrics_and_not_the_worker(deployment: Deployment) -> None:
+    with serving(deployment, "-P", "threads") as (worker, port):
+        deployment.save("acme", "1")
+        deployment.wait_until_idle()
+        # when Postgres has no schema any more
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE sync_cursors RENAME TO away")
+        found = scrape(port)
+        assert (found["taskbridge_up postgres"], found["taskbridge_up redis"]) == (0, 1)
+        assert "taskbridge_events_total" not in found
+        assert found["taskbridge_runners"] == 0
+        # and then holds every reader up, longer than anyone waits
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE away RENAME TO sync_cursors")
+            assert scrape(port)["taskbridge_up postgres"] == 0
+        # then the worker goes on
+        deployment.save("acme", "2")
+        wait_until(lambda: len(deployment.deliveries()) == 2, "delivered")
+        assert scrape(port)["taskbridge_up postgres"] == 1
+        assert worker.process.poll() is None
+
+
+@pytest.mark.e2e
+def test_a_port_in_use_ends_the_worker_with_one_sentence(deployment: Deployment) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environment = deployment.environment(TASKBRIDGE_METRICS_PORT=str(port))
+        worker = Worker(environment, deployment.logs / "worker.log", ["-P", "solo"])
+        assert worker.process.wait(timeout=60) == 1
+    assert f"taskbridge: metrics cannot be served on 127.0.0.1, port {port} (" in worker.text()
+    assert "Traceback" not in worker.text()
+
+
+def test_a_burst_whose_first_run_takes_three_batches_has_one_first_event(deployment: Deployment) -> None:
+    inline = Inline(deployment)
+    inline.handle(lambda _: None, batch_size=1)
+    for number in ("1", "2", "3"):
+        record_invoice(deployment.engine, "acme", number, {})
+    deployment.notify_event.delay("acme")
+    inline.run_all()
+    (cursor,) = deployment.rows("SELECT records, bursts, first_event_counts FROM sync_cursors")
+    assert (cursor.records, cursor.bursts, sum(one or 0 for one in cursor.first_event_counts)) == (3, 1, 1)

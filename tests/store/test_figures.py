@@ -1,0 +1,130 @@
+"""The figures of a pipeline are those of its records and runs, in the middle of a sweep and after each kind of end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.store import (
+    INVOICE_ROWS,
+    Aside,
+    Backlog,
+    Counters,
+    Cursors,
+    Page,
+    figures,
+    read_figures,
+    record_invoice,
+)
+from tests.quarantined import set_aside, states
+
+NOT_YET: dict[str, Any] = {"events": 3, "new_events": 3, "runs": 1}
+
+
+def look(engine: Engine, tenants: Sequence[str] = ("acme", "bolt")) -> tuple[Counters, Backlog]:
+    counters, backlogs = read_figures(engine, {"invoices": INVOICE_ROWS}, {"invoices": tenants})
+    return counters["invoices"], backlogs["invoices"]
+
+
+def key(number: int, tenant: str = "acme") -> dict[str, str]:
+    return {"pipeline": "invoices", "tenant": tenant, "token": f"{number:016d}-aaaaaaaaaaaa"}
+
+
+def advance(
+    cursors: Cursors, key: dict[str, str], page: Page, aside: Aside | None = None, ms: int | None = None
+) -> None:
+    with cursors.transaction(key) as transaction:
+        transaction.advance(page, aside=aside, first_event_ms=ms)
+
+
+def test_nothing_is_zero(engine: Engine) -> None:
+    assert look(engine) == (Counters(), Backlog(0, 0, 0))
+
+
+def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
+    cursors = Cursors(engine)
+    for number in range(5):
+        record_invoice(engine, "acme", str(number), {"version": 1})
+    record_invoice(engine, "bolt", "1", {})
+
+    def agree() -> int:
+        expected = Counter(states(engine).values())["pending"]
+        assert look(engine)[1].pending == expected
+        return expected
+
+    assert agree() == 6
+    # in the middle of a sweep, while one comes that is not of it
+    page = cursors.claim(key(1), 2, **NOT_YET)
+    advance(cursors, key(1), page)
+    record_invoice(engine, "acme", "late", {})
+    assert agree() == 5
+    # with one set aside that somebody wants tried again, the first of its sweep's rest
+    set_aside(engine, "acme", "0")
+    assert look(engine)[1].quarantined == 1
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE quarantine SET retry_at = now()")
+    assert look(engine)[1].quarantined == 0
+    assert agree() == 6
+    # and at the end of the sweep, of the next, and after a change
+    while (page := cursors.read(key(1), 2)).moves_cursor:
+        advance(cursors, key(1), page)
+        agree()
+    assert agree() == 1
+    record_invoice(engine, "acme", "3", {"version": 2})
+    assert agree() == 2
+    assert look(engine, ["acme"])[1].pending == 1
+
+
+def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine: Engine) -> None:
+    cursors = Cursors(engine)
+    for number in ("1", "2"):
+        record_invoice(engine, "acme", number, {"version": 1})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE invoices DISABLE TRIGGER USER")
+        connection.exec_driver_sql(
+            "UPDATE invoices SET recorded_at = now() - CASE number WHEN '1' THEN 1000 ELSE 500 END * interval '1 s'"
+        )
+        connection.exec_driver_sql("ALTER TABLE invoices ENABLE TRIGGER USER")
+    assert 1_000 <= look(engine)[1].oldest_seconds < 1_100
+    advance(cursors, key(1), cursors.claim(key(1), 1, **NOT_YET))
+    assert 500 <= look(engine)[1].oldest_seconds < 600
+    advance(cursors, key(1), cursors.read(key(1), 5))
+    record_invoice(engine, "acme", "1", {"version": 2})
+    assert 0 <= look(engine)[1].oldest_seconds < 100
+
+
+def test_more_than_anybody_counts_is_cut_off(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_RECORDS", 2)
+    for number in range(4):
+        record_invoice(engine, "acme", str(number), {})
+        set_aside(engine, "bolt", str(number))
+        record_invoice(engine, "bolt", str(number), {})
+    assert look(engine)[1][0::2] == (2, 2)
+
+
+def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> None:
+    cursors = Cursors(engine)
+    for tenant in ("acme", "bolt"):
+        for number in range(3):
+            record_invoice(engine, tenant, str(number), {})
+    # given a burst of two runs, whose first batch has one record set aside, and a burst that fails twice
+    page = cursors.claim(key(1), 2, **NOT_YET)
+    advance(cursors, key(1), page, Aside({"0": "no"}, "rejected"), ms=7)
+    page = cursors.claim(key(2), 2, events=4, new_events=1, runs=2)
+    advance(cursors, key(2), page)
+    for number, runs in ((3, 1), (4, 2)):
+        cursors.claim(key(number, "bolt"), 2, events=1, new_events=2 - runs, runs=runs)
+        cursors.fail(key(number, "bolt"), "ValueError: no")
+    cursors.fail(key(1, "bolt"), "of a run that was replaced")
+    # and later a burst of each
+    advance(cursors, key(5), cursors.claim(key(5), 2, events=1, new_events=1, runs=1), ms=30_000)
+    one, _ = look(engine)
+    assert one[:-1] == (6, 3, 5, 3, 3, 2, 1)
+    assert (one.first_events.counts, one.first_events.sum_ms) == ([0, 1, *[0] * 9, 1], 30_007)
+    # and a success ends the failing
+    advance(cursors, key(6, "bolt"), cursors.claim(key(6, "bolt"), 5, events=1, new_events=0, runs=3))
+    assert look(engine)[0].failing_tenants == 0
