@@ -25,7 +25,7 @@ from taskbridge import (
 from taskbridge.errors import UnknownPipeline
 from taskbridge.gate import Queue, State
 from taskbridge.pipeline import DECLARED
-from taskbridge.runtime import runtime
+from taskbridge.runtime import afresh, runtime
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
 
@@ -178,6 +178,14 @@ def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, tes
         assert client.llen(f"{taskbridge_settings.key_prefix}:{Queue.FIRST}") == 1
         notify_event.apply_async(("acme",), countdown=0)  # the ordinary way, through kombu
         assert client.llen(f"{taskbridge_settings.key_prefix}:{Queue.FIRST}") == 2, test
+
+
+def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:
+    here = runtime(app)
+    with afresh():
+        assert runtime(app) is not here
+    assert runtime(app) is here
+    assert here.settings == taskbridge_settings
 
 
 USERS_TEST = """
