@@ -58,6 +58,25 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
     assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
 
 
+def test_every_test_that_is_named_exists() -> None:
+    there = {
+        name
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = [(page, name) for page, text in everywhere() for name in re.findall(r"^test_\w+$", text)]
+    assert named
+    assert [(page, name) for page, name in named if name not in there] == []
+
+
+def test_each_claim_about_other_locks_names_its_test() -> None:
+    page = (ROOT / "docs/how-to/move-from-other-locks.md").read_text(encoding="utf-8")
+    _, table, _ = re.split(r"^\| you use .*\n\| --- .*\n|^$(?=\n`taskbridge bench recovery)", page, flags=re.MULTILINE)
+    claims = table.strip().splitlines()
+    assert len(claims) > 8
+    assert [claim for claim in claims if not re.search(r"`test_\w+` \|$", claim)] == []
+
+
 def test_every_make_target_exists() -> None:
     named = [(page, target) for page, text in everywhere() for target in re.findall(r"\bmake ([a-z][a-z-]*)", text)]
     assert named
