@@ -16,13 +16,13 @@ from taskbridge.embedded import Servers
 from taskbridge.runtime import afresh, runtime
 from taskbridge.settings import Settings
 from taskbridge.testing.clock import inject_clock
-from taskbridge.testing.servers import fresh_database, migrated_template, test_servers
+from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
 
 
 @pytest.fixture(scope="session")
 def taskbridge_servers() -> Iterator[Servers]:
     """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones."""
-    with test_servers() as servers:
+    with servers_for_tests() as servers:
         yield servers
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, make_url, text
 from taskbridge.embedded import Servers, serve
 from taskbridge.store import connect, migrate
 
-__all__ = ["fresh_database", "migrated_template", "open_directory", "test_servers"]
+__all__ = ["fresh_database", "migrated_template", "open_directory", "servers_for_tests"]
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def open_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def test_servers() -> Iterator[Servers]:
+def servers_for_tests() -> Iterator[Servers]:
     """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones.
 
     Raises: as `taskbridge.embedded.serve`.

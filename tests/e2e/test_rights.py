@@ -138,6 +138,23 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
     assert "handled" in states
 
 
+def test_flower_s_rights_are_enough_for_events_and_remote_control(rights: Rights) -> None:
+    app, _ = make_app(replace(rights.deployment.settings, redis_url=rights.redis_url("flower")))
+    seen: list[Any] = []
+    with rights.deployment.worker(), app.connection_for_read() as connection:
+        assert app.control.ping(timeout=20, limit=1)
+
+        def see(event: Any) -> None:
+            seen.append(event)
+            receiver.should_stop = True
+
+        receiver = app.events.Receiver(connection, handlers={"*": see})
+        receiver.capture(limit=None, timeout=20, wakeup=True)
+    app.close()
+    assert seen
+    assert rights.refused() == []
+
+
 @pytest.mark.parametrize(
     ("who", "command"),
     [
@@ -145,6 +162,7 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
         ("producer", ("KEYS", "*")),
         ("producer", ("GET", "another:key")),
         ("producer", ("LPUSH", "another-queue", "x")),
+        ("flower", ("GET", "sync:x")),
         ("worker", ("FLUSHALL",)),
         ("worker", ("KEYS", "*")),
         ("worker", ("CONFIG", "GET", "*")),
