@@ -8,7 +8,7 @@ from taskbridge.handlers.journal import journal
 ALERTS = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 0.5),))
 
 
-@pipeline("log-alerts", policy=ALERTS)
+@pipeline("alerts-of-services", policy=ALERTS)
 def alert(batch: Batch) -> None:
     """Write the journal."""
     journal(batch)

@@ -105,7 +105,7 @@ def producer(rights: Rights) -> Iterator[Any]:
     here = runtime(app, settings)
     pipelines = Pipelines()
     pipelines.provide(JOURNAL)
-    pipelines.declare(Pipeline("log-alerts", journal, ALERTS, 500))
+    pipelines.declare(Pipeline("alerts-of-services", journal, ALERTS, 500))
     here.__dict__["pipelines"] = pipelines
     yield app
     here.close()
@@ -122,8 +122,8 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
         for number in ("1", "2", "1"):
             record_invoice(here.engine, "acme", number, {"number": secrets.token_hex(4)})
             notify.delay("acme")
-        record_event(producer, "log-alerts", {"level": "ERROR", "service": "billing"})
-        notify.delay("billing", "log-alerts")
+        record_event(producer, "alerts-of-services", {"level": "ERROR", "service": "billing"})
+        notify.delay("billing", "alerts-of-services")
         wait_until(lambda: len(rights.deployment.deliveries()) >= 3, "three deliveries")
         rights.deployment.wait_until_idle()
         notify.delay("acme")
