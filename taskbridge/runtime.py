@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
@@ -39,7 +40,9 @@ from taskbridge.store import (
 )
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["Runtime", "runtime"]
+__all__ = ["Runtime", "afresh", "runtime"]
+
+G = TypeVar("G", bound=Gate)
 
 DECLARED.provide(JOURNAL)
 
@@ -80,10 +83,14 @@ class Runtime:
     @cached_property
     def gate(self) -> Gate:
         """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
+        return self.make_gate(Gate)
+
+    def make_gate(self, kind: type[G]) -> G:
+        """Return a gate of a kind, on the Redis and with the keys of this process."""
         settings = self.settings
         prefix = self.app.conf.broker_transport_options.get("global_keyprefix", "")
         at_once = not self.eager and message.same_server(settings.redis_url, self.app.conf.broker_url)
-        return Gate(
+        return kind(
             self.redis,
             Keys(settings.key_prefix),
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
@@ -182,6 +189,13 @@ class Runtime:
         options: dict[str, Any] = {"queue": queue.value, "argsrepr": message.arguments_text(*arguments)}
         self.app.tasks[task].apply_async(arguments, **options)
 
+    def close(self) -> None:
+        """Close the connections that were opened."""
+        if "engine" in self.__dict__:
+            self.engine.dispose()
+        if "redis" in self.__dict__:
+            self.redis.close()
+
     def forget(self) -> None:
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
@@ -201,6 +215,23 @@ def runtime(app: Celery, settings: Settings | None = None) -> Runtime:
     if found is None:
         found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
     return found
+
+
+@contextmanager
+def afresh() -> Iterator[None]:
+    """Let every app of the process make a new runtime in the block, from the environment as it is by then.
+
+    At the block's end these are closed, and the apps have those that they had before.
+    """
+    before = dict(_RUNTIMES)
+    _RUNTIMES.clear()
+    try:
+        yield
+    finally:
+        for one in _RUNTIMES.values():
+            one.close()
+        _RUNTIMES.clear()
+        _RUNTIMES.update(before)
 
 
 def _forget_all() -> None:

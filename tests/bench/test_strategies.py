@@ -164,3 +164,115 @@ def test_a_peers_lock_outlives_a_worker_that_dies(
     assert isinstance(ttl, int)
     assert least <= ttl <= most
     desk.run(job)
+
+
+class OwnLock:
+    """A lock of one's own: each event publishes a job, which does nothing while another holds its tenant's lock."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._job = place.job("own-lock", self._work)
+        self._place = place
+
+    def event(self, tenant: str, record: int) -> int:  # noqa: ARG002 - the job sweeps the tenant
+        self._job.delay(tenant)
+        return 1
+
+    def _work(self, tenant: str) -> list[int]:
+        lock = f"own-lock:{tenant}"
+        if not self._place.redis.set(lock, "held", nx=True, ex=60):
+            return []
+        try:
+            return [self._place.sweep(tenant)]
+        finally:
+            self._place.redis.delete(lock)
+
+
+def test_a_job_that_finds_an_own_lock_drops_its_event(desk: Desk) -> None:
+    own = OwnLock(desk.place)
+
+    def second_event() -> None:
+        desk.event(own)
+        desk.run("own-lock")  # another worker takes it
+
+    desk.during = second_event
+    desk.event(own)
+    desk.run("own-lock")
+    assert desk.calls == [[1]]
+    assert desk.place.ended() == [[], [1]]
+    assert desk.place.pending() == 1
+
+
+def test_an_own_lock_that_a_dead_worker_left_drops_every_event_until_it_expires(desk: Desk) -> None:
+    own = OwnLock(desk.place)
+    lock = f"own-lock:{desk.tenant}"
+
+    desk.place.redis.set(lock, "held", nx=True, ex=60)  # as its job did before SIGKILL
+    for _ in range(2):
+        desk.event(own)
+        desk.run("own-lock")
+    desk.place.redis.pexpire(lock, 0)
+    assert desk.calls == []
+    assert desk.place.pending() == 2
+
+
+def test_an_own_lock_is_released_by_a_job_that_holds_it_no_longer(desk: Desk) -> None:
+    own = OwnLock(desk.place)
+    lock = f"own-lock:{desk.tenant}"
+
+    def outlast_the_lock() -> None:
+        desk.place.redis.pexpire(lock, 0)
+        assert desk.place.redis.set(lock, "another worker's", nx=True)
+
+    desk.during = outlast_the_lock
+    desk.event(own)
+    desk.run("own-lock")
+    assert not desk.place.redis.exists(lock)
+
+
+@pytest.mark.parametrize(
+    ("peer", "job", "pattern"),
+    [(CeleryOnce, "once", "qo_once*"), (CelerySingleton, "singleton", "SINGLETONLOCK_*")],
+)
+def test_a_peers_lock_is_released_by_a_job_that_holds_it_no_longer(
+    desk: Desk, peer: Callable[[Workplace], Strategy], job: str, pattern: str
+) -> None:
+    used = peer(desk.place)
+    before = set(desk.place.redis.scan_iter(pattern))
+
+    def outlast_the_lock() -> None:
+        (lock,) = set(desk.place.redis.scan_iter(pattern)) - before
+        desk.place.redis.pexpire(lock, 0)
+        assert desk.event(used)[1] == 1, "another job has the lock now"
+
+    desk.during = outlast_the_lock
+    desk.event(used)
+    desk.run(job)
+    assert set(desk.place.redis.scan_iter(pattern)) == before
+    assert desk.event(used)[1] == 1, "a third job, while the second one waits"
+
+
+def test_unlock_before_run_takes_the_last_event_in_a_job_beside_the_first(desk: Desk) -> None:
+    once = CeleryOnce(desk.place)
+    job: Any = desk.place.app.tasks["once"]
+    job.once = {"graceful": True, "unlock_before_run": True}
+
+    def second_event() -> None:
+        assert desk.event(once)[1] == 1
+        desk.run("once")  # another worker takes it, while the first call goes on
+
+    desk.during = second_event
+    desk.event(once)
+    desk.run("once")
+    assert desk.calls == [[1], [2]]
+    assert desk.place.ended() == [[1], [1]]
+    assert desk.place.pending() == 0
+
+
+def test_a_debounce_takes_nothing_while_events_keep_coming(desk: Desk) -> None:
+    debounce = Debounce(desk.place)
+    desk.event(debounce)
+    for number in range(1, 10):
+        desk.event(debounce)
+        desk.run("debounce", number)
+    assert desk.calls == []
+    assert desk.place.pending() == 10

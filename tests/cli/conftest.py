@@ -9,8 +9,8 @@ from sqlalchemy import make_url
 
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys
+from taskbridge.testing.servers import open_directory
 from tests.cli.program import Program
-from tests.directories import open_directory
 
 # Queues have fixed names, so what tests publish stays in a Redis database that no other folder of tests uses.
 DATABASE = 15

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import redis
 
+from taskbridge.testing.servers import open_directory
 from tests.cli.files import line, write
 from tests.cli.program import Program, Running
-from tests.directories import open_directory
 from tests.embedded.processes import alive, command_line, descendants, guards_of
 from tests.scraping import free_ports, scrape
 from tests.waiting import wait_until

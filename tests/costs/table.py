@@ -1,11 +1,11 @@
-"""What each path costs. The one place for these figures; `make docs` prints them into docs/costs.md."""
+"""What each path costs. The one place for these figures; `make docs` prints them into docs/reference/costs.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final, NamedTuple
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "costs.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "costs.md"
 MARK: Final = "<!-- costs -->"
 
 

@@ -1,4 +1,4 @@
-"""Prints the gate's transition table into docs/protocol.md, from the table in code; `make docs` runs it."""
+"""Prints the gate's transition table into docs/explanation/protocol.md, from the table in code; `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from taskbridge.gate.transitions import TRANSITIONS, Row, State
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "protocol.md"
 MARKS = {"table": "<!-- transitions -->", "diagram": "<!-- diagram -->"}
 
 

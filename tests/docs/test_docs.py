@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
-import taskbridge
 from taskbridge.cli.main import cli
 from taskbridge.settings import Settings
 from tests.docs import protocol_text
@@ -32,7 +32,7 @@ def everywhere() -> list[tuple[str, str]]:
 
 
 def test_the_documents_are_found() -> None:
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/protocol.md"} <= {
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/explanation/protocol.md"} <= {
         page.relative_to(ROOT).as_posix() for page in PAGES
     }
 
@@ -58,6 +58,25 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
     assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
 
 
+def test_every_test_that_is_named_exists() -> None:
+    there = {
+        name
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = [(page, name) for page, text in everywhere() for name in re.findall(r"^test_\w+$", text)]
+    assert named
+    assert [(page, name) for page, name in named if name not in there] == []
+
+
+def test_each_claim_about_other_locks_names_its_test() -> None:
+    page = (ROOT / "docs/how-to/move-from-other-locks.md").read_text(encoding="utf-8")
+    _, table, _ = re.split(r"^\| you use .*\n\| --- .*\n|^$(?=\n`taskbridge bench recovery)", page, flags=re.MULTILINE)
+    claims = table.strip().splitlines()
+    assert len(claims) > 8
+    assert [claim for claim in claims if not re.search(r"`test_\w+` \|$", claim)] == []
+
+
 def test_every_make_target_exists() -> None:
     named = [(page, target) for page, text in everywhere() for target in re.findall(r"\bmake ([a-z][a-z-]*)", text)]
     assert named
@@ -74,7 +93,7 @@ def test_every_command_and_option_exists() -> None:
     for page, name, rest in named:
         assert name in cli.commands, f"{page}: taskbridge {name}"
         command = cli.commands[name]
-        if isinstance(command, click.Group) and (below := re.match(r" +([a-z]+)", rest)):
+        if isinstance(command, click.Group) and (below := re.match(r" +([a-z][a-z-]*)", rest)):
             assert below[1] in command.commands, f"{page}: taskbridge {name} {below[1]}"
             command = command.commands[below[1]]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
@@ -101,7 +120,9 @@ def test_every_variable_exists_and_every_setting_is_documented() -> None:
 
 def test_every_default_is_the_one_that_is_documented() -> None:
     rows = re.findall(
-        r"^\| `TASKBRIDGE_([A-Z_]+)` \| `?([^|`]*?)`? \|", (ROOT / "docs/settings.md").read_text(), re.MULTILINE
+        r"^\| `TASKBRIDGE_([A-Z_]+)` \| `?([^|`]*?)`? \|",
+        (ROOT / "docs/reference/settings.md").read_text(),
+        re.MULTILINE,
     )
     documented = {name.lower(): text for name, text in rows}
     for name in Settings.__slots__:
@@ -119,8 +140,8 @@ def test_every_python_example_runs_as_far_as_its_names() -> None:
     assert blocks
     for page, block in blocks:
         compile(block, page, "exec")
-        for names in re.findall(r"^from taskbridge import (.+)$", block, re.MULTILINE):
-            assert {name.strip() for name in names.split(",")} <= set(taskbridge.__all__), page
+        for module, names in re.findall(r"^from (taskbridge[.\w]*) import (.+)$", block, re.MULTILINE):
+            assert {name.strip() for name in names.split(",")} <= set(import_module(module).__all__), page
 
 
 @pytest.mark.parametrize("part", ["table", "diagram"])

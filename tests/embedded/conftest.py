@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from taskbridge.embedded import place
-from tests import directories
+from taskbridge.testing import servers
 
 from .processes import descendants, started_since, until
 
@@ -18,7 +18,7 @@ if not Path("/proc/self/stat").exists():
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
     """A directory that every user may enter, unlike pytest's own: there the cluster lies in the data directory."""
-    with directories.open_directory() as directory:
+    with servers.open_directory() as directory:
         yield directory
 
 

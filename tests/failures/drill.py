@@ -9,16 +9,12 @@ from typing import Any
 
 from taskbridge import runner
 from taskbridge.batch import Batch
-from taskbridge.gate import CircuitStatus, Keys, RunnerStatus
-from taskbridge.message import lua_message
+from taskbridge.gate import CircuitStatus, RunnerStatus
 from taskbridge.pipeline import Pipeline, Pipelines
 from taskbridge.store import record_invoice
-from tests.clock import InjectedClock
+from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
-
-# A day ahead of the real clock, so that no key goes by itself while a test stands still.
-DAY_US = 86_400_000_000
 
 
 class Drill:
@@ -32,12 +28,8 @@ class Drill:
         self.deployment = deployment
         self.inline = Inline(deployment)
         self.here = self.inline.here
-        self.gate = InjectedClock(
-            deployment.redis, Keys(deployment.settings.key_prefix), message=lua_message(deployment.app)
-        )
-        self.gate.start_at(int(deployment.redis.time()[0]) * 1_000_000 + DAY_US)
+        self.gate = inject_clock(self.here)
         self.start_us = self.gate.us
-        self.here.__dict__["gate"] = self.gate
         self.calls: list[tuple[str, list[str]]] = []
         self.errors: list[Exception] = []
         self.times: list[int] = []
@@ -87,7 +79,7 @@ class Drill:
             deadlines = [status.deadline_ms for status in self.standing() if status.deadline_ms is not None]
             if not deadlines or min(deadlines) * 1000 > end:
                 return
-            self.gate.us = max(self.gate.us, min(deadlines) * 1000)
+            self.gate.pass_to(min(deadlines))
             self.gate.expire("invoices", self.gate.peek("invoices", 1000)[0])
         raise AssertionError(f"not done after {steps} steps")
 

@@ -9,7 +9,7 @@ import redis
 
 from taskbridge.gate import Answer, Begun, Blame, CircuitStatus, Keys, Outcome, Queue, RunnerStatus, State, Timing
 from taskbridge.policy import Spacing
-from tests.clock import InjectedClock
+from taskbridge.testing.clock import InjectedClock
 
 PIPELINE = "invoices"
 SPACING = Spacing(delay=0)

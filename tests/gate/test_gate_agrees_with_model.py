@@ -27,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
 from taskbridge.policy import Spacing
-from tests.clock import InjectedClock
+from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
     PUBLISHING,
     Beat,

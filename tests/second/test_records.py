@@ -157,7 +157,8 @@ def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World, payload:
 
 def test_eager_mode_runs_each_message_inline_without_a_delay(world: World) -> None:
     world.app.conf.task_always_eager = True
-    world.here.__dict__.pop("gate")
+    for known in ("eager", "gate"):
+        world.here.__dict__.pop(known)
     for _ in range(2):
         assert world.record("WARNING", "A").answer is Answer.STARTED
     assert len(world.batches) == 2

@@ -9,10 +9,9 @@ from taskbridge import runner
 from taskbridge.batch import Batch
 from taskbridge.criteria import Criterion
 from taskbridge.gate import Answer, Keys, Queue, State
-from taskbridge.message import lua_message
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.recording import Recorded, record_event
-from tests.clock import InjectedClock
+from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
 from tests.inline import Inline
 
@@ -22,9 +21,6 @@ ERROR: Final = Criterion("$.level", "ERROR", "$.service", 5 * MINUTE)
 WARNING: Final = Criterion("$.level", "WARNING", "$.service", 15 * MINUTE)
 POLICY: Final = DelaySinceLastRun((ERROR, WARNING))
 
-# A day ahead of the real clock, so that no key goes by itself while a test stands still.
-DAY_MS: Final = 86_400_000
-
 
 class World:
     """Times are milliseconds since the world began; `batches` holds what each run was given, with its start."""
@@ -33,12 +29,8 @@ class World:
         self.inline = Inline(deployment)
         self.app = deployment.app
         self.here = self.inline.here
-        gate = InjectedClock(deployment.redis, Keys(deployment.settings.key_prefix), message=lua_message(self.app))
-        seconds, _ = deployment.redis.time()
-        self.start_ms = int(seconds) * 1000 + DAY_MS
-        gate.start_at(self.start_ms * 1000)
-        self.gate = gate
-        self.here.__dict__["gate"] = gate
+        self.gate = inject_clock(self.here)
+        self.start_ms = self.gate.us // 1000
         self.batches: list[tuple[str, int, list[str]]] = []
         self.meanwhile: Callable[[Batch], None] = lambda _: None
         self.inline.handle(self._take, policy=POLICY, pipeline=PIPELINE)
@@ -50,7 +42,7 @@ class World:
 
     def go_to(self, ms: int) -> None:
         """Move the clock to `ms`, a little behind which every command then is."""
-        self.gate.us = max(self.gate.us, (self.start_ms + ms) * 1000)
+        self.gate.pass_to(self.start_ms + ms)
 
     def record(self, level: str, service: str, message_id: str | None = None) -> Recorded:
         """Record one message through the public function."""

@@ -29,8 +29,8 @@ from taskbridge.store import (
     rebase,
     record_invoice,
 )
+from taskbridge.testing.servers import open_directory
 from taskbridge.translation import speaking_plainly
-from tests.directories import open_directory
 from tests.store.restoring import dump, empty_database, next_xid, restore, use_up
 
 OLD, NEW = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2))

@@ -17,8 +17,8 @@ from taskbridge import app
 from taskbridge.runtime import runtime
 from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
+from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
-from tests.directories import open_directory
 from tests.torture.ledger import Ledger
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.workers import Kind, Workers

@@ -48,7 +48,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def page(results: Sequence[Result], seed: int, margin: float) -> str:
-    """Return docs/torture.md."""
+    """Return docs/explanation/torture.md."""
     settings = ",\n".join(f"`TASKBRIDGE_{name.upper()}` {value:g} s" for name, value in SETTINGS.items())
     return PAGE.format(
         summary=summary(results),

@@ -10,12 +10,17 @@ import sys
 from celery.app.utils import find_app
 
 import taskbridge
-from taskbridge import errors
+from taskbridge import errors, testing
 
 
 def test_the_public_names_are_what_the_package_says() -> None:
     assert taskbridge.__all__ == sorted(taskbridge.__all__)
     assert all(hasattr(taskbridge, name) for name in taskbridge.__all__)
+
+
+def test_the_names_for_users_tests_are_what_their_module_says() -> None:
+    assert testing.__all__ == sorted(testing.__all__)
+    assert all(hasattr(testing, name) for name in testing.__all__)
 
 
 def drawn_tree() -> dict[str, str]:

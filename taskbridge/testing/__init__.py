@@ -1,0 +1,10 @@
+"""For tests of pipelines: runs in the test's own process, on real servers.
+
+`taskbridge.testing.plugin` has the fixtures for pytest.
+"""
+
+from __future__ import annotations
+
+from taskbridge.testing.inline import assert_notified, drain, drain_all, notified
+
+__all__ = ["assert_notified", "drain", "drain_all", "notified"]

@@ -1,0 +1,123 @@
+"""Runs in the test's own process: real Redis, real Postgres, and a clock that goes from deadline to deadline."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from celery import Celery
+
+from taskbridge import runner
+from taskbridge.app import app as package_app
+from taskbridge.gate import State
+from taskbridge.names import check_tenant
+from taskbridge.pipeline import INVOICES
+from taskbridge.runtime import Runtime, runtime
+from taskbridge.testing.clock import InjectedClock, inject_clock
+
+__all__ = ["assert_notified", "drain", "drain_all", "notified"]
+
+log = logging.getLogger(__name__)
+
+MOST_RUNS: Final = 1_000
+
+
+def drain(
+    tenant: str,
+    pipeline: str = INVOICES,
+    *,
+    through_failures: bool = False,
+    most_runs: int = MOST_RUNS,
+    app: Celery = package_app,
+) -> int:
+    """Do the tenant's runs in this process until nothing is left and its runner has ended; return how many there were.
+
+    The gate, the cursor, the runner and the handler are the real ones; the gate's clock moves on to each deadline, so
+    that no lease, delay, back-off or rate limit is waited for. The runs' messages stay in the broker. A tenant that
+    nobody notified has no runner, whatever is pending: then nothing is run.
+
+    Args:
+        tenant: whose runs.
+        pipeline: of which pipeline.
+        through_failures: go on as workers do when the handler raises, until its records are handled or in quarantine.
+        most_runs: how many runs are enough to say that it does not end.
+        app: another Celery app than `taskbridge.app`.
+
+    Raises:
+        Exception: what the handler raised, unless `through_failures`. Its tenant waits for a back-off, and the next
+            `drain` tries again.
+        AssertionError: the runner has not ended after `most_runs` runs.
+        InvalidName, UnknownPipeline, Unavailable: as `taskbridge.notify_event`.
+    """
+    here = runtime(app)
+    here.pipelines[pipeline]
+    check_tenant(tenant)
+    gate, runs = _clocked(here), 0
+    while True:
+        (status,) = gate.look(pipeline, [tenant])
+        if status.state is State.IDLE:
+            return runs
+        if status.state is State.QUEUED and status.token is not None:
+            if runs == most_runs:
+                raise AssertionError(
+                    f"tenant {tenant!r} of {pipeline!r} is not idle after {runs} runs: look whether it is paused, "
+                    "whether its handler fails each time, and whether it records anew what it is given"
+                )
+            runs += 1
+            _run(here, pipeline, tenant, status.token, through_failures=through_failures)
+            continue
+        if status.deadline_ms is not None:
+            gate.pass_to(status.deadline_ms)
+        gate.expire(pipeline, [tenant])
+
+
+def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
+    """Drain every tenant that was notified, of all pipelines, and those that their runs notify; return the runs.
+
+    Args, Raises: as `drain`; `most_runs` counts for each tenant's turn.
+    """
+    here, runs = runtime(app), 0
+    while waiting := [(name, tenant) for name in here.pipelines.names() for tenant in here.gate.active(name)]:
+        for pipeline, tenant in waiting:
+            runs += drain(tenant, pipeline, through_failures=through_failures, most_runs=most_runs, app=app)
+    return runs
+
+
+def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str, int]:
+    """Return the tenants that were notified and not drained since, each with the number of its events.
+
+    Raises:
+        UnknownPipeline: no loaded module declares the pipeline.
+    """
+    here = runtime(app)
+    here.pipelines[pipeline]
+    tenants = here.gate.active(pipeline)
+    return {tenant: status.events for tenant, status in zip(tenants, here.gate.look(pipeline, tenants), strict=True)}
+
+
+def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = package_app) -> None:
+    """Fail unless the tenant was notified and not drained since.
+
+    Raises:
+        AssertionError: with the tenants that were.
+        UnknownPipeline: no loaded module declares the pipeline.
+    """
+    found = notified(pipeline, app=app)
+    if tenant not in found:
+        raise AssertionError(
+            f"tenant {tenant!r} was not notified in the pipeline {pipeline!r}; "
+            f"notified since the last drain: {', '.join(map(repr, found)) or 'nobody'}"
+        )
+
+
+def _clocked(here: Runtime) -> InjectedClock:
+    return here.gate if isinstance(here.gate, InjectedClock) else inject_clock(here)
+
+
+def _run(here: Runtime, pipeline: str, tenant: str, token: str, *, through_failures: bool) -> None:
+    try:
+        runner.run(here, pipeline, tenant, token)
+    except Exception as error:
+        if not through_failures:
+            raise
+        log.info("run of %s for tenant %r failed, and is tried again: %r", pipeline, tenant, error)

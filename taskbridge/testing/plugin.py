@@ -1,0 +1,75 @@
+"""Fixtures for pytest: servers for the session, and a deployment of its own for each test.
+
+Loaded by name, `pytest_plugins = ["taskbridge.testing.plugin"]` or `pytest -p taskbridge.testing.plugin`. There is no
+entry point: one would import Celery and SQLAlchemy into every pytest run of an environment that has TaskBridge.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from taskbridge.app import app
+from taskbridge.embedded import Servers
+from taskbridge.runtime import afresh, runtime
+from taskbridge.settings import Settings
+from taskbridge.testing.clock import inject_clock
+from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
+
+
+@pytest.fixture(scope="session")
+def taskbridge_servers() -> Iterator[Servers]:
+    """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones."""
+    with servers_for_tests() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def taskbridge_template(taskbridge_servers: Servers) -> Iterator[str]:
+    """The name of a database with the newest schema and no rows."""
+    with migrated_template(taskbridge_servers) as name:
+        yield name
+
+
+@pytest.fixture
+def taskbridge_postgres_url(taskbridge_servers: Servers, taskbridge_template: str) -> Iterator[str]:
+    """A database of the test's own, with the newest schema and no rows."""
+    with fresh_database(taskbridge_servers, taskbridge_template) as url:
+        yield url
+
+
+@pytest.fixture
+def taskbridge_settings(
+    taskbridge_servers: Servers, taskbridge_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Settings]:
+    """`taskbridge.app` and all that uses it in this process, on a database and under a key prefix of the test's own.
+
+    TASKBRIDGE_POSTGRES_URL, TASKBRIDGE_REDIS_URL and TASKBRIDGE_KEY_PREFIX name them; TASKBRIDGE_PIPELINES stays as it
+    is. The gate's clock stands still, and only `taskbridge.testing.drain` moves it.
+    """
+    prefix = f"test-{secrets.token_hex(6)}"
+    monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", taskbridge_postgres_url)
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", taskbridge_servers.redis_url)
+    monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
+    monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
+    monkeypatch.setitem(app.conf, "broker_url", taskbridge_servers.redis_url)
+    # Queues have fixed names. Under the prefix no worker of another test takes what this one publishes.
+    options = {**app.conf.broker_transport_options, "global_keyprefix": f"{prefix}:"}
+    monkeypatch.setitem(app.conf, "broker_transport_options", options)
+    _forget_the_broker()
+    with afresh():
+        here = runtime(app)
+        inject_clock(here)
+        yield here.settings
+        left = list(here.redis.scan_iter(f"{prefix}:*"))
+        if left:
+            here.redis.delete(*left)
+    _forget_the_broker()
+
+
+def _forget_the_broker() -> None:
+    """Let the app connect to the broker that its configuration has now."""
+    vars(app).pop("amqp", None)
+    app.close()

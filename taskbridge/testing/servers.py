@@ -1,0 +1,80 @@
+"""Servers and databases for tests: an address from the environment, else the embedded ones."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine, make_url, text
+
+from taskbridge.embedded import Servers, serve
+from taskbridge.store import connect, migrate
+
+__all__ = ["fresh_database", "migrated_template", "open_directory", "servers_for_tests"]
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """An empty directory that every user may enter, so that the cluster of an embedded Postgres lies in it.
+
+    Postgres does not run as root, and pytest's own directories let nobody else in.
+    """
+    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
+        made = Path(name).resolve()
+        made.chmod(0o755)
+        yield made
+
+
+@contextmanager
+def servers_for_tests() -> Iterator[Servers]:
+    """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones.
+
+    Raises: as `taskbridge.embedded.serve`.
+    """
+    postgres, gate = os.environ.get("TASKBRIDGE_TEST_POSTGRES_URL"), os.environ.get("TASKBRIDGE_TEST_REDIS_URL")
+    if postgres and gate:
+        yield Servers(postgres, gate)
+        return
+    with open_directory() as directory, serve(directory / "servers", durable=False) as started:
+        yield started
+
+
+@contextmanager
+def migrated_template(servers: Servers) -> Iterator[str]:
+    """The name of a database with the newest schema and no rows; it is dropped at the end of the block."""
+    with _database(servers, f"taskbridge_template_{secrets.token_hex(6)}") as name:
+        engine = connect(_with_database(servers, name))
+        migrate(engine)
+        engine.dispose()
+        yield name
+
+
+@contextmanager
+def fresh_database(servers: Servers, template: str) -> Iterator[str]:
+    """The URL of a copy of `template`; it is dropped at the end of the block."""
+    with _database(servers, f"test_{secrets.token_hex(6)}", f'TEMPLATE "{template}"') as name:
+        yield _with_database(servers, name)
+
+
+@contextmanager
+def _database(servers: Servers, name: str, options: str = "") -> Iterator[str]:
+    engine = connect(servers.postgres_url, isolation_level="AUTOCOMMIT")
+    _execute(engine, f'CREATE DATABASE "{name}" {options}')
+    try:
+        yield name
+    finally:
+        _execute(engine, f'DROP DATABASE "{name}" WITH (FORCE)')
+        engine.dispose()
+
+
+def _with_database(servers: Servers, name: str) -> str:
+    return make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
+
+
+def _execute(engine: Engine, statement: str) -> None:
+    with engine.connect() as connection:
+        connection.execute(text(statement))

@@ -1,0 +1,47 @@
+"""Python blocks of the how-to pages that say `<!-- run -->` do what the page says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.pipeline import DECLARED
+from taskbridge.settings import Settings
+from taskbridge.store import connect
+from taskbridge.testing import drain
+from tests.docs.pages import blocks
+
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+
+
+@pytest.fixture
+def own_tables(taskbridge_settings: Settings) -> Iterator[Engine]:
+    """The database, with the tables that the page takes for granted."""
+    before = dict(DECLARED._declared)
+    engine = connect(taskbridge_settings.postgres_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id int PRIMARY KEY, customer text, amount numeric)")
+        connection.exec_driver_sql("CREATE TABLE totals (customer text PRIMARY KEY, amount numeric)")
+    yield engine
+    engine.dispose()
+    DECLARED._declared.clear()
+    DECLARED._declared.update(before)
+
+
+def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables: Engine) -> None:
+    page: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(HOW_TO / "your-own-table-and-handler.md"):
+        if block.kind == "run":
+            exec(compile(block.text, "page", "exec"), page)  # noqa: S102 - the page's own code
+    for order, amount in enumerate(("1.50", "2.00", "3.25")):
+        page["place_order"]("acme", order, amount)
+    drain("acme")
+    drain("acme")
+    with own_tables.connect() as connection:
+        totals = connection.exec_driver_sql("SELECT customer, amount::text FROM totals").all()
+    assert [tuple(row) for row in totals] == [("acme", "6.75")]
+    page["engine"].dispose()

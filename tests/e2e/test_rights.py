@@ -1,0 +1,202 @@
+"""The rights that the page on security grants are enough for an event and its runs, and are no more than that."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import ProgrammingError
+
+from taskbridge.app import make_app
+from taskbridge.handlers.journal import JOURNAL, journal
+from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.recording import record_event
+from taskbridge.runtime import runtime
+from taskbridge.store import connect, record_invoice
+from tests.deployment import Deployment
+from tests.pipelines_with_criteria import ALERTS
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "secure.md"
+PASSWORD = "change-me"
+
+
+@dataclass
+class Rights:
+    """A deployment, and what the page's users and roles are called here."""
+
+    deployment: Deployment
+    suffix: str
+
+    def url(self, server: str, who: str) -> str:
+        """The URL of a server for a user or role of the page."""
+        name = f"{who}_{self.suffix}"
+        return make_url(server).set(username=name, password=PASSWORD).render_as_string(hide_password=False)
+
+    def redis_url(self, who: str) -> str:
+        return self.url(self.deployment.settings.redis_url, who)
+
+    def postgres_url(self, who: str) -> str:
+        return self.url(self.deployment.settings.postgres_url, f"taskbridge_{who}")
+
+    def refused(self) -> list[str]:
+        """What Redis refused to the page's users, but for the name that redis-py gives to its connections."""
+        entries: Any = self.deployment.redis.acl_log()
+        ours = [one for one in entries if self.suffix in one["username"] and one["object"] != "client"]
+        return [f"{one['username']}: {one['reason']} {one['object']}" for one in ours]
+
+
+def shown(mark: str) -> str:
+    """The block of the page after a mark."""
+    found = re.search(rf"<!-- {mark} -->\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def rights(deployment: Deployment) -> Iterator[Rights]:
+    """The users and roles of the page, under names of the test's own."""
+    made = Rights(deployment, secrets.token_hex(4))
+    grants = shown("sql")
+    roles = sorted(set(re.findall(r"taskbridge_(?:producer|worker|reader)", grants)))
+    users = []
+    deployment.redis.acl_log_reset()
+    database = make_url(deployment.settings.redis_url).database
+    for line in shown("redis").splitlines():
+        command = line.replace("&/0.", f"&/{database}.").split()
+        command[2] += f"_{made.suffix}"
+        users.append(command[2])
+        admin: Any = deployment.redis
+        admin.execute_command(*command)
+    with deployment.engine.begin() as connection:
+        for role in roles:
+            connection.exec_driver_sql(f"CREATE ROLE {role}_{made.suffix} LOGIN PASSWORD '{PASSWORD}'")
+            grants = grants.replace(role, f"{role}_{made.suffix}")
+        connection.exec_driver_sql(grants)
+    yield made
+    deployment.redis.acl_deluser(*users)
+    with deployment.engine.begin() as connection:
+        for role in roles:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}_{made.suffix}; DROP ROLE {role}_{made.suffix}")
+
+
+@pytest.fixture
+def reader(rights: Rights) -> Iterator[Engine]:
+    engine = connect(rights.postgres_url("reader"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def producer(rights: Rights) -> Iterator[Any]:
+    """An app whose process has a producer's rights."""
+    settings = replace(
+        rights.deployment.settings, redis_url=rights.redis_url("producer"), postgres_url=rights.postgres_url("producer")
+    )
+    app, _ = make_app(settings)
+    here = runtime(app, settings)
+    pipelines = Pipelines()
+    pipelines.provide(JOURNAL)
+    pipelines.declare(Pipeline("alerts-of-services", journal, ALERTS, 500))
+    here.__dict__["pipelines"] = pipelines
+    yield app
+    here.close()
+    app.close()
+
+
+def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader: Engine) -> None:
+    here, notify = runtime(producer), producer.tasks["taskbridge.notify_event"]
+    with rights.deployment.worker(
+        TASKBRIDGE_REDIS_URL=rights.redis_url("worker"),
+        TASKBRIDGE_POSTGRES_URL=rights.postgres_url("worker"),
+        TASKBRIDGE_PIPELINES="tests.pipelines_with_criteria",
+    ) as worker:
+        for number in ("1", "2", "1"):
+            record_invoice(here.engine, "acme", number, {"number": secrets.token_hex(4)})
+            notify.delay("acme")
+        record_event(producer, "alerts-of-services", {"level": "ERROR", "service": "billing"})
+        notify.delay("billing", "alerts-of-services")
+        wait_until(lambda: len(rights.deployment.deliveries()) >= 3, "three deliveries")
+        rights.deployment.wait_until_idle()
+        notify.delay("acme")
+        rights.deployment.wait_until_idle()
+        text = worker.text()
+    assert rights.refused() == []
+    assert "ERROR" not in text
+    assert "denied" not in text
+    with reader.connect() as connection:
+        states = connection.exec_driver_sql("SELECT DISTINCT state FROM record_states").scalars().all()
+        assert connection.exec_driver_sql("SELECT count(*) FROM deliveries").scalar_one() >= 3
+    assert "handled" in states
+
+
+def test_flower_s_rights_are_enough_for_events_and_remote_control(rights: Rights) -> None:
+    app, _ = make_app(replace(rights.deployment.settings, redis_url=rights.redis_url("flower")))
+    seen: list[Any] = []
+    with rights.deployment.worker(), app.connection_for_read() as connection:
+        assert app.control.ping(timeout=20, limit=1)
+
+        def see(event: Any) -> None:
+            seen.append(event)
+            receiver.should_stop = True
+
+        receiver = app.events.Receiver(connection, handlers={"*": see})
+        receiver.capture(limit=None, timeout=20, wakeup=True)
+    app.close()
+    assert seen
+    assert rights.refused() == []
+
+
+@pytest.mark.parametrize(
+    ("who", "command"),
+    [
+        ("producer", ("FLUSHDB",)),
+        ("producer", ("KEYS", "*")),
+        ("producer", ("GET", "another:key")),
+        ("producer", ("LPUSH", "another-queue", "x")),
+        ("flower", ("GET", "sync:x")),
+        ("worker", ("FLUSHALL",)),
+        ("worker", ("KEYS", "*")),
+        ("worker", ("CONFIG", "GET", "*")),
+        ("worker", ("EVAL", "return 1", "0")),
+        ("worker", ("GET", "another:key")),
+    ],
+)
+def test_redis_refuses_what_nobody_needs(rights: Rights, who: str, command: tuple[str, ...]) -> None:
+    with (
+        redis.Redis.from_url(rights.redis_url(who)) as client,
+        pytest.raises(
+            (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError), match=r"(?i)permission|NOPERM"
+        ),
+    ):
+        client.execute_command(*command)
+
+
+@pytest.mark.parametrize(
+    ("who", "statement"),
+    [
+        ("producer", "UPDATE sync_cursors SET runs = 0"),
+        ("producer", "SELECT * FROM deliveries"),
+        ("producer", "DELETE FROM invoices"),
+        ("worker", "DELETE FROM invoices"),
+        ("worker", "TRUNCATE deliveries"),
+        ("worker", "DROP TABLE pauses"),
+        ("worker", "UPDATE taskbridge_cluster SET system_identifier = 1"),
+        ("worker", "CREATE TABLE mine (id int)"),
+        ("reader", "SELECT * FROM invoices"),
+        ("reader", "UPDATE quarantine SET reason = ''"),
+    ],
+)
+def test_postgres_refuses_what_nobody_needs(rights: Rights, who: str, statement: str) -> None:
+    engine = connect(rights.postgres_url(who))
+    with engine.connect() as connection, pytest.raises(ProgrammingError, match=r"permission denied|must be owner"):
+        connection.exec_driver_sql(statement)
+    engine.dispose()

@@ -1,0 +1,229 @@
+"""`taskbridge.testing`: runs in the test's process end where workers would, and never wait in real time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import create_engine
+
+from taskbridge import (
+    Batch,
+    Criterion,
+    DelaySinceLastRun,
+    RateLimit,
+    RetryAfter,
+    app,
+    notify_event,
+    pipeline,
+    record_event,
+    record_invoice,
+)
+from taskbridge.errors import UnknownPipeline
+from taskbridge.gate import Queue, State
+from taskbridge.pipeline import DECLARED
+from taskbridge.runtime import afresh, runtime
+from taskbridge.settings import Settings
+from taskbridge.testing import assert_notified, drain, drain_all, notified
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("taskbridge_settings")
+
+
+@pytest.fixture(autouse=True)
+def declared() -> Iterator[None]:
+    """What a test declares ends with it."""
+    before = dict(DECLARED._declared)
+    yield
+    DECLARED._declared.clear()
+    DECLARED._declared.update(before)
+
+
+def save(tenant: str, *numbers: str) -> None:
+    for number in numbers:
+        record_invoice(tenant, number, {"number": number})
+        notify_event.delay(tenant)
+
+
+def states(settings: Settings) -> dict[str, str]:
+    engine = create_engine(settings.postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT external_id, state FROM record_states WHERE pipeline = 'invoices'")
+        found = {row[0]: row[1] for row in rows}
+    engine.dispose()
+    return found
+
+
+def test_a_burst_is_one_run_and_the_closing_sweep(taskbridge_settings: Settings) -> None:
+    taken: list[list[str]] = []
+
+    @pipeline("invoices")
+    def note(batch: Batch) -> None:
+        taken.append([record.external_id for record in batch])
+
+    save("acme", "1", "2", "3")
+    assert notified() == {"acme": 3}
+    assert drain("acme") == 2
+    assert taken == [["1", "2", "3"]]
+    assert states(taskbridge_settings) == {"1": "handled", "2": "handled", "3": "handled"}
+    assert runtime(app).gate.look("invoices", ["acme"])[0].state is State.IDLE
+    assert drain("acme") == 0
+
+
+def test_what_is_recorded_and_not_notified_is_not_run_so_that_the_test_sees_it(taskbridge_settings: Settings) -> None:
+    record_invoice("acme", "1", {})
+    with pytest.raises(AssertionError, match=r"'acme' was not notified in the pipeline 'invoices'.*: nobody"):
+        assert_notified("acme")
+    assert drain("acme") == 0
+    assert states(taskbridge_settings) == {"1": "pending"}
+    notify_event.delay("acme")
+    assert_notified("acme")
+
+
+def test_an_event_of_the_handler_is_drained_too() -> None:
+    @pipeline("invoices")
+    def go_on(batch: Batch) -> None:
+        for record in batch:
+            if record.external_id == "1":
+                save("another", "2")
+
+    save("acme", "1")
+    assert drain("acme") == 2
+    assert notified() == {"another": 1}
+    assert drain_all() == 1  # its lease ended while the clock went on for acme
+    assert notified() == {}
+
+
+def test_a_handler_s_error_reaches_the_test_and_the_next_drain_tries_again() -> None:
+    calls: list[str] = []
+
+    @pipeline("invoices")
+    def fail_once(batch: Batch) -> None:
+        calls.append(batch.tenant)
+        if len(calls) == 1:
+            raise ValueError("no")
+
+    save("acme", "1")
+    with pytest.raises(ValueError, match="no"):
+        drain("acme")
+    assert drain("acme") > 0
+    assert calls == ["acme", "acme"]
+
+
+def test_through_failures_the_bad_record_is_in_quarantine_and_the_others_are_handled(
+    taskbridge_settings: Settings,
+) -> None:
+    @pipeline("invoices")
+    def fail(batch: Batch) -> None:
+        if any(record.external_id == "bad" for record in batch):
+            raise ValueError("no")
+
+    save("acme", "1", "bad", "2", "3")
+    drain("acme", through_failures=True)
+    assert states(taskbridge_settings) == {"1": "handled", "bad": "quarantined", "2": "handled", "3": "handled"}
+
+
+def test_back_off_and_rate_limits_are_not_waited_for() -> None:
+    waited: list[float] = []
+
+    @pipeline("invoices", batch_size=1, rate_limit=RateLimit("1/h"))
+    def wait_once(batch: Batch) -> None:
+        if not waited:
+            waited.append(batch.seconds_left or 0)
+            raise RetryAfter(3600)
+
+    save("acme", "1", "2", "3")
+    assert drain("acme") > 3
+
+
+def test_a_delay_since_the_last_run_is_not_waited_for() -> None:
+    taken: list[int] = []
+
+    @pipeline("alerts", policy=DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),)))
+    def note(batch: Batch) -> None:
+        taken.append(len(batch))
+
+    for several in (1, 3):
+        for _ in range(several):
+            record_event("alerts", {"level": "ERROR", "service": "billing"})
+        assert drain("billing", "alerts") == 1
+    assert taken == [1, 3]
+
+
+def test_a_tenant_that_never_ends_fails_the_test() -> None:
+    @pipeline("invoices")
+    def never(_: Batch) -> None:
+        raise RetryAfter(1)
+
+    save("acme", "1")
+    with pytest.raises(AssertionError, match="tenant 'acme' of 'invoices' is not idle after 5 runs"):
+        drain("acme", most_runs=5)
+
+
+def test_a_pipeline_that_is_not_there_is_named() -> None:
+    for call in (lambda: drain("acme", "nothing"), lambda: assert_notified("acme", "nothing")):
+        with pytest.raises(UnknownPipeline, match="'nothing'"):
+            call()
+
+
+@pytest.mark.parametrize("test", ["the first", "the second"])
+def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, test: str) -> None:
+    assert os.environ["TASKBRIDGE_KEY_PREFIX"] == taskbridge_settings.key_prefix
+    assert Settings.read().postgres_url == taskbridge_settings.postgres_url
+    save("acme", "1")
+    with redis.Redis.from_url(taskbridge_settings.redis_url, decode_responses=True) as client:
+        assert client.llen(f"{taskbridge_settings.key_prefix}:{Queue.FIRST}") == 1
+        notify_event.apply_async(("acme",), countdown=0)  # the ordinary way, through kombu
+        assert client.llen(f"{taskbridge_settings.key_prefix}:{Queue.FIRST}") == 2, test
+
+
+def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:
+    here = runtime(app)
+    with afresh():
+        assert runtime(app) is not here
+    assert runtime(app) is here
+    assert here.settings == taskbridge_settings
+
+
+USERS_TEST = """
+    import os, pytest
+    from taskbridge import Batch, app, notify_event, pipeline, record_invoice
+    from taskbridge.testing import drain
+
+    seen = []
+
+    @pipeline("invoices")
+    def note(batch: Batch) -> None:
+        seen.append((batch.tenant, [record.external_id for record in batch]))
+
+    broker = app.conf.broker_url  # configured before any fixture ran
+
+    @pytest.mark.parametrize("number", ["1", "2"])
+    def test_each_has_its_own(number, taskbridge_settings):
+        seen.clear()
+        record_invoice("acme", number, {})
+        notify_event.delay("acme")
+        drain("acme")
+        assert seen == [("acme", [number])]
+
+    def test_after_the_fixture_all_is_as_before():
+        assert "TASKBRIDGE_KEY_PREFIX" not in os.environ
+        assert app.conf.broker_url == broker
+        assert "global_keyprefix" not in app.conf.broker_transport_options
+"""
+
+
+def test_a_user_s_tests_run_in_a_process_of_their_own(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, root: Path, taskbridge_settings: Settings
+) -> None:
+    for name in [name for name in os.environ if name.startswith("TASKBRIDGE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TASKBRIDGE_TEST_POSTGRES_URL", taskbridge_settings.postgres_url)
+    monkeypatch.setenv("TASKBRIDGE_TEST_REDIS_URL", taskbridge_settings.redis_url)
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    pytester.makepyfile(USERS_TEST)
+    result = pytester.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
+    result.assert_outcomes(passed=3)
