@@ -19,16 +19,19 @@ SEED ?= 1
 ARENAS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint format types imports bench flames torture docs clean
+.PHONY: help run test test-docker check lint format types imports bench flames torture docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Redis (UP_FLAGS=--exit-when-idle for scripts)
 	$(BIN)/taskbridge up --import examples/online_retail_2011-12-01.csv $(UP_FLAGS)
 
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
 	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST_FLAGS)
+
+test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
+	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)
 
 check: lint types imports ## Everything that needs no server: lint, format, types, import directions
 

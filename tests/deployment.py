@@ -92,7 +92,7 @@ class Deployment:
         runtime(self.app, self.settings)
         with engine.begin() as connection:
             connection.exec_driver_sql(
-                "CREATE TABLE ledger (id bigserial, pid int, tenant text, token text, numbers text[], "
+                "CREATE TABLE ledger (id bigserial, host text, pid int, tenant text, token text, numbers text[], "
                 "began timestamptz DEFAULT clock_timestamp(), ended timestamptz)"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 from sqlalchemy import create_engine
@@ -39,8 +40,8 @@ def handle(batch: Batch) -> None:
     assert {record.tenant for record in batch} == {batch.tenant}
     with ledger.connect() as connection:
         entry = connection.exec_driver_sql(
-            "INSERT INTO ledger (pid, tenant, token, numbers) VALUES (%s, %s, %s, %s) RETURNING id",
-            (os.getpid(), batch.tenant, batch.token, [record.external_id for record in batch]),
+            "INSERT INTO ledger (host, pid, tenant, token, numbers) VALUES (%s, %s, %s, %s, %s) RETURNING id",
+            (socket.gethostname(), os.getpid(), batch.tenant, batch.token, [record.external_id for record in batch]),
         ).scalar_one()
     time.sleep(SECONDS)
     failing = [record for record in batch if record.document.get("fail")]
