@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from celery import Celery
 from sqlalchemy import Engine
 
 from taskbridge import message
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Gate, Keys, Queue, Timing
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
@@ -37,9 +38,7 @@ from taskbridge.store import (
 )
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["Runtime", "runtime"]
-
-DECLARED.provide(JOURNAL)
+__all__ = ["Runtime", "keys_of", "runtime", "serves"]
 
 
 class Runtime:
@@ -51,12 +50,22 @@ class Runtime:
 
     @cached_property
     def pipelines(self) -> Pipelines:
-        """The pipelines, with the modules of TASKBRIDGE_PIPELINES loaded.
+        """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.
+
+        A deployment with pipelines of its own must not take invoices that are for another's handler.
 
         Raises:
-            ConfigurationError: a module does not import.
+            ConfigurationError: a module does not import, or none of them declares a pipeline.
         """
-        DECLARED.load(self.settings.pipelines)
+        modules = self.settings.pipelines
+        DECLARED.load(modules)
+        if not modules:
+            return DECLARED.beside(JOURNAL)
+        if not DECLARED.names():
+            raise ConfigurationError(
+                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, where no pipeline is declared: "
+                "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
+            )
         return DECLARED
 
     @cached_property
@@ -75,15 +84,20 @@ class Runtime:
                 "percent-encoded"
             ) from None
 
+    @property
+    def keys(self) -> Keys:
+        """The deployment's keys and queues."""
+        return Keys(self.settings.key_prefix)
+
     @cached_property
     def gate(self) -> Gate:
         """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
-        settings = self.settings
-        prefix = self.app.conf.broker_transport_options.get("global_keyprefix", "")
-        at_once = not self.eager and message.same_server(settings.redis_url, self.app.conf.broker_url)
+        settings, conf = self.settings, self.app.conf
+        prefix = conf.broker_transport_options.get("global_keyprefix", "")
+        at_once = not self.eager and message.same_server(settings.redis_url, conf.broker_write_url)
         return Gate(
             self.redis,
-            Keys(settings.key_prefix),
+            self.keys,
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
             message=message.lua_message(self.app, prefix) if at_once else None,
             publish=None if at_once else self.publish,
@@ -167,7 +181,7 @@ class Runtime:
         self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
 
     def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
-        options: dict[str, Any] = {"queue": queue.value, "argsrepr": message.arguments_text(*arguments)}
+        options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
         self.app.tasks[task].apply_async(arguments, **options)
 
     def forget(self) -> None:
@@ -189,6 +203,21 @@ def runtime(app: Celery, settings: Settings | None = None) -> Runtime:
     if found is None:
         found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
     return found
+
+
+def keys_of(app: Celery) -> Keys:
+    """Return the deployment's keys and queues; those of the default prefix where the settings cannot be read.
+
+    That is reported where the settings are used. Raised here, it would keep the app's other tasks from being sent.
+    """
+    with suppress(TaskBridgeError):
+        return runtime(app).keys
+    return Keys()
+
+
+def serves(app: Celery) -> bool:
+    """Whether the worker of this process takes messages from our queues."""
+    return bool(set(keys_of(app).queues) & set(app.amqp.queues.consume_from))
 
 
 def _forget_all() -> None:

@@ -86,10 +86,9 @@ class Deployment:
         self.settings = Settings(postgres_url=postgres_url, redis_url=url, **settings)
         self.redis = redis.Redis.from_url(url, decode_responses=True)
         self.redis.flushdb()
-        self.app: Celery
-        self.notify_event: Task[Any, Any]
-        self.app, self.notify_event = make_app(self.settings)
-        runtime(self.app, self.settings)
+        bridge = make_app(self.settings)
+        self.app: Celery = bridge.app
+        self.notify_event: Task[Any, Any] = bridge.notify_event
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "CREATE TABLE ledger (id bigserial, pid int, tenant text, token text, numbers text[], "

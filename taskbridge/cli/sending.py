@@ -9,11 +9,10 @@ from typing import Any
 
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from taskbridge.app import notify_event
+from taskbridge.app import notify_event, record_invoice
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.csv_invoices import Invoice, InvoiceFile, read_invoices
-from taskbridge.producer import record_invoice
 
 __all__ = ["Sending", "list_problems", "read", "send"]
 

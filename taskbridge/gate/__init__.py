@@ -1,7 +1,7 @@
 """The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
 
-from taskbridge.gate.gate import OLDEST_REDIS, Begun, Blame, CircuitStatus, Gate, Outcome, Queue, RunnerStatus, Timing
-from taskbridge.gate.keys import Keys
+from taskbridge.gate.gate import OLDEST_REDIS, Begun, Blame, CircuitStatus, Gate, Outcome, RunnerStatus, Timing
+from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.policy import Spacing
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.gate import Blame, Gate, Keys, Outcome
+from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
 from taskbridge.policy import LatencyNeutral
 from tests.cli.counts import CLOSED
 from tests.cli.files import line, write
@@ -83,7 +83,7 @@ def test_all_pipelines_are_shown_or_the_one_that_is_named(taskbridge: Program) -
     assert set(taskbridge("status", "--pipeline", "other", "--json", **handlers).json["pipelines"]) == {"other"}
 
 
-def test_notify_says_what_the_gate_made_of_the_event(taskbridge: Program, gate_redis: redis.Redis) -> None:
+def test_notify_says_what_the_gate_made_of_the_event(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
     assert taskbridge("notify", "France").stdout.startswith("started: ")
     assert taskbridge("notify", "France").stdout.startswith("absorbed: ")
     assert taskbridge("notify", "Malta", "--json").json == {
@@ -91,7 +91,7 @@ def test_notify_says_what_the_gate_made_of_the_event(taskbridge: Program, gate_r
         "tenant": "Malta",
         "answer": "started",
     }
-    assert gate_redis.llen("taskbridge.first") == 2
+    assert gate_redis.llen(keys.queue(Queue.FIRST)) == 2
 
 
 @pytest.mark.parametrize("use", ["export $(cat urls)", 'set -a; eval "$(cat urls)"'])
