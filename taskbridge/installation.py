@@ -97,12 +97,15 @@ def _configure(app: Any) -> None:
     routes = conf.task_routes or ()
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
     if ours not in routes:
-        conf.update(task_routes=[ours, *routes])
+        conf.task_routes = [ours, *routes]
+        # A router that is there keeps its routes. Where there is none yet, a new one would make the queues too early.
+        if "router" in vars(app.amqp):
+            conf.update(task_routes=conf.task_routes)
     if not JSON & set(conf.accept_content):
-        conf.update(accept_content=[*conf.accept_content, "json"])
+        conf.accept_content = [*conf.accept_content, "json"]
     options = conf.broker_transport_options
     if _uses_redis(conf) and options.get(ORDER, "round_robin") == "round_robin":
-        conf.update(broker_transport_options={**options, ORDER: f"{Turns.__module__}:{Turns.__qualname__}"})
+        conf.broker_transport_options = {**options, ORDER: f"{Turns.__module__}:{Turns.__qualname__}"}
 
 
 def _uses_redis(conf: Any) -> bool:
