@@ -76,7 +76,8 @@ def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
 
 def test_all_pipelines_are_shown_or_the_one_that_is_named(taskbridge: Program) -> None:
     (taskbridge.directory / "handlers.py").write_text(
-        "from taskbridge import pipeline\n@pipeline('other')\ndef handle(batch): pass\n", encoding="utf-8"
+        "from taskbridge import pipeline\n@pipeline('other')\n@pipeline('invoices')\ndef handle(batch): pass\n",
+        encoding="utf-8",
     )
     handlers = {"TASKBRIDGE_PIPELINES": "handlers"}
     assert set(taskbridge("status", "--json", **handlers).json["pipelines"]) == {"invoices", "other"}

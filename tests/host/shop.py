@@ -12,6 +12,15 @@ import taskbridge
 app = Celery("shop", set_as_current=False)
 app.config_from_object("tests.host.shop_settings", namespace="SHOP")
 bridge = taskbridge.install(app)
+# Said late, when the app has been configured.
+assert app.conf.task_default_queue == "shop"
+app.conf.accept_content = ["pickle"]
+
+
+def queue_of(task: Task[Any, Any]) -> str:
+    """Return the queue from which the task's message came."""
+    assert task.request.delivery_info is not None
+    return task.request.delivery_info["routing_key"]
 
 
 @app.task(name="shop.add", shared=False)
@@ -29,10 +38,10 @@ def total(prices: list[Decimal]) -> Decimal:
 @app.task(name="shop.order", shared=False, bind=True)
 def order(self: Task[Any, Any]) -> str:
     """Say from which queue the message came."""
-    return str(self.request.delivery_info["routing_key"])
+    return queue_of(self)
 
 
 @app.task(name="shop.email", shared=False, bind=True)
 def email(self: Task[Any, Any]) -> str:
     """Say from which queue the message came."""
-    return str(self.request.delivery_info["routing_key"])
+    return queue_of(self)

@@ -9,6 +9,5 @@ SHOP_BROKER_URL = os.environ["SHOP_BROKER"]
 SHOP_RESULT_BACKEND = os.environ["SHOP_RESULTS"]
 SHOP_TASK_SERIALIZER = "pickle"
 SHOP_RESULT_SERIALIZER = "pickle"
-SHOP_ACCEPT_CONTENT = ["pickle"]
 SHOP_TASK_DEFAULT_QUEUE = "shop"
 SHOP_TASK_ROUTES = {"shop.email": {"queue": "emails"}}

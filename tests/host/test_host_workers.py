@@ -26,6 +26,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 SHOP = "tests.host.shop"
+EXAMPLE = "examples.host_app"
 NOWHERE = "postgresql://a:secret@127.0.0.1:1/b"
 
 
@@ -116,14 +117,16 @@ def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType
 
 
 @pytest.mark.parametrize("deployment", [{"key_prefix": "north"}], indirect=True)
-def test_two_deployments_on_one_redis_leave_each_other_their_runs(deployment: Deployment) -> None:
+def test_the_example_beside_another_deployment_on_its_redis(deployment: Deployment) -> None:
     # given the run of a deployment with another prefix
     south = make_app(replace(deployment.settings, key_prefix="south"))
     south.notify_event.delay("acme")
     theirs = runtime(south.app).keys.queue(Queue.FIRST)
     # when a worker of this one does its own
-    with deployment.worker():
+    url = deployment.settings.redis_url
+    with deployment.worker(app=EXAMPLE, BROKER=url, TASKBRIDGE_PIPELINES=EXAMPLE) as worker:
         deployment.save("acme", "1")
+        wait_until(lambda: "mail: acme has 1 new invoices" in worker.text(), "the example's own task")
         deployment.wait_until_idle()
     # then it took nothing of the other's
     assert deployment.deliveries() == [("acme", "1")]

@@ -35,7 +35,7 @@ def configured_before(app: Celery) -> None:
 
 def configured_after(app: Celery) -> None:
     assert app.conf.broker_url
-    assert app.amqp.router
+    assert app.amqp.router.queues
     taskbridge.install(app, SETTINGS)
 
 
@@ -138,7 +138,9 @@ def test_a_second_call_returns_the_same_and_refuses_other_settings() -> None:
     bridge = taskbridge.install(app, SETTINGS)
     assert taskbridge.install(app) is bridge
     assert taskbridge.install(app, SETTINGS) is bridge
-    with pytest.raises(ConfigurationError, match="'host' with other settings already: call `taskbridge.install` once"):
+    with pytest.raises(
+        ConfigurationError, match=r"'host' with other settings already: call `taskbridge\.install` once"
+    ):
         taskbridge.install(app, Settings())
     assert app.conf.task_routes == [app.conf.task_routes[0]]
 
@@ -157,7 +159,8 @@ def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deploymen
     options = {"queue_order_strategy": f"{Turns.__module__}:{Turns.__qualname__}"}
     app = Celery(broker=deployment.settings.redis_url, set_as_current=False)
     taken: list[str] = []
-    with app.connection_for_write(transport_options=options) as connection, connection.channel() as channel:
+    with app.connection_for_write(transport_options=options) as connection:
+        channel: Any = connection.channel()
         queues = [KombuQueue(name, routing_key=name)(channel) for name in names]
         for queue in queues:
             queue.declare()
