@@ -19,8 +19,8 @@ app.conf.accept_content = ["pickle"]
 
 def queue_of(task: Task[Any, Any]) -> str:
     """Return the queue from which the task's message came."""
-    assert task.request.delivery_info is not None
-    return task.request.delivery_info["routing_key"]
+    delivery: Any = task.request.delivery_info
+    return str(delivery["routing_key"])
 
 
 @app.task(name="shop.add", shared=False)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from types import ModuleType
+from typing import Any
 
 import pytest
 import redis
@@ -76,7 +77,8 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, depl
         assert messages.llen(Queue.FIRST.value) == 1
         assert (broker == deployment.settings.redis_url) or not deployment.redis.exists(Queue.FIRST.value)
     # when an ordinary worker starts, and one for another queue only, which needs no server of ours
-    with deployment.worker(app=SHOP), deployment.worker("-Q", "emails", app=SHOP, TASKBRIDGE_POSTGRES_URL=NOWHERE):
+    nowhere: Any = {"TASKBRIDGE_POSTGRES_URL": NOWHERE, "TASKBRIDGE_REDIS_URL": "redis://127.0.0.1:1/0"}
+    with deployment.worker(app=SHOP), deployment.worker("-Q", "emails", app=SHOP, **nowhere) as apart:
         deployment.wait_until_idle()
         # then the shop's tasks, results, canvas and names are what they were
         assert shop.add.delay(price, price).get(timeout=10) == 2 * price
@@ -95,6 +97,7 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, depl
             assert bridge.record_invoice("other", number, {"number": number})
         bridge.notify_many(["other", "acme", "other"])
         deployment.wait_until_idle()
+    assert "fire_due" not in apart.text(), "no ticker"
     assert deployment.deliveries() == [("acme", n) for n in "123"] + [("other", n) for n in "456"]
 
 

@@ -35,7 +35,7 @@ def configured_before(app: Celery) -> None:
 
 def configured_after(app: Celery) -> None:
     assert app.conf.broker_url
-    assert app.amqp.router.queues
+    assert app.amqp.router is not None
     taskbridge.install(app, SETTINGS)
 
 
@@ -138,9 +138,7 @@ def test_a_second_call_returns_the_same_and_refuses_other_settings() -> None:
     bridge = taskbridge.install(app, SETTINGS)
     assert taskbridge.install(app) is bridge
     assert taskbridge.install(app, SETTINGS) is bridge
-    with pytest.raises(
-        ConfigurationError, match=r"'host' with other settings already: call `taskbridge\.install` once"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'host' with other settings already: call `taskbridge\.install`"):
         taskbridge.install(app, Settings())
     assert app.conf.task_routes == [app.conf.task_routes[0]]
 
