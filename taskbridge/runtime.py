@@ -37,6 +37,7 @@ from taskbridge.store import (
     connect,
 )
 from taskbridge.translation import speaking_plainly
+from taskbridge.turns import OURS
 
 __all__ = ["Runtime", "keys_of", "runtime", "serves"]
 
@@ -216,8 +217,8 @@ def keys_of(app: Celery) -> Keys:
 
 
 def serves(app: Celery) -> bool:
-    """Whether the worker of this process takes messages from our queues."""
-    return bool(set(keys_of(app).queues) & set(app.amqp.queues.consume_from))
+    """Whether the worker of this process serves a queue whose name is one of ours."""
+    return any(name.startswith(OURS) for name in app.amqp.queues.consume_from)
 
 
 def _forget_all() -> None:
