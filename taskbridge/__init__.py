@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from taskbridge.app import app, notify_event
+from taskbridge.app import app, notify_event, notify_many, record_event, record_invoice
 from taskbridge.batch import Batch, Record, RetryAfter
 from taskbridge.criteria import Criterion
+from taskbridge.installation import install
 from taskbridge.pipeline import pipeline
 from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
-from taskbridge.producer import notify_many, record_event, record_invoice
 
 __all__ = [
     "Batch",
@@ -18,6 +18,7 @@ __all__ = [
     "Record",
     "RetryAfter",
     "app",
+    "install",
     "notify_event",
     "notify_many",
     "pipeline",

@@ -60,14 +60,14 @@ def lua_message(app: Celery, queue_prefix: str = "") -> str:
     return text
 
 
-def same_server(gate_url: str, broker_url: str) -> bool:
-    """Whether both URLs name one database of one Redis server."""
+def same_server(gate_url: str, broker_url: Any) -> bool:
+    """Whether both URLs name one database of one Redis server; a list of brokers, or none, does not."""
 
     def place(url: str) -> tuple[Any, ...]:
         parts = parse_url(url)
         return parts["transport"], parts["hostname"], parts["port"] or 6379, str(parts["virtual_host"] or "0")
 
-    return place(gate_url) == place(broker_url)
+    return isinstance(broker_url, str) and place(gate_url) == place(broker_url)
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -51,8 +51,8 @@ class MetricsStep(bootsteps.StartStopStep):
         self._end: Callable[[], None] | None = None
 
     def include_if(self, worker: Any) -> bool:
-        """Whether a port is set."""
-        return runtime(worker.app).settings.metrics_port != 0
+        """Whether the worker serves our queues, and a port is set."""
+        return serves(worker.app) and runtime(worker.app).settings.metrics_port != 0
 
     def start(self, worker: Any) -> None:
         """Serve, or end the worker with a sentence where that cannot be."""

@@ -13,6 +13,9 @@ from taskbridge.errors import InvalidName
 
 MAX_TENANT_LENGTH = 200
 
+DEFAULT_PREFIX = "sync"
+"""The key prefix of a deployment that was given none."""
+
 _PIPELINE = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")

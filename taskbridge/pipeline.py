@@ -74,15 +74,18 @@ class Pipelines:
     """The pipelines of a process, by name."""
 
     def __init__(self) -> None:
-        self._builtin: dict[str, Pipeline] = {}
         self._declared: dict[str, Pipeline] = {}
+        self._builtin: dict[str, Pipeline] = {}
 
-    def provide(self, one: Pipeline) -> None:
-        """Add a built-in pipeline, used unless another is declared under its name."""
-        self._builtin[one.name] = one
+    def beside(self, builtin: Pipeline) -> Pipelines:
+        """Return these, with those that are declared later, and a built-in one unless its name is declared."""
+        both = Pipelines()
+        both._declared = self._declared
+        both._builtin = {builtin.name: builtin}
+        return both
 
     def declare(self, one: Pipeline) -> None:
-        """Add a pipeline; a declared one takes the place of a built-in one of the same name.
+        """Add a pipeline.
 
         Raises:
             InvalidPolicy: another handler was declared under this name.
@@ -119,7 +122,7 @@ class Pipelines:
         found = self._declared.get(name) or self._builtin.get(name)
         if found is None:
             raise UnknownPipeline(
-                f"no pipeline is called {name!r}; there are: {', '.join(self.names())}. "
+                f"no pipeline is called {name!r}; there are: {', '.join(self.names()) or 'none'}. "
                 "Name the module that declares it in TASKBRIDGE_PIPELINES"
             )
         return found

@@ -3,78 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from celery import Celery, Task
 from sqlalchemy import Connection
 
 from taskbridge import notify, recording, store
-from taskbridge.app import app
 from taskbridge.gate import Answer
 from taskbridge.pipeline import INVOICES
 from taskbridge.recording import Recorded
 from taskbridge.runtime import runtime
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["notify_many", "record_event", "record_invoice"]
+__all__ = ["Bridge"]
 
 
-def record_invoice(tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None) -> bool:
-    """Write or update one invoice, in the transaction of `connection` or in one of its own.
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """What a producer needs of one Celery app; made by `taskbridge.install`."""
 
-    Whoever commits notifies: call `notify_event.delay(tenant)` after the commit, when this returned True.
+    app: Celery
+    notify_event: Task[Any, Any]
+    """The task: `notify_event.delay(tenant, pipeline="invoices")` tells the tenant's runner of new records."""
 
-    Args:
-        tenant: whose invoice it is; 1 to 200 characters.
-        number: the invoice's number, unique within the tenant; 1 to 200 printable characters.
-        document: the invoice as JSON. Write decimals and dates as strings.
-        connection: a SQLAlchemy connection to the same database.
+    def record_invoice(
+        self, tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None
+    ) -> bool:
+        """Write or update one invoice, in the transaction of `connection` or in one of its own.
 
-    Returns:
-        Whether anything changed. An invoice that is there with an equal document stays untouched.
+        Whoever commits notifies: call `notify_event.delay(tenant)` after the commit, when this returned True.
 
-    Raises:
-        InvalidName: the tenant is not allowed.
-        InvalidInput: the number is not allowed, or the document is no JSON object.
-        Unavailable: Postgres cannot be used; `ForeignCluster`, which is one, where the database was restored into
-            another cluster and not rebased yet.
-    """
-    with speaking_plainly():
-        return store.record_invoice(runtime(app).engine, tenant, number, document, connection)
+        Args:
+            tenant: whose invoice it is; 1 to 200 characters.
+            number: the invoice's number, unique within the tenant; 1 to 200 printable characters.
+            document: the invoice as JSON. Write decimals and dates as strings.
+            connection: a SQLAlchemy connection to the same database.
 
+        Returns:
+            Whether anything changed. An invoice that is there with an equal document stays untouched.
 
-def record_event(
-    pipeline: str, payload: Any, *, message_id: str | None = None, connection: Connection | None = None
-) -> Recorded:
-    """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
+        Raises:
+            InvalidName: the tenant is not allowed.
+            InvalidInput: the number is not allowed, or the document is no JSON object.
+            Unavailable: Postgres cannot be used; `ForeignCluster`, which is one, where the database was restored into
+                another cluster and not rebased yet.
+        """
+        with speaking_plainly():
+            return store.record_invoice(runtime(self.app).engine, tenant, number, document, connection)
 
-    A message that no criterion matches is stored as well, with the reason; `taskbridge unmatched list` shows it.
+    def record_event(
+        self, pipeline: str, payload: Any, *, message_id: str | None = None, connection: Connection | None = None
+    ) -> Recorded:
+        """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
 
-    Args:
-        pipeline: a pipeline declared with `DelaySinceLastRun`.
-        payload: any JSON value.
-        message_id: the sender's id of the message, 1 to 200 printable characters; a second message with it changes
-            nothing. None: a new id.
-        connection: a SQLAlchemy connection to the same database. The record is then part of its transaction, and
-            whoever commits notifies: `notify_event.delay(recorded.tenant, pipeline)`.
+        A message that no criterion matches is stored as well, with the reason; `taskbridge unmatched list` shows it.
 
-    Raises:
-        UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or a
-            payload that is no JSON.
-        Unavailable: Postgres or Redis cannot be used (see `record_invoice`). A record that is written is found within
-            the reconcile interval.
-    """
-    return recording.record_event(app, pipeline, payload, message_id, connection)
+        Args:
+            pipeline: a pipeline declared with `DelaySinceLastRun`.
+            payload: any JSON value.
+            message_id: the sender's id of the message, 1 to 200 printable characters; a second message with it changes
+                nothing. None: a new id.
+            connection: a SQLAlchemy connection to the same database. The record is then part of its transaction, and
+                whoever commits notifies: `notify_event.delay(recorded.tenant, pipeline)`.
 
+        Raises:
+            UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or
+                a payload that is no JSON.
+            Unavailable: Postgres or Redis cannot be used (see `record_invoice`). A record that is written is found
+                within the reconcile interval.
+        """
+        return recording.record_event(self.app, pipeline, payload, message_id, connection)
 
-def notify_many(tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-    """Notify many tenants, in one round trip to Redis for each 500; a tenant may stand in the list several times.
+    def notify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
+        """Notify many tenants, in one round trip to Redis for each 500; a tenant may stand in the list several times.
 
-    Returns:
-        The gate's answer for each: STARTED, DELAYED or ABSORBED.
+        Returns:
+            The gate's answer for each: STARTED, DELAYED or ABSORBED.
 
-    Raises:
-        InvalidName: a tenant is not allowed; nothing was sent.
-        UnknownPipeline: no loaded module declares the pipeline.
-        Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
-    """
-    return notify.notify_many(app, tenants, pipeline)
+        Raises:
+            InvalidName: a tenant is not allowed; nothing was sent.
+            UnknownPipeline: no loaded module declares the pipeline.
+            Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
+        """
+        return notify.notify_many(self.app, tenants, pipeline)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ from celery import Celery
 from sqlalchemy import Engine
 
 from taskbridge import message
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Gate, Keys, Queue, Timing
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
@@ -39,12 +39,11 @@ from taskbridge.store import (
     connect,
 )
 from taskbridge.translation import speaking_plainly
+from taskbridge.turns import OURS
 
-__all__ = ["Runtime", "afresh", "runtime"]
+__all__ = ["Runtime", "afresh", "keys_of", "runtime", "serves"]
 
 G = TypeVar("G", bound=Gate)
-
-DECLARED.provide(JOURNAL)
 
 
 class Runtime:
@@ -56,12 +55,22 @@ class Runtime:
 
     @cached_property
     def pipelines(self) -> Pipelines:
-        """The pipelines, with the modules of TASKBRIDGE_PIPELINES loaded.
+        """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.
+
+        A deployment with pipelines of its own must not take invoices that are for another's handler.
 
         Raises:
-            ConfigurationError: a module does not import.
+            ConfigurationError: a module does not import, or none of them declares a pipeline.
         """
-        DECLARED.load(self.settings.pipelines)
+        modules = self.settings.pipelines
+        DECLARED.load(modules)
+        if not modules:
+            return DECLARED.beside(JOURNAL)
+        if not DECLARED.names():
+            raise ConfigurationError(
+                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, where no pipeline is declared: "
+                "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
+            )
         return DECLARED
 
     @cached_property
@@ -80,6 +89,11 @@ class Runtime:
                 "percent-encoded"
             ) from None
 
+    @property
+    def keys(self) -> Keys:
+        """The deployment's keys and queues."""
+        return Keys(self.settings.key_prefix)
+
     @cached_property
     def gate(self) -> Gate:
         """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
@@ -87,12 +101,12 @@ class Runtime:
 
     def make_gate(self, kind: type[G]) -> G:
         """Return a gate of a kind, on the Redis and with the keys of this process."""
-        settings = self.settings
-        prefix = self.app.conf.broker_transport_options.get("global_keyprefix", "")
-        at_once = not self.eager and message.same_server(settings.redis_url, self.app.conf.broker_url)
+        settings, conf = self.settings, self.app.conf
+        prefix = conf.broker_transport_options.get("global_keyprefix", "")
+        at_once = not self.eager and message.same_server(settings.redis_url, conf.broker_write_url)
         return kind(
             self.redis,
-            Keys(settings.key_prefix),
+            self.keys,
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
             message=message.lua_message(self.app, prefix) if at_once else None,
             publish=None if at_once else self.publish,
@@ -186,7 +200,7 @@ class Runtime:
         self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
 
     def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
-        options: dict[str, Any] = {"queue": queue.value, "argsrepr": message.arguments_text(*arguments)}
+        options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
         self.app.tasks[task].apply_async(arguments, **options)
 
     def close(self) -> None:
@@ -232,6 +246,21 @@ def afresh() -> Iterator[None]:
             one.close()
         _RUNTIMES.clear()
         _RUNTIMES.update(before)
+
+
+def keys_of(app: Celery) -> Keys:
+    """Return the deployment's keys and queues; those of the default prefix where the settings cannot be read.
+
+    That is reported where the settings are used. Raised here, it would keep the app's other tasks from being sent.
+    """
+    with suppress(TaskBridgeError):
+        return runtime(app).keys
+    return Keys()
+
+
+def serves(app: Celery) -> bool:
+    """Whether the worker of this process serves a queue whose name is one of ours."""
+    return any(name.startswith(OURS) for name in app.amqp.queues.consume_from)
 
 
 def _forget_all() -> None:

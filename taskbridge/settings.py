@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from taskbridge.errors import ConfigurationError
-from taskbridge.names import check_key_prefix
+from taskbridge.names import DEFAULT_PREFIX, check_key_prefix
 
 __all__ = ["Settings"]
 
@@ -31,8 +31,9 @@ class Settings:
     """Celery's broker. Empty: the gate's Redis, where claim and publish are then one atomic step."""
     pipelines: tuple[str, ...] = ()
     """Modules that declare pipelines; comma-separated in the environment."""
-    key_prefix: str = "sync"
-    """First part of every Redis key of the gate, so that several deployments can share one Redis."""
+    key_prefix: str = DEFAULT_PREFIX
+    """First part of every Redis key of the gate, and another one is in the names of the queues as well, so that several
+    deployments can share one Redis."""
     runner_ttl: float = 5.0
     """After this many seconds without a heartbeat a run counts as dead and is replaced. 0.5 to 3600."""
     republish_after: float = 5.0

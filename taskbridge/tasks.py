@@ -52,28 +52,31 @@ class NotifyTask(Task[Any, Any]):
 
 def register(app: Celery) -> Task[Any, Any]:
     """Add the tasks to `app` and return `notify_event`. Neither is made before it is used, nor is `app` configured."""
-
     # Not shared: Celery would put them into every other app of the process as well.
+    ours: dict[str, Any] = {"shared": False, "ignore_result": True}
+
     # Early ack: a lost run comes back through its deadline in seconds, and not through the visibility timeout.
-    @app.task(name=NOTIFY_TASK, base=NotifyTask, shared=False, acks_late=False, ignore_result=True)
+    @app.task(name=NOTIFY_TASK, base=NotifyTask, **ours, acks_late=False)
     def notify_event(tenant: str, pipeline: str = INVOICES) -> str:
         """Tell the tenant's runner that there are new records."""
         return notify(app, tenant, pipeline).name.lower()
 
     # It carries data, so it is acknowledged when that is committed. A message that comes again has the same id.
-    @app.task(name=RECORD_TASK, shared=False, bind=True, acks_late=True, reject_on_worker_lost=True, ignore_result=True)
+    @app.task(name=RECORD_TASK, **ours, bind=True, acks_late=True, reject_on_worker_lost=True)
     def record(self: Task[Any, Any], pipeline: str, payload: Any, message_id: str | None = None) -> str:
         """Record one message of a pipeline with criteria; without an id of its own the message has the task's."""
         return recording.record_event(app, pipeline, payload, message_id or self.request.id).message_id
 
-    @app.task(name=RUN_TASK, shared=False, acks_late=False, ignore_result=True)
+    # JSON whatever the app's own messages are, since the gate writes these as well.
+    @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""
         runner.run(runtime(app), pipeline, tenant, token)
 
-    @app.task(name=RUNS_TASK, shared=False, acks_late=False, ignore_result=True)
+    @app.task(name=RUNS_TASK, **ours, acks_late=False, serializer="json")
     def runs(pipeline: str, together: list[tuple[str, str]]) -> None:
         """One run each of several tenants, (tenant, token) each; published by the ticker when many are due."""
         runner.run_together(runtime(app), pipeline, together)
 
-    return notify_event
+    made: Task[Any, Any] = notify_event
+    return made

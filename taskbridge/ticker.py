@@ -17,7 +17,7 @@ import redis
 from celery import Celery, bootsteps
 
 from taskbridge.gate import Queue, Spacing, State
-from taskbridge.runtime import Runtime, runtime
+from taskbridge.runtime import Runtime, runtime, serves
 from taskbridge.store import Waiting
 
 __all__ = ["TickerStep", "fire_due", "reconcile"]
@@ -142,6 +142,10 @@ class TickerStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+
+    def include_if(self, worker: Any) -> bool:
+        """Whether the worker serves our queues. One that was told to serve others only has nothing to do with us."""
+        return serves(worker.app)
 
     def start(self, worker: Any) -> None:
         """Start both threads. Forgotten records are looked for soon after a worker starts, whoever looked last."""

@@ -31,11 +31,13 @@ _databases = itertools.cycle(range(1, 15))
 
 
 class Worker:
-    """One `celery -A taskbridge worker`, in a session of its own."""
+    """One `celery -A taskbridge worker`, or of another app, in a session of its own."""
 
-    def __init__(self, environment: dict[str, str], log: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self, environment: dict[str, str], log: Path, options: Sequence[str], *, app: str = "taskbridge"
+    ) -> None:
         self.log = log
-        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "--without-mingle", "--without-gossip"]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "--without-mingle", "--without-gossip"]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--loglevel", "INFO", *options],
@@ -86,10 +88,9 @@ class Deployment:
         self.settings = Settings(postgres_url=postgres_url, redis_url=url, **settings)
         self.redis = redis.Redis.from_url(url, decode_responses=True)
         self.redis.flushdb()
-        self.app: Celery
-        self.notify_event: Task[Any, Any]
-        self.app, self.notify_event = make_app(self.settings)
-        runtime(self.app, self.settings)
+        bridge = make_app(self.settings)
+        self.app: Celery = bridge.app
+        self.notify_event: Task[Any, Any] = bridge.notify_event
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "CREATE TABLE ledger (id bigserial, host text, pid int, tenant text, token text, numbers text[], "
@@ -112,14 +113,19 @@ class Deployment:
 
     @contextmanager
     def worker(
-        self, *options: str, handler_seconds: float = 0.0, batch_size: int = 500, **extra: str
+        self,
+        *options: str,
+        app: str = "taskbridge",
+        handler_seconds: float = 0.0,
+        batch_size: int = 500,
+        **extra: str,
     ) -> Iterator[Worker]:
         """Run a worker whose handler takes `handler_seconds` per batch and writes the ledger; `extra` are variables."""
         name = f"worker-{len(list(self.logs.glob('worker-*')))}"
         environment = self.environment(
             TEST_HANDLER_SECONDS=str(handler_seconds), TEST_BATCH_SIZE=str(batch_size), **extra
         )
-        worker = Worker(environment, self.logs / f"{name}.log", ["-n", f"{name}@test", "-c", "2", *options])
+        worker = Worker(environment, self.logs / f"{name}.log", ["-n", f"{name}@test", "-c", "2", *options], app=app)
         try:
             worker.wait_until_ready()
             yield worker

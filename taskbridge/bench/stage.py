@@ -33,8 +33,7 @@ def stage(**settings: Any) -> Iterator[tuple[Runtime, Path]]:
         directory.chmod(0o755)
         with serve(directory / "servers") as servers:
             chosen = Settings(postgres_url=servers.postgres_url, redis_url=servers.redis_url, **settings)
-            app, _ = make_app(chosen)
-            here = runtime(app, chosen)
+            here = runtime(make_app(chosen).app)
             store.migrate(here.engine)
             yield here, directory
 

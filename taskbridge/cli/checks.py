@@ -12,7 +12,6 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.gate import Queue
 from taskbridge.runtime import Runtime
 from taskbridge.store import check_cluster, check_schema, check_version
 from taskbridge.store.schema import head
@@ -158,7 +157,7 @@ def _queues(here: Runtime) -> Findings:
         options["transport_options"] = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
     with here.app.connection_for_read(**options) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
-        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in Queue]
+        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in here.keys.queues]
     yield Finding(Level.OK, "broker", f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
 
 
@@ -185,7 +184,7 @@ def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
             "start `celery -A taskbridge worker`, or `taskbridge up`",
         )
         return
-    for queue in Queue:
+    for queue in here.keys.queues:
         serving = sum(any(one["name"] == queue for one in queues) for queues in answers.values())
         if serving:
             yield Finding(Level.OK, "workers", f"{serving:,} serve {queue}")
@@ -194,7 +193,7 @@ def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
                 Level.PROBLEM,
                 "workers",
                 f"none of {len(answers):,} serves {queue}",
-                f"name it in -Q: {', '.join(Queue)}",
+                f"name it in -Q: {', '.join(here.keys.queues)}",
             )
 
 

@@ -40,6 +40,7 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
     progress = Sending(content)
     with surroundings.enter(data_dir) as origin:
         surroundings.ready(runtime(app), migrate=origin is Origin.OURS)
+        sending.check_pipeline()
         try:
             sending.send(progress)
         except (TaskBridgeError, Interrupted) as error:

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from rich.progress import TimeRemainingColumn
 
+from taskbridge.app import record_event
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.cli.json_lines import STDIN, Line
 from taskbridge.cli.sending import SHOWN_PROBLEMS
 from taskbridge.errors import InvalidInput
-from taskbridge.producer import record_event
 
 __all__ = ["Messages", "record_all"]
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from taskbridge.app import notify_event
+from taskbridge.app import app, notify_event, record_invoice
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.csv_invoices import Invoice, InvoiceFile, read_invoices
-from taskbridge.producer import record_invoice
+from taskbridge.pipeline import INVOICES
+from taskbridge.runtime import runtime
 
-__all__ = ["Sending", "list_problems", "read", "send"]
+__all__ = ["Sending", "check_pipeline", "list_problems", "read", "send"]
 
 SHOWN_PROBLEMS = 20
 
@@ -77,6 +78,15 @@ def read(path: Path, tenant_column: str) -> InvoiceFile:
         total = path.stat().st_size if path.is_file() else None
         task = progress.add_task("reading", total=total)
         return read_invoices(path, tenant_column, lambda done: progress.update(task, completed=done))
+
+
+def check_pipeline() -> None:
+    """See that somebody handles invoices here, before any is written.
+
+    Raises:
+        UnknownPipeline: modules are named in TASKBRIDGE_PIPELINES, and none declares `invoices`.
+    """
+    _ = runtime(app).pipelines[INVOICES]
 
 
 def send(sending: Sending, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -101,6 +101,8 @@ def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
     with surroundings.served(wish.data_dir) as origin:
         here = runtime(app)
         surroundings.ready(here, migrate=True)
+        if wish.content.invoices:
+            sending.check_pipeline()
         with Workers(wish.workers, wish.concurrency, wish.data_dir, screen.complain) as workers:
             workers.wait_until_ready()
             started = time.monotonic()

@@ -8,12 +8,11 @@ from taskbridge.gate.gate import (
     Due,
     Gate,
     Outcome,
-    Queue,
     RunnerStatus,
     Survey,
     Timing,
 )
-from taskbridge.gate.keys import Keys
+from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.policy import Spacing
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from taskbridge.errors import Unavailable
-from taskbridge.gate.keys import Keys, beginning
+from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import Wire
@@ -25,7 +25,6 @@ __all__ = [
     "Due",
     "Gate",
     "Outcome",
-    "Queue",
     "RunnerStatus",
     "Survey",
     "Timing",
@@ -39,17 +38,6 @@ TICKER_HOLDS_MS: Final = 50
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `SET PXAT` and `ZADD LT` (redis.io/commands/set, /zadd)."""
-
-
-class Queue(StrEnum):
-    """The two queues of runs. Workers take from the first while it holds anything.
-
-    Celery's Redis transport can serve queues in sorted order of their names, whatever order `-Q` gives, so these names
-    sort in the order of their precedence.
-    """
-
-    FIRST = "taskbridge.first"
-    NEXT = "taskbridge.next"
 
 
 class Blame(StrEnum):
@@ -425,7 +413,9 @@ class Gate:
         found = self._begun_keys.get((name, pipeline, queue))
         if found is None:
             found = self._begun_keys[name, pipeline, queue] = [
-                (f"{self._queue_prefix}{queue}", False) if kind == "queue" else beginning(self._keys, kind, pipeline)
+                (f"{self._queue_prefix}{self._keys.queue(queue)}", False)
+                if queue is not None and kind == "queue"
+                else beginning(self._keys, kind, pipeline)
                 for kind in SCRIPTS[name].keys
             ]
         return found

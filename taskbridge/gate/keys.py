@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-__all__ = ["Keys", "beginning"]
+from taskbridge.names import DEFAULT_PREFIX
+
+__all__ = ["Keys", "Queue", "beginning"]
+
+
+class Queue(StrEnum):
+    """The two queues of runs, by their names under the default prefix. First events come before continuations."""
+
+    FIRST = "taskbridge.first"
+    NEXT = "taskbridge.next"
+
 
 OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate"})
 
@@ -14,7 +25,19 @@ OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate"})
 class Keys:
     """Keys of one deployment. The arguments were checked by `taskbridge.names`."""
 
-    prefix: str = "sync"
+    prefix: str = DEFAULT_PREFIX
+
+    def queue(self, queue: Queue) -> str:
+        """Name of a queue. It has the prefix in it, unless that is the default one.
+
+        A worker that took the runs of another deployment would drop them: its own gate does not know their tokens.
+        """
+        return queue.value if self.prefix == DEFAULT_PREFIX else f"taskbridge.{self.prefix}.{queue.name.lower()}"
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Names of both queues, in the order of their precedence."""
+        return tuple(self.queue(queue) for queue in Queue)
 
     def due(self, pipeline: str) -> str:
         """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""

@@ -55,7 +55,7 @@ def taskbridge_settings(
     monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
     monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
     monkeypatch.setitem(app.conf, "broker_url", taskbridge_servers.redis_url)
-    # Queues have fixed names. Under the prefix no worker of another test takes what this one publishes.
+    # So that all that the broker keeps of this test has the prefix, and goes with it.
     options = {**app.conf.broker_transport_options, "global_keyprefix": f"{prefix}:"}
     monkeypatch.setitem(app.conf, "broker_transport_options", options)
     _forget_the_broker()
@@ -71,5 +71,5 @@ def taskbridge_settings(
 
 def _forget_the_broker() -> None:
     """Let the app connect to the broker that its configuration has now."""
-    vars(app).pop("amqp", None)
+    app.amqp._producer_pool = None
     app.close()

@@ -15,6 +15,7 @@ from taskbridge.handlers.journal import journal
 
 CRITERIA = [Criterion("$.level", level, "$.service", delay) for level, delay in {criteria!r}.items()]
 pipeline("alerts", policy=DelaySinceLastRun(CRITERIA))(journal)
+pipeline("invoices")(journal)
 """
 
 

@@ -21,5 +21,5 @@ def hold_back(client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "inv
     assert gate.begin(pipeline, tenant, runner.token) is not None
     answer = gate.settle(pipeline, tenant, runner.token, Outcome.RETRY, Spacing(delay=200), retry_ms=RETRY_MS)
     assert answer is Answer.HELD
-    client.delete("taskbridge.first", "taskbridge.next")
+    client.delete(*keys.queues)
     return gate

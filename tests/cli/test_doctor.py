@@ -13,6 +13,7 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.cli import checks
 from taskbridge.embedded import Servers
+from taskbridge.gate import Keys, Queue
 from tests.cli.program import Ended, Program
 
 
@@ -52,13 +53,12 @@ def test_a_redis_that_drops_keys_is_warned_of(taskbridge: Program) -> None:
     assert "-> set maxmemory-policy noeviction" in shown.stdout
 
 
-def test_a_runner_that_nobody_starts_is_found(taskbridge: Program, gate_redis: redis.Redis) -> None:
+def test_a_runner_that_nobody_starts_is_found(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
     taskbridge("notify", "France")
-    due = f"{taskbridge.environment['TASKBRIDGE_KEY_PREFIX']}:due:invoices"
-    gate_redis.zincrby(due, -60_000, "France")
+    gate_redis.zincrby(keys.due("invoices"), -60_000, "France")
     ended = taskbridge("doctor", "--json")
     assert findings(ended)["deadlines"][0].startswith("problem: nobody starts 1 that are due for more than 30 s")
-    assert "1 in taskbridge.first" in findings(ended)["broker"][0]
+    assert f"1 in {keys.queue(Queue.FIRST)}" in findings(ended)["broker"][0]
 
 
 def test_a_missing_schema_comes_with_its_remedy(taskbridge: Program) -> None:
@@ -99,7 +99,7 @@ def test_without_servers_it_tries_the_embedded_ones_where_no_worker_is_expected(
 def test_a_queue_that_no_worker_serves_is_named() -> None:
     answers = {"one@here": [{"name": "taskbridge.first"}], "two@here": [{"name": "other"}]}
     inspect = SimpleNamespace(active_queues=lambda: answers)
-    here: Any = SimpleNamespace(app=SimpleNamespace(control=SimpleNamespace(inspect=lambda **_: inspect)))
+    here: Any = SimpleNamespace(app=SimpleNamespace(control=SimpleNamespace(inspect=lambda **_: inspect)), keys=Keys())
     first, following = checks._workers(here)
     assert (first.level, first.text) == ("ok", "1 serve taskbridge.first")
     assert (following.level, following.text) == ("problem", "none of 2 serves taskbridge.next")

@@ -11,7 +11,7 @@ import pytest
 import redis
 from sqlalchemy import Connection, Engine
 
-from taskbridge.gate import Keys, State
+from taskbridge.gate import Keys, Queue, State
 from taskbridge.store import Cursors, Pauses, record_invoice
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import events
@@ -133,11 +133,11 @@ def test_resume_starts_what_is_pending_and_nobody_else(
     assert gate_redis.dbsize() == 0
     assert invoices("resume", "--json").json["started"] == 1
     assert events(gate_redis, keys.prefix) == 1
-    assert gate_redis.llen("taskbridge.first") == 1
+    assert gate_redis.llen(keys.queue(Queue.FIRST)) == 1
 
 
 def test_a_pipeline_and_its_tenants_are_resumed_apart(
-    invoices: Program, engine: Engine, gate_redis: redis.Redis
+    invoices: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
 ) -> None:
     invoices("pause")
     invoices("pause", "France")
@@ -148,7 +148,7 @@ def test_a_pipeline_and_its_tenants_are_resumed_apart(
     of_pipeline = invoices("resume", "--json")
     assert of_pipeline.json == {"pipeline": "invoices", "tenant": None, "paused": False, "resumed": True, "started": 1}
     assert "still paused, one by one: 1" in of_pipeline.stderr
-    assert gate_redis.llen("taskbridge.first") == 1
+    assert gate_redis.llen(keys.queue(Queue.FIRST)) == 1
     assert paused(engine) == {"France"}
 
 
@@ -159,7 +159,7 @@ def test_a_tenant_that_is_held_runs_at_once_when_it_is_resumed(
     invoices("pause", "France")
     assert invoices("resume", "France").status == 0
     assert gate.look("invoices", ["France"])[0].state is State.QUEUED
-    assert gate_redis.llen("taskbridge.next") == 1
+    assert gate_redis.llen(keys.queue(Queue.NEXT)) == 1
 
 
 def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from sqlalchemy import Engine
 
 from taskbridge.cli.main import cli
-from taskbridge.gate import Keys, State
+from taskbridge.gate import Keys, Queue, State
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import events
 from tests.cli.held import hold_back
@@ -119,7 +119,7 @@ def test_another_try_makes_them_pending_and_notifies_their_tenants(
     }
     assert quarantined(engine) == ["France 2"]
     assert events(gate_redis, keys.prefix) == 2
-    assert gate_redis.llen("taskbridge.first") == 2
+    assert gate_redis.llen(keys.queue(Queue.FIRST)) == 2
     assert [one["state"] for one in bad("quarantine", "list", "1", "--json").json["records"]] == ["retrying"] * 2
 
 
@@ -149,7 +149,7 @@ def test_a_tenant_that_a_back_off_holds_runs_at_once(bad: Program, gate_redis: r
     gate = hold_back(gate_redis, keys, "France")
     assert bad("quarantine", "retry", "1", "--tenant", "France").status == 0
     assert gate.look("invoices", ["France"])[0].state is State.QUEUED
-    assert gate_redis.llen("taskbridge.next") == 1
+    assert gate_redis.llen(keys.queue(Queue.NEXT)) == 1
 
 
 def test_an_id_that_is_not_there_is_named_and_the_others_are_done(bad: Program, engine: Engine) -> None:

@@ -9,7 +9,7 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.gate import Blame, Gate, Keys, Outcome
+from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
 from taskbridge.policy import LatencyNeutral
 from tests.cli.counts import CLOSED
 from tests.cli.files import line, write
@@ -76,14 +76,15 @@ def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
 
 def test_all_pipelines_are_shown_or_the_one_that_is_named(taskbridge: Program) -> None:
     (taskbridge.directory / "handlers.py").write_text(
-        "from taskbridge import pipeline\n@pipeline('other')\ndef handle(batch): pass\n", encoding="utf-8"
+        "from taskbridge import pipeline\n@pipeline('other')\n@pipeline('invoices')\ndef handle(batch): pass\n",
+        encoding="utf-8",
     )
     handlers = {"TASKBRIDGE_PIPELINES": "handlers"}
     assert set(taskbridge("status", "--json", **handlers).json["pipelines"]) == {"invoices", "other"}
     assert set(taskbridge("status", "--pipeline", "other", "--json", **handlers).json["pipelines"]) == {"other"}
 
 
-def test_notify_says_what_the_gate_made_of_the_event(taskbridge: Program, gate_redis: redis.Redis) -> None:
+def test_notify_says_what_the_gate_made_of_the_event(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
     assert taskbridge("notify", "France").stdout.startswith("started: ")
     assert taskbridge("notify", "France").stdout.startswith("absorbed: ")
     assert taskbridge("notify", "Malta", "--json").json == {
@@ -91,7 +92,7 @@ def test_notify_says_what_the_gate_made_of_the_event(taskbridge: Program, gate_r
         "tenant": "Malta",
         "answer": "started",
     }
-    assert gate_redis.llen("taskbridge.first") == 2
+    assert gate_redis.llen(keys.queue(Queue.FIRST)) == 2
 
 
 @pytest.mark.parametrize("use", ["export $(cat urls)", 'set -a; eval "$(cat urls)"'])

@@ -101,10 +101,9 @@ def producer(rights: Rights) -> Iterator[Any]:
     settings = replace(
         rights.deployment.settings, redis_url=rights.redis_url("producer"), postgres_url=rights.postgres_url("producer")
     )
-    app, _ = make_app(settings)
+    app = make_app(settings).app
     here = runtime(app, settings)
-    pipelines = Pipelines()
-    pipelines.provide(JOURNAL)
+    pipelines = Pipelines().beside(JOURNAL)
     pipelines.declare(Pipeline("alerts-of-services", journal, ALERTS, 500))
     here.__dict__["pipelines"] = pipelines
     yield app
@@ -139,7 +138,7 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
 
 
 def test_flower_s_rights_are_enough_for_events_and_remote_control(rights: Rights) -> None:
-    app, _ = make_app(replace(rights.deployment.settings, redis_url=rights.redis_url("flower")))
+    app = make_app(replace(rights.deployment.settings, redis_url=rights.redis_url("flower"))).app
     seen: list[Any] = []
     with rights.deployment.worker(), app.connection_for_read() as connection:
         assert app.control.ping(timeout=20, limit=1)

@@ -123,15 +123,14 @@ def test_a_broker_elsewhere_gets_the_run_the_ordinary_way(deployment: Deployment
         broker_url=deployment.settings.redis_url,
         key_prefix=f"apart-{id(deployment)}",
     )
-    app, notify_event = make_app(settings)
+    bridge = make_app(settings)
     apart["TASKBRIDGE_KEY_PREFIX"] = settings.key_prefix
     deployment.settings = settings
-    deployment.app, deployment.notify_event = app, notify_event
-    runtime(app, settings)
+    deployment.app, deployment.notify_event = bridge.app, bridge.notify_event
     # when a burst goes through it
-    notify_event.delay("acme")
-    (message,) = messages(deployment, Queue.FIRST)
-    assert message["properties"]["body_encoding"] == "base64", "published by kombu"
+    bridge.notify_event.delay("acme")
+    (text,) = deployment.redis.lrange(runtime(bridge.app).keys.queue(Queue.FIRST), 0, -1)
+    assert json.loads(text)["properties"]["body_encoding"] == "base64", "published by kombu"
     with deployment.worker():
         deployment.save("acme", "1", "2", "3")
         deployment.wait_until_idle()
@@ -143,9 +142,10 @@ def test_a_prefix_of_the_brokers_keys_is_kept(deployment: Deployment, redis_clie
     deployment.app.conf.broker_transport_options = {"global_keyprefix": "shared-"}
     gate = Gate(redis_client, keys, message=lua_message(deployment.app, "shared-"), queue_prefix="shared-")
     gate.notify("invoices", "acme", Spacing(delay=200, lease=1200))
-    (text,) = redis_client.lrange("shared-taskbridge.first", 0, -1)
-    redis_client.delete("shared-taskbridge.first")
-    assert json.loads(text)["properties"]["delivery_info"] == {"exchange": "", "routing_key": "taskbridge.first"}
+    queue = keys.queue(Queue.FIRST)
+    (text,) = redis_client.lrange(f"shared-{queue}", 0, -1)
+    redis_client.delete(f"shared-{queue}")
+    assert json.loads(text)["properties"]["delivery_info"] == {"exchange": "", "routing_key": queue}
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_a_redis_that_cannot_be_used_is_named_without_its_password(deployment: D
     if parts.password is None:
         pytest.skip("the Redis of these tests asks for no password")
     place = f"{parts.hostname}:{parts.port}"
-    app, notify_event = make_app(Settings(redis_url=url.format(place=place)))
+    bridge = make_app(Settings(redis_url=url.format(place=place)))
     with pytest.raises(Unavailable, match=text) as refused:
-        notify_event.delay("acme")
+        bridge.notify_event.delay("acme")
     assert "wrong" not in str(refused.value)
-    app.close()
+    bridge.app.close()

@@ -96,10 +96,10 @@ def test_two_handlers_under_one_name_are_refused_with_both_places() -> None:
 
 
 def test_a_declared_pipeline_takes_the_place_of_a_built_in_one() -> None:
-    pipelines = Pipelines()
-    pipelines.provide(Pipeline("invoices", handler, LatencyNeutral(), 1))
+    declared = Pipelines()
+    pipelines = declared.beside(Pipeline("invoices", handler, LatencyNeutral(), 1))
     assert pipelines["invoices"].handler is handler
-    pipelines.declare(Pipeline("invoices", other, LatencyNeutral(), 1))
+    declared.declare(Pipeline("invoices", other, LatencyNeutral(), 1))
     assert pipelines["invoices"].handler is other
     assert pipelines.names() == ["invoices"]
 

@@ -1,0 +1,37 @@
+"""In which order a worker looks at its queues, where Redis is the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["OURS", "Turns"]
+
+OURS: Final = "taskbridge."
+"""What the names of our queues begin with; they sort in the order of their precedence."""
+
+
+class Turns:
+    """Each queue of the app has its turn, as kombu's own `round_robin` gives it, and our queues have one together.
+
+    Within that turn first events come before continuations. kombu makes one for each connection and calls it by the
+    names that its own orders have (`kombu.utils.scheduling`).
+    """
+
+    def __init__(self) -> None:
+        self._turns: list[list[str]] = []
+
+    def update(self, queues: Iterable[str]) -> None:
+        """Begin anew with these queues."""
+        names = sorted(queues)
+        ours = [name for name in names if name.startswith(OURS)]
+        self._turns = [turn for turn in (ours, *([name] for name in names if name not in ours)) if turn]
+
+    def consume(self, count: int) -> list[str]:
+        """Return the first `count` queues, in the order in which to look at them now."""
+        return [name for turn in self._turns for name in turn][:count]
+
+    def rotate(self, last_used: str) -> str:
+        """Let the others come before the queue that a message was taken from."""
+        self._turns.sort(key=lambda turn: last_used in turn)
+        return last_used

@@ -1,0 +1,137 @@
+"""TaskBridge on the app of a shop, in real workers: both do their work, and the shop's is as it was."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from types import ModuleType
+from typing import Any
+
+import pytest
+import redis
+from celery import chain, chord
+
+from taskbridge.app import make_app
+from taskbridge.embedded.launch import listen
+from taskbridge.embedded.redis_server import RedisServer
+from taskbridge.gate import Queue
+from taskbridge.runtime import runtime
+from tests.deployment import ROOT, Deployment
+from tests.directories import open_directory
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+SHOP = "tests.host.shop"
+EXAMPLE = "examples.host_app"
+NOWHERE = "postgresql://a:secret@127.0.0.1:1/b"
+
+
+@pytest.fixture
+def second_redis() -> Iterator[str]:
+    """A Redis server beside that of the gate."""
+    with open_directory() as directory:
+        server = RedisServer(directory, directory, None)
+        with listen(server) as (port, _):
+            yield server.url(port)
+
+
+@pytest.fixture(params=["the gate's", "another"])
+def broker(request: pytest.FixtureRequest, deployment: Deployment) -> str:
+    """The Redis of the shop's messages and results."""
+    if request.param == "another":
+        return str(request.getfixturevalue("second_redis"))
+    return deployment.settings.redis_url
+
+
+@pytest.fixture
+def shop(broker: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The shop's modules, imported for this broker and this deployment."""
+    monkeypatch.setenv("SHOP_BROKER", broker)
+    monkeypatch.setenv("SHOP_RESULTS", broker)
+    # Results may be pickles, and the machine's user may be root.
+    monkeypatch.setenv("C_FORCE_ROOT", "1")
+    for name, value in deployment.environment().items():
+        if name.startswith("TASKBRIDGE_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TASKBRIDGE_PIPELINES")
+    for name in (SHOP, f"{SHOP}_settings"):
+        sys.modules.pop(name, None)
+    loaded = importlib.import_module(SHOP)
+    yield loaded
+    runtime(loaded.app).engine.dispose()
+    runtime(loaded.app).redis.close()
+    loaded.app.close()
+
+
+def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, deployment: Deployment) -> None:
+    bridge, price = shop.bridge, Decimal("0.10")
+    # given a first event, whose run lies with the shop's broker, wherever the gate is
+    assert bridge.record_invoice("acme", "1", {"number": "1"})
+    assert bridge.notify_event.delay("acme").get() == "started"
+    with redis.Redis.from_url(broker) as messages:
+        assert messages.llen(Queue.FIRST.value) == 1
+        assert (broker == deployment.settings.redis_url) or not deployment.redis.exists(Queue.FIRST.value)
+    # when an ordinary worker starts, and one for another queue only, which needs no server of ours
+    nowhere: Any = {"TASKBRIDGE_POSTGRES_URL": NOWHERE, "TASKBRIDGE_REDIS_URL": "redis://127.0.0.1:1/0"}
+    with deployment.worker(app=SHOP), deployment.worker("-Q", "emails", app=SHOP, **nowhere) as apart:
+        deployment.wait_until_idle()
+        # then the shop's tasks, results, canvas and names are what they were
+        assert shop.add.delay(price, price).get(timeout=10) == 2 * price
+        assert shop.app.send_task("shop.add", [price, price]).get(timeout=10) == 2 * price
+        assert shop.order.delay().get(timeout=10) == "shop"
+        assert shop.email.delay().get(timeout=10) == "emails"
+        assert chord([shop.add.s(price, price), shop.add.s(price, 0)], shop.total.s())().get(timeout=10) == 3 * price
+        # and ours works among them: in a chain, by name, as many, in a burst
+        assert bridge.record_invoice("acme", "2", {"number": "2"})
+        assert chain(bridge.notify_event.si("acme"), shop.add.si(price, price))().get(timeout=10) == 2 * price
+        wait_until(lambda: len(deployment.deliveries()) == 2, "delivered after the chain")
+        assert bridge.record_invoice("acme", "3", {"number": "3"})
+        shop.app.send_task("taskbridge.notify_event", ["acme"])
+        wait_until(lambda: len(deployment.deliveries()) == 3, "delivered after the event by name")
+        for number in "456":
+            assert bridge.record_invoice("other", number, {"number": number})
+        bridge.notify_many(["other", "acme", "other"])
+        deployment.wait_until_idle()
+    assert "fire_due" not in apart.text(), "no ticker"
+    assert deployment.deliveries() == [("acme", n) for n in "123"] + [("other", n) for n in "456"]
+
+
+@pytest.mark.parametrize("broker", ["the gate's"], indirect=True)
+def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType, deployment: Deployment) -> None:
+    assert shop.bridge
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", SHOP, "worker", "-P", "solo"],
+        env=deployment.environment(TASKBRIDGE_POSTGRES_URL=NOWHERE),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("taskbridge: Postgres cannot be reached")
+    assert "Traceback" not in ended.stderr
+    assert "secret" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("deployment", [{"key_prefix": "north"}], indirect=True)
+def test_the_example_beside_another_deployment_on_its_redis(deployment: Deployment) -> None:
+    # given the run of a deployment with another prefix
+    south = make_app(replace(deployment.settings, key_prefix="south"))
+    south.notify_event.delay("acme")
+    theirs = runtime(south.app).keys.queue(Queue.FIRST)
+    # when a worker of this one does its own
+    url = deployment.settings.redis_url
+    with deployment.worker(app=EXAMPLE, BROKER=url, TASKBRIDGE_PIPELINES=EXAMPLE) as worker:
+        deployment.save("acme", "1")
+        wait_until(lambda: "mail: acme has 1 new invoices" in worker.text(), "the example's own task")
+        deployment.wait_until_idle()
+    # then it took nothing of the other's
+    assert deployment.deliveries() == [("acme", "1")]
+    assert (theirs, deployment.redis.llen(theirs)) == ("taskbridge.south.first", 1)
+    south.app.close()

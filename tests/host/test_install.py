@@ -1,0 +1,178 @@
+"""What `taskbridge.install` changes of an app, and what it leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Queue as KombuQueue
+
+import taskbridge
+from taskbridge.errors import ConfigurationError
+from taskbridge.gate import Queue
+from taskbridge.settings import Settings
+from taskbridge.turns import Turns
+from tests.deployment import Deployment
+
+SETTINGS = Settings(redis_url="redis://127.0.0.1:1/0")
+OURS = [queue.value for queue in Queue]
+
+
+def app_with(**conf: Any) -> Celery:
+    made = Celery("host", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    made.conf.update(conf)
+    return made
+
+
+def served(app: Celery) -> list[str]:
+    return sorted(app.amqp.queues.consume_from)
+
+
+def configured_before(app: Celery) -> None:
+    taskbridge.install(app, SETTINGS)
+
+
+def configured_after(app: Celery) -> None:
+    assert app.conf.broker_url
+    assert app.amqp.router is not None
+    taskbridge.install(app, SETTINGS)
+
+
+either_way = pytest.mark.parametrize("install", [configured_before, configured_after])
+
+
+def test_an_app_is_not_configured_by_it() -> None:
+    app = Celery("host", set_as_current=False)
+    app.config_from_object("no.such.module")
+    bridge = taskbridge.install(app)
+    assert not app.configured  # type: ignore[attr-defined]
+    assert bridge.app is app
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (None, ["mine"]),
+        ([KombuQueue("a"), KombuQueue("b")], ["a", "b"]),
+        ({"c": {"exchange": "c", "routing_key": "c"}}, ["c"]),
+    ],
+)
+def test_its_own_queues_are_served_beside_ours(install: Any, declared: Any, expected: list[str]) -> None:
+    app = app_with(task_default_queue="mine", task_queues=declared, task_create_missing_queues=False)
+    install(app)
+    assert served(app) == [*expected, *OURS]
+    assert app.conf.task_default_queue == "mine"
+    assert app.amqp.router.route({}, "taskbridge.run")["queue"].name == Queue.NEXT
+
+
+@either_way
+def test_chosen_queues_are_served_alone(install: Any) -> None:
+    app = app_with()
+    install(app)
+    app.amqp.queues.select(["emails"])
+    assert served(app) == ["emails"]
+
+
+def test_queues_may_be_declared_after_it() -> None:
+    app = app_with()
+    assert app.conf.broker_url
+    taskbridge.install(app, SETTINGS)
+    app.conf.task_default_queue = "late"
+    assert served(app) == ["late", *OURS]
+
+
+@either_way
+@pytest.mark.parametrize(
+    "routes",
+    [None, {"*": {"queue": "mine"}}, [("*", {"queue": "mine"})], ([("*", {"queue": "mine"})],), lambda *_, **__: None],
+)
+def test_its_routes_stay_behind_ours(install: Any, routes: Any) -> None:
+    wrapped = (routes,) if isinstance(routes, list) else routes
+    app = app_with(task_routes=wrapped)
+    install(app)
+    route = app.amqp.router.route
+    assert route({}, "taskbridge.notify_event")["queue"].name == Queue.FIRST
+    assert route({}, "host.task")["queue"].name == ("mine" if routes and not callable(routes) else "celery")
+
+
+@either_way
+def test_nothing_else_of_its_settings_changes(install: Any) -> None:
+    app, plain = (app_with(task_serializer="pickle", accept_content=["pickle"]) for _ in range(2))
+    install(app)
+    now, before = (one.conf.table(with_defaults=True, censored=False) for one in (app, plain))
+    changed = {key for key in now if now[key] != before[key]}
+    assert changed == {"accept_content", "task_routes", "broker_transport_options"}
+    assert now["accept_content"] == ["pickle", "json"]
+
+
+@pytest.mark.parametrize("accepted", [["json"], {"application/json", "yaml"}])
+def test_what_takes_json_already_stays(accepted: Any) -> None:
+    app = app_with(accept_content=accepted)
+    taskbridge.install(app, SETTINGS)
+    assert app.conf.accept_content == accepted
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({"broker_transport_options": {"visibility_timeout": 60}}, {"visibility_timeout": 60}),
+        ({"broker_transport_options": {"queue_order_strategy": "sorted"}}, None),
+        ({"broker_url": "amqp://host//"}, None),
+        ({"broker_url": ["sentinel://a", "sentinel://b"]}, {}),
+    ],
+)
+def test_the_order_of_queues_is_set_where_redis_has_none(conf: dict[str, Any], expected: Any) -> None:
+    app = app_with(**conf)
+    taskbridge.install(app, SETTINGS)
+    options = app.conf.broker_transport_options
+    if expected is None:
+        assert options == conf.get("broker_transport_options", {})
+    else:
+        assert options == {**expected, "queue_order_strategy": "taskbridge.turns:Turns"}
+
+
+def test_a_second_call_returns_the_same_and_refuses_other_settings() -> None:
+    app = app_with()
+    bridge = taskbridge.install(app, SETTINGS)
+    assert taskbridge.install(app) is bridge
+    assert taskbridge.install(app, SETTINGS) is bridge
+    with pytest.raises(ConfigurationError, match=r"'host' with other settings already: call `taskbridge\.install`"):
+        taskbridge.install(app, Settings())
+    assert app.conf.task_routes == [app.conf.task_routes[0]]
+
+
+def test_settings_that_cannot_be_read_keep_no_other_task_from_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKBRIDGE_RUNNER_TTL", "never")
+    app = app_with()
+    bridge = taskbridge.install(app)
+    assert app.amqp.router.route({}, "host.task")["queue"].name == "celery"
+    with pytest.raises(ConfigurationError, match="TASKBRIDGE_RUNNER_TTL is 'never'"):
+        bridge.notify_event.delay("acme")
+
+
+def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deployment: Deployment) -> None:
+    names = ["zoo", *reversed(OURS), "app"]
+    options = {"queue_order_strategy": f"{Turns.__module__}:{Turns.__qualname__}"}
+    app = Celery(broker=deployment.settings.redis_url, set_as_current=False)
+    taken: list[str] = []
+    with app.connection_for_write(transport_options=options) as connection:
+        channel: Any = connection.channel()
+        queues = [KombuQueue(name, routing_key=name)(channel) for name in names]
+        for queue in queues:
+            queue.declare()
+            for _ in range(2):
+                app.amqp.Producer(channel).publish({}, routing_key=queue.name)
+        channel.basic_qos(0, 1, False)
+
+        def note(_: Any, message: Any) -> None:
+            taken.append(message.delivery_info["routing_key"])
+            message.ack()
+
+        with app.amqp.Consumer(channel, queues, callbacks=[note], accept=["json"]):
+            while len(taken) < 8:
+                connection.drain_events(timeout=5)
+    app.close()
+    first, following = OURS
+    assert taken == [first, "app", "zoo", first, "app", "zoo", following, following]
