@@ -9,7 +9,7 @@ from typing import Any
 from celery import bootsteps
 
 from taskbridge.errors import ConfigurationError
-from taskbridge.runtime import Runtime, runtime
+from taskbridge.runtime import Runtime, runtime, serves
 
 __all__ = ["MetricsStep", "serve"]
 
