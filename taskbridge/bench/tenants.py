@@ -32,6 +32,7 @@ __all__ = ["TENANTS"]
 
 POLICY: Final = LatencyNeutral()
 CHUNK: Final = 500
+TAKE_EACH: Final = 0.02
 SMALLEST: Final = 1_000
 MOST_DUE: Final = 10_000
 LONG: Final = 3_000.0
@@ -79,6 +80,9 @@ class _Subject(Protocol):
 
     def wait(self, due: Sequence[float]) -> None:
         """Let a tenant wait until each of these moments, in seconds of the Unix epoch; return when all do."""
+
+    def take(self) -> None:
+        """Take what was published so far."""
 
     def lateness(self, count: int) -> list[float]:
         """Return in ms how late each of `count` ticks was, once all are there."""
@@ -131,12 +135,13 @@ class _Ours:
         self._here = here
         self._directory = directory
         self._due: dict[str, int] = {}
+        self._late: list[float] = []
 
     def serve(self) -> AbstractContextManager[int]:
         return worker(self._here, self._directory, "-c", "1", "-Q", "taskbridge.nobody")
 
     def wait(self, due: Sequence[float]) -> None:
-        gate, self._due = _Together(self._here), {}
+        gate, self._due, self._late = _Together(self._here), {}, []
         for start in range(0, len(due), CHUNK):
             now = time.time()
             events = [
@@ -150,16 +155,18 @@ class _Ours:
         if len(self._due) != len(due):
             raise AssertionError(f"{len(self._due)} of {len(due)} tenants linger")
 
-    def lateness(self, count: int) -> list[float]:
-        late: list[float] = []
+    def take(self) -> None:
+        # As workers would: to a queue that is long no ticker adds.
+        runs = _published(self._here.redis, Queue.NEXT, 1_000)
+        self._late += [int(token[:16]) / 1000 - self._due[tenant] for tenant, token in runs]
 
+    def lateness(self, count: int) -> list[float]:
         def all_published() -> bool:
-            runs = _published(self._here.redis, Queue.NEXT, 1_000)
-            late.extend(int(token[:16]) / 1000 - self._due[tenant] for tenant, token in runs)
-            return len(late) == count
+            self.take()
+            return len(self._late) == count
 
         wait_until(all_published, f"{count} runs are published", 60)
-        return late
+        return self._late
 
 
 class _Countdowns:
@@ -183,6 +190,9 @@ class _Countdowns:
             for at, moment in enumerate(due):
                 countdown.tick.apply_async((f"tenant-{at}", moment), countdown=moment - time.time(), producer=producer)
         wait_until(lambda: self._here.redis.hlen("unacked") >= len(due), "the worker holds all tasks", 60)
+
+    def take(self) -> None:
+        """The worker takes them itself."""
 
     def lateness(self, count: int) -> list[float]:
         wait_until(lambda: self._file.read_bytes().count(b"\n") == count, f"{count} tasks are handed to the pool", 60)
@@ -232,12 +242,14 @@ def _wait(here: Runtime, pid: int, subject: _Subject, size: int, seconds: float)
     if not is_due:
         return waiting
     time.sleep(max(0.0, first - time.time()))
-    return waiting._replace(due=_cost(here, pid, seconds), late=subject.lateness(size))
+    return waiting._replace(due=_cost(here, pid, seconds, subject.take), late=subject.lateness(size))
 
 
-def _cost(here: Runtime, pid: int, seconds: float) -> _Cost:
+def _cost(here: Runtime, pid: int, seconds: float, meanwhile: Callable[[], object] = int) -> _Cost:
     before, started = _cpu(here, pid), time.monotonic()
-    time.sleep(seconds)
+    while (left := started + seconds - time.monotonic()) > 0:
+        meanwhile()
+        time.sleep(min(left, TAKE_EACH))
     after, passed = _cpu(here, pid), time.monotonic() - started
     return _Cost(*((then - now) / passed for now, then in zip(before, after, strict=True)))
 

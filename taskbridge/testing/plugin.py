@@ -71,5 +71,5 @@ def taskbridge_settings(
 
 def _forget_the_broker() -> None:
     """Let the app connect to the broker that its configuration has now."""
-    app.amqp._producer_pool = None
+    app.amqp._producer_pool = None  # type: ignore[attr-defined]
     app.close()

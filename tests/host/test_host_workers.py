@@ -20,8 +20,8 @@ from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Queue
 from taskbridge.runtime import runtime
+from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment
-from tests.directories import open_directory
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
