@@ -21,7 +21,7 @@ from taskbridge.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.ticker import TickerStep
 from taskbridge.turns import Turns
 
-__all__ = ["install"]
+__all__ = ["fit", "install", "renew"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 JSON: Final = frozenset({"json", "application/json"})
@@ -59,7 +59,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     _add_queues(app)
     app.on_after_configure.connect(_configured, weak=False)
     if app.configured:  # type: ignore[attr-defined]
-        _configure(app)
+        fit(app)
     return bridge
 
 
@@ -81,16 +81,23 @@ def _add_queues(app: Celery) -> None:
         _select(amqp.queues, app)
 
 
+def renew(app: Celery) -> None:
+    """Let the app make its queues, routes and connections anew when they are next used: its settings have changed."""
+    vars(app).pop("amqp", None)
+    _add_queues(app)
+    app.close()
+
+
 def _select(queues: Any, app: Celery) -> None:
     for name in keys_of(app).queues:
         queues.select_add(KombuQueue(name, Exchange(name), routing_key=name))
 
 
 def _configured(sender: Celery, **_: Any) -> None:
-    _configure(sender)
+    fit(sender)
 
 
-def _configure(app: Any) -> None:
+def fit(app: Any) -> None:
     """Make the configuration fit, as far as it does not. What the app says of other tasks and queues stays."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
@@ -119,7 +126,7 @@ def _uses_redis(conf: Any) -> bool:
 def _worker_begins(instance: Any, **_: Any) -> None:
     """Fit the configuration once more: the app may have changed it since."""
     if instance.app in _INSTALLED:
-        _configure(instance.app)
+        fit(instance.app)
 
 
 @signals.worker_init.connect(weak=False)

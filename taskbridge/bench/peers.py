@@ -11,7 +11,7 @@ from typing import Final
 import celery_once.backends.redis as once_redis
 from celery.utils import uuid
 from celery_once import QueueOnce
-from celery_singleton import Singleton
+from celery_singleton import Singleton, backends
 
 from taskbridge.bench.calls import hang_once
 from taskbridge.bench.workplace import Handler, Strategy, Workplace, served
@@ -44,6 +44,8 @@ class CelerySingleton:
     """celery-singleton, by default: an event publishes a job that sweeps its tenant, unless one is locked."""
 
     def __init__(self, place: Workplace) -> None:
+        # It keeps the connection of the first app of a process for all that follow.
+        backends._backend = None
         self._job = place.job("singleton", self._work, base=Singleton)
         self._place = place
 

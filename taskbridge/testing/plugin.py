@@ -13,6 +13,7 @@ import pytest
 
 from taskbridge.app import app
 from taskbridge.embedded import Servers
+from taskbridge.installation import fit, renew
 from taskbridge.runtime import afresh, runtime
 from taskbridge.settings import Settings
 from taskbridge.testing.clock import inject_clock
@@ -58,18 +59,14 @@ def taskbridge_settings(
     # So that all that the broker keeps of this test has the prefix, and goes with it.
     options = {**app.conf.broker_transport_options, "global_keyprefix": f"{prefix}:"}
     monkeypatch.setitem(app.conf, "broker_transport_options", options)
-    _forget_the_broker()
+    monkeypatch.setitem(app.conf, "task_routes", None)
+    renew(app)
     with afresh():
         here = runtime(app)
+        fit(app)
         inject_clock(here)
         yield here.settings
         left = list(here.redis.scan_iter(f"{prefix}:*"))
         if left:
             here.redis.delete(*left)
-    _forget_the_broker()
-
-
-def _forget_the_broker() -> None:
-    """Let the app connect to the broker that its configuration has now."""
-    app.amqp._producer_pool = None  # type: ignore[attr-defined]
-    app.close()
+    renew(app)

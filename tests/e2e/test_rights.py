@@ -116,7 +116,7 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
     with rights.deployment.worker(
         TASKBRIDGE_REDIS_URL=rights.redis_url("worker"),
         TASKBRIDGE_POSTGRES_URL=rights.postgres_url("worker"),
-        TASKBRIDGE_PIPELINES="tests.pipelines_with_criteria",
+        TASKBRIDGE_PIPELINES="tests.pipelines_of_rights",
     ) as worker:
         for number in ("1", "2", "1"):
             record_invoice(here.engine, "acme", number, {"number": secrets.token_hex(4)})

@@ -23,7 +23,7 @@ from taskbridge import (
     record_invoice,
 )
 from taskbridge.errors import UnknownPipeline
-from taskbridge.gate import Queue, State
+from taskbridge.gate import Keys, Queue, State
 from taskbridge.pipeline import DECLARED
 from taskbridge.runtime import afresh, runtime
 from taskbridge.settings import Settings
@@ -174,10 +174,12 @@ def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, tes
     assert os.environ["TASKBRIDGE_KEY_PREFIX"] == taskbridge_settings.key_prefix
     assert Settings.read().postgres_url == taskbridge_settings.postgres_url
     save("acme", "1")
+    prefix = taskbridge_settings.key_prefix
+    queue = f"{prefix}:{Keys(prefix).queue(Queue.FIRST)}"
     with redis.Redis.from_url(taskbridge_settings.redis_url, decode_responses=True) as client:
-        assert client.llen(f"{taskbridge_settings.key_prefix}:{Queue.FIRST}") == 1
+        assert client.llen(queue) == 1
         notify_event.apply_async(("acme",), countdown=0)  # the ordinary way, through kombu
-        assert client.llen(f"{taskbridge_settings.key_prefix}:{Queue.FIRST}") == 2, test
+        assert client.llen(queue) == 2, test
 
 
 def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from taskbridge.gate import Gate, Keys
+from taskbridge.gate import Gate, Keys, Queue
 from taskbridge.gate.gate import MOST_QUEUED
 from taskbridge.policy import Spacing
 from tests.waiting import wait_until
@@ -66,7 +66,7 @@ def test_a_queue_that_is_long_enough_gets_no_more(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:
     let_wait(gates[0], redis_client, keys, a=-1)
-    queue = f"{keys.prefix}:taskbridge.next"
+    queue = f"{keys.prefix}:{keys.queue(Queue.NEXT)}"
     redis_client.rpush(queue, *range(MOST_QUEUED))
     tenants, wait_ms, late_ms = gates[0].tick("invoices", 10)
     assert (tenants, late_ms) == ([], None)
