@@ -65,7 +65,7 @@ postgres = container(
 
 
 @pytest.fixture(scope="session")
-def servers(postgres: Postgres) -> Servers:
+def taskbridge_servers(postgres: Postgres) -> Servers:
     """In place of the embedded servers. Redis has another address in each test."""
     return Servers(postgres.url, "")
 
