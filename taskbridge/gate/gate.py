@@ -32,7 +32,7 @@ __all__ = [
 
 LONGEST_REPUBLISH_MS: Final = 300_000
 MOST_QUEUED: Final = 100
-"""Messages in the continuation queue from which on no ticker adds to it: what lies there longest is published again."""
+"""Messages in the continuation queue from which on no ticker adds to it: what lies there long is published twice."""
 TICKER_HOLDS_MS: Final = 50
 """How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
 
