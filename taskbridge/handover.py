@@ -54,11 +54,14 @@ class Run:
         return self.cursors.claim(self.key, limit, narrowed=narrowed, **counts)
 
     def most_records(self) -> int:
-        """How many records the handler gets through in what is left of the budget, going by its last batches."""
-        pace = self.runtime.seconds_per_record.get(self.pipeline.name)
-        if not pace:
-            return self.pipeline.batch_size
-        return max(1, min(self.pipeline.batch_size, int(self.seconds_left / pace)))
+        """How many records the handler gets through in what is left of the budget, going by its last calls."""
+        pace, budget = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget
+        return min(self.pipeline.batch_size, pace.most_records(self.seconds_left, budget))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time budget is over, or so little of it is left that a call for the rest would not pay."""
+        return self.seconds_left < self.runtime.settings.run_budget / 10
 
 
 class Ending(NamedTuple):
@@ -131,6 +134,5 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
             this.pipeline.handler(batch)
     except Exception as error:
         raise HandlerFailed(page, error) from error
-    paces, pace = this.runtime.seconds_per_record, (time.monotonic() - started) / len(records)
-    paces[this.pipeline.name] = (paces.get(this.pipeline.name, pace) + pace) / 2
+    this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)

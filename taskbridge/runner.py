@@ -156,7 +156,7 @@ def _sweep(this: Run) -> Ending:
             return Ending(Outcome.DONE)
         if not this.lease.owned:
             raise CursorLost
-        if this.seconds_left <= 0 or is_stopping():
+        if this.is_spent or is_stopping():
             return Ending(Outcome.MORE)
         page = this.cursors.read(this.key, this.most_records())
 

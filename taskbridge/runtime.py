@@ -23,6 +23,7 @@ from taskbridge.gate import Gate, Keys, Queue, Timing
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.histogram import Histogram
+from taskbridge.pace import Pace
 from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
 from taskbridge.store import (
@@ -140,9 +141,9 @@ class Runtime:
         return self.cursors if pipeline.criteria is None else self.record_cursors
 
     @cached_property
-    def seconds_per_record(self) -> dict[str, float]:
-        """How long the handler of each pipeline took for a record lately, in this process."""
-        return {}
+    def paces(self) -> defaultdict[str, Pace]:
+        """How long the calls of each pipeline's handler took lately, in this process."""
+        return defaultdict(Pace)
 
     @cached_property
     def lateness(self) -> defaultdict[str, Histogram]:

@@ -252,6 +252,23 @@ def test_a_slow_handler_is_given_what_it_gets_through_in_the_budget(drill: Drill
     assert drill.states() == {"handled": 300}
 
 
+@pytest.mark.parametrize("deployment", [{"run_budget": 0.1}], indirect=True)
+def test_lone_events_do_not_split_later_batches_where_a_call_costs_by_itself(drill: Drill) -> None:
+    def request(batch: Batch) -> None:
+        time.sleep(0.03)
+        journal(batch)
+
+    drill.handle(request, batch_size=100)
+    for number in range(5):
+        drill.save("acme", f"lone {number}")
+        drill.go_on()
+    drill.calls.clear()
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+    assert len(drill.calls) <= 12, [len(numbers) for _, numbers in drill.calls]
+    assert drill.states() == {"handled": 1_005}
+
+
 def test_to_be_asked_to_wait_is_no_failure(drill: Drill) -> None:
     def wait_thrice_then_fail(batch: Batch) -> None:
         if len(drill.calls) <= 3:

@@ -1,0 +1,137 @@
+"""How many records a handler is given: many where a call costs by itself, few where each record does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from taskbridge.pace import FIRST_CALL, MOST_BUDGETS, Pace
+
+BATCH = 500
+
+
+class Handler:
+    """Takes `call` seconds and `record` for each record; `calls` has the sizes and times of its calls."""
+
+    def __init__(self, call: float, record: float, noise: float = 0.05) -> None:
+        self.call, self.record, self.noise = call, record, noise
+        self.pace = Pace()
+        self.calls: list[tuple[int, float]] = []
+        self.random = random.Random(1)  # noqa: S311 - not for secrets
+
+    def take(self, records: int, extra: float = 0.0) -> float:
+        seconds = (self.call + self.record * records) * (1 + self.noise * self.random.random()) + extra
+        self.pace.note(records, seconds)
+        self.calls.append((records, seconds))
+        return seconds
+
+    def drain(self, records: int, batch: int = BATCH) -> list[int]:
+        """Take so many in calls as large as may be, each run with a budget of a second; return their sizes."""
+        sizes, left = [], 1.0
+        while records:
+            size = min(batch, self.pace.most_records(left, 1.0), records)
+            sizes.append(size)
+            records -= size
+            left -= self.take(size)
+            left = left if left >= 0.1 else 1.0
+        return sizes
+
+    @property
+    def longest(self) -> float:
+        return max(seconds for _, seconds in self.calls)
+
+
+@pytest.mark.parametrize("call", [0.0, 0.01, 0.3, 2.0])
+@pytest.mark.parametrize("lone", [0, 1, 5, 200])
+def test_lone_records_do_not_split_the_batches_of_a_handler_whose_calls_cost_by_themselves(
+    call: float, lone: int
+) -> None:
+    handler = Handler(call, 0.0)
+    for _ in range(lone):
+        handler.take(1)
+    handler.drain(10 * BATCH)
+    assert handler.drain(10 * BATCH) == [BATCH] * 10
+    assert len(handler.calls) - lone <= 20 + 8
+
+
+@pytest.mark.parametrize("call", [0.0, 0.01, 0.3])
+def test_a_handler_that_is_slow_for_each_record_holds_no_slot_for_a_whole_batch(call: float) -> None:
+    handler = Handler(call, 2.0)
+    handler.take(1)
+    handler.drain(30)
+    assert handler.longest <= 2 * (call + 2 * 2.0), "the bound of the first calls"
+    handler.calls.clear()
+    handler.drain(200)
+    assert {size for size, _ in handler.calls} == {1}
+
+
+@pytest.mark.parametrize(("call", "record"), [(0.0, 0.01), (0.01, 0.01), (0.3, 0.01), (0.0, 0.05)])
+def test_batches_take_about_a_runs_budget_once_the_cost_is_known(call: float, record: float) -> None:
+    handler = Handler(call, record)
+    handler.drain(2_000)
+    handler.calls.clear()
+    handler.drain(2_000)
+    assert handler.longest <= 1.2
+    assert len(handler.calls) <= 1.7 * 2_000 * record / (1.0 - call)
+
+
+def test_what_a_call_costs_by_itself_is_doubled_at_the_most() -> None:
+    handler = Handler(2.0, 0.01)
+    handler.drain(2_000)
+    handler.calls.clear()
+    handler.drain(2_000)
+    assert handler.longest <= 2 * 2.0 * 1.2
+    assert len(handler.calls) <= 1.5 * 2_000 / 200
+
+
+@pytest.mark.parametrize("lone", [1, 20])
+def test_no_call_takes_more_than_a_few_budgets_before_the_cost_of_a_record_is_known(lone: int) -> None:
+    handler = Handler(0.0, 0.1)
+    for _ in range(lone):
+        handler.take(1)
+    handler.drain(1_000)
+    assert handler.longest <= MOST_BUDGETS * 1.1
+    handler.calls.clear()
+    handler.drain(1_000)
+    assert handler.longest <= 1.2
+
+
+def test_the_first_call_of_a_process_is_bounded_in_records() -> None:
+    assert Pace().most_records(1.0, 1.0) == FIRST_CALL
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize("call", [0.01, 0.3])
+def test_one_slow_call_is_soon_forgotten(call: float, at: int) -> None:
+    handler = Handler(call, 0.0)
+    for _ in range(at):
+        handler.drain(BATCH)
+    handler.take(BATCH, extra=5.0)
+    assert len(handler.drain(10 * BATCH)) <= 10 + 10
+    assert handler.drain(10 * BATCH) == [BATCH] * 10
+
+
+def test_batches_grow_again_when_a_slow_handler_has_become_quick_and_shrink_when_it_is_slow_again() -> None:
+    handler = Handler(0.0, 0.05)
+    handler.drain(500)
+    handler.record = 0.0001
+    handler.drain(20_000)
+    assert handler.drain(5 * BATCH) == [BATCH] * 5
+    handler.record = 0.05
+    handler.drain(2 * BATCH)
+    handler.calls.clear()
+    handler.drain(BATCH)
+    assert handler.longest <= MOST_BUDGETS, "two slow calls of a size are enough"
+    handler.calls.clear()
+    handler.drain(BATCH)
+    assert handler.longest <= 1.3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_sizes_come_little_is_remembered_and_the_answer_is_a_number_of_records(seed: int) -> None:
+    pace, draw = Pace(), random.Random(seed)  # noqa: S311 - not for secrets
+    for _ in range(2_000):
+        pace.note(draw.choice((1, 2, draw.randint(1, 100_000))), draw.choice((0.0, draw.random() ** 8 * 100)))
+        assert pace.most_records(draw.choice((-3.0, 0.5, 1.0)), 1.0) >= 1
+    assert sum(map(len, pace._by_size.values())) <= 3 * 17
