@@ -21,6 +21,8 @@ from taskbridge.runtime import Runtime
 __all__ = ["Drained", "Ready", "drain", "park", "publish", "wait"]
 
 HEAD_START_MS: Final = 500
+LOOK_AROUND: Final = 0.3
+"""Seconds before the tenants of ours are due, for reading the CPU time of all processes."""
 PARKED: Final = "bench.parked"
 
 Ready = Callable[[list[str]], Callable[[], float]]
@@ -37,8 +39,9 @@ class Drained(NamedTuple):
 def drain(here: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Drained:
     """Measure one round, with tenants that nobody knows yet."""
     prefix, marks = secrets.token_hex(4), Marks(file)
+    first = marks.count()
     go = ready([f"{prefix}-{at}" for at in range(tenants)])
-    before, first = cpu.seconds(), marks.count()
+    before = cpu.seconds()
     began = go()
     wait_until(lambda: marks.count() - first >= tenants, f"{tenants} tenants are handled", 300)
     wait_until(lambda: not _at_work(here), "the last runs settle", 10)
@@ -52,7 +55,11 @@ def _at_work(here: Runtime) -> bool:
 
 
 def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
-    """Let tenants of ours wait for the delay of their criterion; the worker's ticker begins."""
+    """Let tenants of ours wait for the delay of their criterion; the worker's ticker begins.
+
+    Raises:
+        TimeoutError: from what is returned, when they were due before it was called.
+    """
     due = round(time.time() * 1000) + HEAD_START_MS + len(names) * 2 // 3
     let_wait(here, dict.fromkeys(names, due))
     with here.engine.begin() as connection:
@@ -61,11 +68,16 @@ def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
             "SELECT %s, name, name, 3600000, 'bench', '{}' FROM unnest(%s::text[]) name",
             (PIPELINE, names),
         )
-    left = due / 1000 - time.time() - 0.01
-    if left < 0:
-        raise TimeoutError(f"{len(names)} tenants took {-left:.1f} s too long to set up")
-    time.sleep(left)
-    return lambda: due / 1000
+    time.sleep(max(0.0, due / 1000 - time.time() - LOOK_AROUND))
+
+    def go() -> float:
+        left = due / 1000 - time.time()
+        if left < 0:
+            raise TimeoutError(f"{len(names)} tenants took {-left:.1f} s too long to set up")
+        time.sleep(left)
+        return due / 1000
+
+    return go
 
 
 def park(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:

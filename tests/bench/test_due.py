@@ -1,0 +1,33 @@
+"""A round of many tenants due at once counts every call of the handler, however long it takes to look around."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import pytest
+
+from taskbridge.bench.cpu import Cpu
+from taskbridge.bench.due import LOOK_AROUND, drain, wait
+from taskbridge.bench.lateness import PIPELINE
+from taskbridge.bench.marks import MARKS
+from taskbridge.bench.stage import stage, wait_until, worker
+
+
+class SlowCpu(Cpu):
+    """A machine with so many processes that reading their CPU time takes as long as there is for it."""
+
+    def seconds(self) -> dict[str, float]:
+        time.sleep(LOOK_AROUND * 0.7)
+        return super().seconds()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(60)
+def test_no_call_of_the_handler_is_missed_while_the_cpu_time_is_read() -> None:
+    with stage() as (here, directory):
+        marks = directory / "marks"
+        with worker(here, directory, "--pool", "threads", "--concurrency", "1", **{MARKS: str(marks)}):
+            wait_until(lambda: here.gate.is_rebuilt(PIPELINE), "the worker's ticker starts", 60)
+            round_of_ten = drain(here, marks, partial(wait, here), SlowCpu(here, {}), 10)
+    assert 0 < round_of_ten.seconds < 30
