@@ -44,8 +44,9 @@ class RetryAfter(Exception):
 class Record:
     """One row of work.
 
-    `external_id` is the source's own key (an invoice number), unique within the tenant. `revision` counts the changes
-    of the row from 1; a record that changed after it was handled comes again with a higher one.
+    `external_id` is the source's own key (an invoice number), unique within the tenant. `revision` is another
+    number with each change of the row, higher than all before it, and never one that was used before; a record that
+    changed after it was handled comes again with its new one.
     """
 
     pipeline: str
@@ -56,7 +57,7 @@ class Record:
 
     @property
     def idempotency_key(self) -> str:
-        """A UUID that is the same each time this revision of the record is handed over, and no other's."""
+        """A UUID that is the same each time this revision of the record is handed over, and no other's, ever."""
         parts = (self.pipeline, self.tenant, self.external_id, self.revision)
         return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
 

@@ -6,23 +6,36 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+REVISION = """coalesce(
+    (SELECT revision FROM invoices WHERE tenant = %s AND number = %s),
+    (SELECT revision FROM records WHERE pipeline = %s AND message_id = %s),
+    1
+)"""
+
+
+def revision_of(engine: Engine, tenant: str, number: str) -> int:
+    """The revision that an invoice has now."""
+    with engine.connect() as connection:
+        statement = "SELECT revision FROM invoices WHERE tenant = %s AND number = %s"
+        return int(connection.exec_driver_sql(statement, (tenant, number)).scalar_one())
+
 
 def set_aside(
     engine: Engine,
     tenant: str,
     *external_ids: str,
     pipeline: str = "invoices",
-    revision: int = 1,
     reason: str = "no customer",
     **columns: Any,
 ) -> None:
-    """Put records into quarantine; further columns as given."""
-    names = ["pipeline", "tenant", "external_id", "revision", "reason", *columns]
+    """Put records into quarantine as they are now; further columns as given."""
+    names = ["pipeline", "tenant", "external_id", "reason", *columns]
     with engine.begin() as connection:
         for external_id in external_ids:
             connection.exec_driver_sql(
-                f"INSERT INTO quarantine ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))})",  # noqa: S608
-                (pipeline, tenant, external_id, revision, reason, *columns.values()),
+                f"INSERT INTO quarantine ({', '.join(names)}, revision) "  # noqa: S608
+                f"VALUES ({', '.join(['%s'] * len(names))}, {REVISION})",
+                (pipeline, tenant, external_id, reason, *columns.values(), tenant, external_id, pipeline, external_id),
             )
 
 

@@ -52,8 +52,8 @@ def prune(
     pipeline stays. What is pending, in quarantine or about to be tried again stays, as does what no criterion matched.
     Rows of quarantine go with their record, or when it has changed since.
 
-    A pruned invoice that is recorded again is new: it is delivered again, as revision 1, with the same idempotency
-    key as the first time. So is a message whose id comes again. Choose an age at which nobody sends it again.
+    A pruned invoice that is recorded again is new: it is delivered again, with a new revision and so another
+    idempotency key. So is a message whose id comes again. Choose an age at which nobody sends it again.
 
     It works in small transactions and can be stopped at any time; what was deleted until then stays deleted.
 

@@ -70,6 +70,7 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
         _refuse_company(connection)
         _lock(connection, patience)
         connection.exec_driver_sql(query("rebase_identifier"))
+        connection.exec_driver_sql(query("rebase_revisions"))
         set_aside = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
         # One snapshot for both, taken when nobody else can have written a row that is not committed.
         snapshot = {"snapshot": connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()}

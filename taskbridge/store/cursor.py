@@ -55,6 +55,7 @@ class Page:
     `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
     committed since are not part of it. `held`: a pause holds the tenant or the pipeline, and nothing was read. The
     first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
+    `aside` has the external ids of those of which quarantine has a row, be it of an earlier revision.
     """
 
     records: tuple[Record, ...]
@@ -65,6 +66,7 @@ class Page:
     held: bool
     retried: int
     positions: tuple[tuple[str, int], ...]
+    aside: frozenset[str]
     narrowing: Narrowing
     failing_since: datetime | None
 
@@ -80,8 +82,8 @@ class Page:
 
     @property
     def leaving(self) -> list[str]:
-        """External ids of records that may have a row in quarantine: those taken out of it, and those that changed."""
-        return [one.external_id for at, one in enumerate(self.records) if at < self.retried or one.revision > 1]
+        """External ids of the batch's records that leave quarantine when they are handled."""
+        return [one.external_id for one in self.records if one.external_id in self.aside] if self.aside else []
 
     def first(self, count: int) -> Page:
         """Return the batch of the first `count` records alone."""
@@ -288,15 +290,16 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Page:
     return Page(
         records=tuple(
             Record(pipeline, tenant, external_id, revision, document)
-            for _, _, external_id, revision, document, _ in found
+            for _, _, external_id, revision, document, *_ in found
         ),
         sweeps=cursor.sweeps,
         target=cursor.target,
         finished=len(found) < cursor.size,
         resumed=cursor.resumed,
         held=cursor.held,
-        retried=sum(retried for *_, retried in found),
-        positions=tuple((xid, row_id) for row_id, xid, _, _, _, retried in found if not retried),
+        retried=sum(retried for *_, retried, _ in found),
+        positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
+        aside=frozenset(external_id for _, _, external_id, *_, aside in found if aside),
         narrowing=Narrowing(cursor.batch_limit, cursor.suspects, cursor.attempts),
         failing_since=cursor.failing_since,
     )

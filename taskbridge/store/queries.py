@@ -22,11 +22,11 @@ class Source:
 
 
 INVOICE_ROWS: Final = Source(
-    "(SELECT id, xid, tenant, number AS external_id, revision, document, recorded_at FROM invoices)"
+    "(SELECT id, xid, tenant, number AS external_id, revision, document, recorded_at, changed_at FROM invoices)"
 )
 RECORD_ROWS: Final = Source(
-    "(SELECT id, xid, pipeline, tenant, message_id AS external_id, revision, payload AS document, recorded_at "
-    "FROM records)",
+    "(SELECT id, xid, pipeline, tenant, message_id AS external_id, revision, payload AS document, recorded_at, "
+    "changed_at FROM records)",
     "i.pipeline = c.pipeline AND",
 )
 

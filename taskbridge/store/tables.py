@@ -15,6 +15,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     PrimaryKeyConstraint,
+    Sequence,
     Table,
     Text,
     UniqueConstraint,
@@ -24,7 +25,17 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.types import UserDefinedType
 
-__all__ = ["METADATA", "cluster", "deliveries", "invoices", "pauses", "quarantine", "records", "sync_cursors"]
+__all__ = [
+    "METADATA",
+    "cluster",
+    "deliveries",
+    "invoices",
+    "pauses",
+    "quarantine",
+    "records",
+    "revisions",
+    "sync_cursors",
+]
 
 
 class Xid8(UserDefinedType[str]):
@@ -74,9 +85,21 @@ def _count(name: str, comment: str) -> Column[int]:
     return Column(name, Integer, nullable=False, server_default=text("0"), comment=comment)
 
 
+def _revision(comment: str | None = None) -> Column[int]:
+    return Column("revision", BigInteger, nullable=False, comment=comment)
+
+
+def _changed_at() -> Column[Any]:
+    comment = "When the row changed last; null: not since it was recorded."
+    return Column("changed_at", DateTime(timezone=True), comment=comment)
+
+
 def _now(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=text("now()"))
 
+
+revisions: Final = Sequence("taskbridge_revisions", metadata=METADATA)
+"""Revisions of all records; the triggers of their tables draw from it."""
 
 invoices: Final = Table(
     "invoices",
@@ -85,9 +108,10 @@ invoices: Final = Table(
     _key("tenant"),
     _key("number"),
     Column("document", JSONB, nullable=False),
-    Column("revision", Integer, nullable=False, server_default=text("1")),
-    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    _revision("Another with each change of the row, and never one again; a trigger sets it."),
+    Column("xid", Xid8, nullable=False, comment="The transaction that wrote the row last; a trigger sets it."),
     _now("recorded_at"),
+    _changed_at(),
     UniqueConstraint("tenant", "number"),
     Index(None, "tenant", "xid", "id"),
     comment="Records of the pipeline invoices. xid is the transaction that wrote the row last.",
@@ -152,9 +176,11 @@ records: Final = Table(
     Column("criterion", Text),
     Column("reason", Text),
     Column("payload", JSONB, nullable=False),
-    Column("revision", Integer, nullable=False, server_default=text("1")),
-    Column("xid", Xid8, nullable=False, server_default=text("pg_current_xact_id()")),
+    _revision("Another with each change of the row, and never one again; a trigger sets it."),
+    Column("xid", Xid8, nullable=False, comment="The transaction that wrote the row last; a trigger sets it."),
     _now("recorded_at"),
+    _changed_at(),
+    Column("discarded_at", DateTime(timezone=True), comment="No criterion matched, and somebody gave the record up."),
     UniqueConstraint("pipeline", "message_id"),
     Index(None, "pipeline", "tenant", "xid", "id"),
     Index("ix_records_unmatched", "pipeline", "id", postgresql_where=text("tenant IS NULL")),
@@ -167,12 +193,7 @@ quarantine: Final = Table(
     _key("pipeline"),
     _key("tenant"),
     _key("external_id"),
-    Column(
-        "revision",
-        Integer,
-        nullable=False,
-        comment="The record as it was; once it changes in the source, this row means nothing.",
-    ),
+    _revision("The record as it was; once it changes in the source, this row means nothing."),
     Column("reason", Text, nullable=False),
     Column("attempts", Integer, nullable=False, server_default=text("1")),
     _now("quarantined_at"),
@@ -215,7 +236,7 @@ deliveries: Final = Table(
     _key("pipeline"),
     _key("tenant"),
     _key("external_id"),
-    Column("revision", Integer, nullable=False),
+    _revision(),
     _now("delivered_at"),
     _key("token"),
     # Not unique on purpose: the journal must be able to show that a record was delivered twice.

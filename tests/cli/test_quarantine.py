@@ -17,7 +17,7 @@ from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_output import on_a_terminal
-from tests.quarantined import set_aside, states
+from tests.quarantined import revision_of, set_aside, states
 
 HARMFUL = "ValueError: \x1b[2J [red]no customer 17[/red]\u202e"
 
@@ -40,7 +40,7 @@ def quarantined(engine: Engine) -> list[str]:
     return sorted(f"{tenant} {number}" for (tenant, number), state in states(engine).items() if state == "quarantined")
 
 
-def test_all_that_is_known_of_them_is_in_the_json(bad: Program) -> None:
+def test_all_that_is_known_of_them_is_in_the_json(bad: Program, engine: Engine) -> None:
     found = bad("quarantine", "list", "--json").json
     records = found.pop("records")
     assert found == {"pipeline": "invoices", "count": 3}
@@ -49,7 +49,7 @@ def test_all_that_is_known_of_them_is_in_the_json(bad: Program) -> None:
     assert records[0] == {
         "tenant": "France",
         "external_id": "1",
-        "revision": 1,
+        "revision": revision_of(engine, "France", "1"),
         "state": "quarantined",
         "cause": "failed",
         "reason": HARMFUL,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from sqlalchemy import Engine, make_url
@@ -24,9 +25,11 @@ def dump(engine: Engine, *options: str) -> str:
     return _run("pg_dump", *options, "--no-owner", f"--dbname={address(engine)}")
 
 
-def restore(text: str, engine: Engine) -> None:
-    """Give a dump to psql, which must take all of it."""
-    _run("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--dbname={address(engine)}", text=text)
+def restore(text: str, engine: Engine, *, keep_ids: bool = False) -> None:
+    """Give a dump to psql, which must take all of it; rows keep their transaction ids and revisions if asked to."""
+    options = {"PGOPTIONS": "-c taskbridge.keep_ids=on"} if keep_ids else {}
+    arguments = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--dbname={address(engine)}")
+    _run("psql", *arguments, text=text, options=options)
 
 
 @contextmanager
@@ -61,9 +64,15 @@ def _administer(servers: Servers, statement: str) -> None:
     engine.dispose()
 
 
-def _run(program: str, *arguments: str, text: str | None = None) -> str:
+def _run(program: str, *arguments: str, text: str | None = None, options: Mapping[str, str] | None = None) -> str:
     ended = subprocess.run(
-        [find_postgres(None) / program, *arguments], input=text, capture_output=True, text=True, check=False, timeout=60
+        [find_postgres(None) / program, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **(options or {})},
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -21,9 +21,13 @@ def rows(engine: Engine) -> list[tuple[Any, ...]]:
 
 def test_a_new_and_a_changed_invoice_say_so_and_an_unchanged_one_does_not(engine: Engine) -> None:
     assert record_invoice(engine, "acme", "1", {"total": "4.95"}) is True
+    first = rows(engine)
     assert record_invoice(engine, "acme", "1", {"total": "4.95"}) is False
+    assert rows(engine) == first
     assert record_invoice(engine, "acme", "1", {"total": "5.95"}) is True
-    assert rows(engine) == [("acme", "1", 2, {"total": "5.95"})]
+    ((tenant, number, revision, document),) = rows(engine)
+    assert (tenant, number, document) == ("acme", "1", {"total": "5.95"})
+    assert revision > first[0][2]
 
 
 def test_an_invoice_belongs_to_the_callers_transaction(engine: Engine) -> None:

@@ -1,9 +1,8 @@
 -- Of the tenants in a list: how many records lie after their cursors, counted up to a limit, and the age of the oldest
--- first one. A record that changed is pending since it did; when that was is not known, but not before its tenant's last
--- run that took records.
+-- first one. A record that changed is pending since it did.
 WITH cursors AS (
     SELECT %(pipeline)s::text COLLATE "C" AS pipeline, t.tenant,
-           s.snapshot, s.target, s.at_xid, s.at_id, s.last_taken_at
+           s.snapshot, s.target, s.at_xid, s.at_id
     FROM unnest(%(tenants)s::text[]) t (tenant)
     LEFT JOIN sync_cursors s ON s.pipeline = %(pipeline)s AND s.tenant = t.tenant
 )
@@ -20,7 +19,7 @@ SELECT (
     SELECT extract(epoch FROM now() - min(oldest.since))::float8
     FROM cursors c
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN i.revision = 1 THEN i.recorded_at ELSE greatest(i.recorded_at, c.last_taken_at) END AS since
+        SELECT coalesce(i.changed_at, i.recorded_at) AS since
         FROM {rows} i
         WHERE {of_pipeline} i.tenant = c.tenant
           AND (i.xid, i.id) > (coalesce(c.at_xid, pg_snapshot_xmin(c.snapshot), '0'::xid8), coalesce(c.at_id, -1))

@@ -1,5 +1,5 @@
 -- One step of prune: of the next invoices by id, delete those that are old and that every pipeline has handled or
--- discarded, with what quarantine holds of them: recorded again, an invoice begins at revision 1.
+-- discarded, with what quarantine holds of them.
 -- A discarded one is locked, so that nobody asks for another try meanwhile. An invoice that changes meanwhile has
 -- another xid when the deletion gets to it, and stays.
 -- Later ids are younger, but for a long transaction; so a page without an old row is the last one for this time.

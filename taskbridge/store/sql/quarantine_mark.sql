@@ -2,7 +2,7 @@
 UPDATE quarantine q
 SET retry_at = CASE WHEN %(retry)s THEN now() END,
     discarded_at = CASE WHEN NOT %(retry)s THEN coalesce(q.discarded_at, now()) END
-FROM unnest(%(tenants)s::text[], %(external_ids)s::text[], %(revisions)s::integer[])
+FROM unnest(%(tenants)s::text[], %(external_ids)s::text[], %(revisions)s::bigint[])
     AS one (tenant, external_id, revision)
 WHERE q.pipeline = %(pipeline)s
   AND q.tenant = one.tenant

@@ -1,18 +1,24 @@
 -- One batch: what an operator took out of quarantine first, then what lies after the cursor; with where the cursor
 -- stands. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or the tenant
 -- is held by a pause.
+-- `aside`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
 -- A statement of its own, after the claim: its snapshot must not be older than the cursor it reads from. (In one
 -- statement with the claim it could be: the claim may have waited for the cursor's row, the snapshot is taken before.)
 -- The range on (xid, id) is what the index serves; the two visibility tests make it exact.
 SELECT c.sweeps, c.batch_limit, c.suspects, c.attempts, c.failing_since, p.held, p.size,
        coalesce(c.target, pg_current_snapshot())::text AS target,
        c.target IS NOT NULL AS resumed,
-       r.id, r.xid::text AS xid, r.external_id, r.revision, r.document, r.retried
+       r.id, r.xid::text AS xid, r.external_id, r.revision, r.document, r.retried,
+       p.aside AND r.id IS NOT NULL AND EXISTS (
+           SELECT FROM quarantine q
+           WHERE q.pipeline = c.pipeline AND q.tenant = c.tenant AND q.external_id = r.external_id
+       ) AS aside
 FROM sync_cursors c
 CROSS JOIN LATERAL (
-    SELECT h.held, CASE WHEN h.held THEN 0 ELSE least(%(limit)s, CASE WHEN %(narrowed)s THEN c.batch_limit END) END AS size
+    SELECT h.held, h.aside, CASE WHEN h.held THEN 0 ELSE least(%(limit)s, CASE WHEN %(narrowed)s THEN c.batch_limit END) END AS size
     FROM (
-        SELECT EXISTS (SELECT FROM pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS held
+        SELECT EXISTS (SELECT FROM pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS held,
+               EXISTS (SELECT FROM quarantine WHERE pipeline = c.pipeline AND tenant = c.tenant) AS aside
         OFFSET 0 -- computed once, and not for each record
     ) h
     OFFSET 0

@@ -1,5 +1,5 @@
 -- Rows whose transaction id is not over yet in this cluster get one that always is, 3, the first that a cluster gives.
--- A statement that sets xid itself makes no new revision.
+-- No row gets a new revision; see rebase_revisions.sql.
 WITH invoice AS (
     UPDATE invoices SET xid = '3' WHERE xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot) RETURNING 1
 ), record AS (

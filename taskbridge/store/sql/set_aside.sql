@@ -3,7 +3,7 @@ INSERT INTO quarantine AS q
     (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
 SELECT %(pipeline)s, %(tenant)s, r.external_id, r.revision, r.reason, %(attempts)s, %(cause)s, %(failing_since)s,
        clock_timestamp()
-FROM unnest(%(external_ids)s::text[], %(revisions)s::integer[], %(reasons)s::text[])
+FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[], %(reasons)s::text[])
     AS r (external_id, revision, reason)
 ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
 SET revision = excluded.revision,

@@ -1,0 +1,161 @@
+"""Only triggers set transaction ids and revisions: no caller makes a record pass for handled, or uses one twice."""
+
+# ruff: noqa: S608 - the names of our own tables
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.batch import Record
+from taskbridge.criteria import Match
+from taskbridge.store import INVOICE_ROWS, RECORD_ROWS, Cursors, Page, Records, migrate, rebase, record_invoice
+
+TOKEN = "0000000000000001-aaaaaaaaaaaa"
+ALERTS = "alerts"
+
+BACKUP = {
+    "invoices": (
+        "CREATE TABLE backup AS SELECT * FROM invoices",
+        "INSERT INTO invoices OVERRIDING SYSTEM VALUE SELECT * FROM backup",
+    ),
+    "records": (
+        "CREATE TABLE backup AS SELECT * FROM records",
+        "INSERT INTO records OVERRIDING SYSTEM VALUE SELECT * FROM backup",
+    ),
+}
+
+
+def execute(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+
+def write(engine: Engine, table: str, name: str, version: int = 1) -> None:
+    if table == "invoices":
+        record_invoice(engine, "acme", name, {"version": version})
+    else:
+        payload = json.dumps({"version": version})
+        Records(engine).write(ALERTS, name, payload, Match("acme", 1000, "$.level"), None)
+
+
+def sweep(engine: Engine, table: str) -> list[Record]:
+    """One batch, handed over to nobody."""
+    source, pipeline = (INVOICE_ROWS, "invoices") if table == "invoices" else (RECORD_ROWS, ALERTS)
+    cursors, key = Cursors(engine, source), {"pipeline": pipeline, "tenant": "acme", "token": TOKEN}
+    page: Page = cursors.claim(key, 100, events=1, new_events=1, runs=1)
+    with cursors.transaction(key) as transaction:
+        transaction.advance(page)
+    return list(page.records)
+
+
+@pytest.mark.parametrize("table", ["invoices", "records"])
+def test_rows_that_are_copied_back_from_a_backup_are_pending_under_a_new_revision(engine: Engine, table: str) -> None:
+    save, copy_back = BACKUP[table]
+    write(engine, table, "1")
+    execute(engine, save)
+    (before,) = sweep(engine, table)
+    execute(engine, f"DELETE FROM {table}", copy_back)
+    (after,) = sweep(engine, table)
+    assert after.document == before.document
+    assert after.revision > before.revision
+
+
+@pytest.mark.parametrize("table", ["invoices", "records"])
+def test_rows_of_a_replica_have_this_clusters_ids_and_not_the_publishers(engine: Engine, table: str) -> None:
+    # given rows of a publisher that counts fewer transactions: its ids lie before every cursor here
+    save, copy_back = BACKUP[table]
+    write(engine, table, "1")
+    write(engine, table, "2")
+    execute(engine, save, f"DELETE FROM {table} WHERE id = 1", "UPDATE backup SET xid = '3'")
+    sweep(engine, table)
+    # when they come as logical replication applies them
+    execute(
+        engine,
+        "SET LOCAL session_replication_role = replica",
+        "SET LOCAL search_path = ''",
+        f"{copy_back.replace('backup', 'public.backup').replace(f'INTO {table}', f'INTO public.{table}')} WHERE id = 1",
+        f"UPDATE public.{table} SET recorded_at = recorded_at - interval '1 day', xid = '3' WHERE id = 2",
+    )
+    # then both are pending
+    assert sorted(record.external_id for record in sweep(engine, table)) == ["1", "2"]
+    assert rows(engine, f"SELECT count(*) FROM {table} WHERE xid = '3'") == [(0,)]
+
+
+@pytest.mark.parametrize("table", ["invoices", "records"])
+@pytest.mark.parametrize("also", ["xid = '3'", "xid = '3', revision = 1", "revision = 1", "revision = revision + 0"])
+def test_an_upsert_that_sets_ids_itself_makes_a_new_revision_all_the_same(
+    engine: Engine, table: str, also: str
+) -> None:
+    document = "document" if table == "invoices" else "payload"
+    write(engine, table, "1")
+    (before,) = sweep(engine, table)
+    execute(engine, f"UPDATE {table} SET {document} = '{{\"version\": 2}}', {also}")
+    (after,) = sweep(engine, table)
+    assert after.document == {"version": 2}
+    assert after.revision > before.revision
+    assert after.idempotency_key != before.idempotency_key
+
+
+@pytest.mark.parametrize("table", ["invoices", "records"])
+def test_what_is_deleted_and_written_anew_has_a_key_that_nobody_remembers(engine: Engine, table: str) -> None:
+    seen = set()
+    for version in range(1, 4):
+        write(engine, table, "1", version)
+        (record,) = sweep(engine, table)
+        assert record.document == {"version": version}
+        seen.add(record.idempotency_key)
+        execute(engine, f"DELETE FROM {table}")
+    assert len(seen) == 3
+
+
+def test_revisions_grow_over_all_records_and_an_equal_document_takes_none(engine: Engine) -> None:
+    record_invoice(engine, "acme", "1", {})
+    record_invoice(engine, "globex", "1", {})
+    record_invoice(engine, "acme", "1", {})
+    write(engine, "records", "m1")
+    found = rows(engine, "SELECT revision FROM invoices ORDER BY id") + rows(engine, "SELECT revision FROM records")
+    assert found == sorted(set(found))
+
+
+def test_after_a_rebase_no_revision_repeats_that_was_given_after_the_dump(engine: Engine) -> None:
+    record_invoice(engine, "acme", "1", {"version": 1})
+    # given changes after the dump, of which the restored database knows nothing
+    (last,) = rows(engine, "SELECT last_value FROM taskbridge_revisions")[0]
+    lost = last + 1_000_000
+    execute(engine, "UPDATE taskbridge_cluster SET system_identifier = 1")
+    engine.dispose()
+    (before,) = rows(engine, "SELECT revision, xid::text FROM invoices")
+    engine.dispose()
+    assert rebase(engine)
+    assert rows(engine, "SELECT revision FROM invoices") == [(before[0],)]
+    record_invoice(engine, "acme", "1", {"version": 2})
+    ((revision,),) = rows(engine, "SELECT revision FROM invoices")
+    assert lost < revision < 2**53, "JSON's numbers hold it"
+    # and the rebase's own right to set ids ended with it
+    execute(engine, "UPDATE invoices SET xid = '3', revision = 1")
+    assert rows(engine, "SELECT revision > 1, xid > '3' FROM invoices") == [(True, True)]
+
+
+def test_revisions_of_before_the_sequence_stay_and_those_after_are_above_all_that_there_were(engine: Engine) -> None:
+    migrate(engine, "base")
+    migrate(engine, "0004")
+    execute(
+        engine,
+        "INSERT INTO invoices (tenant, number, document) VALUES ('acme', '1', '{}')",
+        "UPDATE invoices SET document = '{\"version\": 2}'",
+    )
+    assert migrate(engine)[0] == "0004"
+    assert rows(engine, "SELECT revision FROM invoices") == [(2,)]
+    record_invoice(engine, "acme", "1", {"version": 3})
+    ((revision,),) = rows(engine, "SELECT revision FROM invoices")
+    assert revision >= 2**31, "a record that is gone may have had any that an integer holds"
