@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 from taskbridge.names import check_pipeline_name
-from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Policy, RateLimit
+from taskbridge.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
@@ -38,8 +38,8 @@ class Pipeline:
     batch_size: int
     max_attempts: int = 5
     max_runs: int = 0
-    rate_limit: RateLimit | None = None
-    tenant_rate_limit: RateLimit | None = None
+    rate_limit: Limits = NO_LIMITS
+    tenant_rate_limit: Limits = NO_LIMITS
     soft_time_limit: float | None = None
     downstream_errors: tuple[type[Exception], ...] = ()
 
@@ -143,8 +143,8 @@ def pipeline(
     batch_size: int = 500,
     max_attempts: int = 5,
     max_runs: int = 0,
-    rate_limit: RateLimit | str | None = None,
-    tenant_rate_limit: RateLimit | str | None = None,
+    rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
+    tenant_rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
     soft_time_limit: float | None = None,
     downstream_errors: Iterable[type[Exception]] = (),
 ) -> Callable[[Handler], Handler]:
@@ -157,8 +157,9 @@ def pipeline(
             longer than a run's time budget, and while a bad record among them is looked for.
         max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
         max_runs: how many runs of this pipeline may be on at once, over all workers; 0: as many as there is room for.
-        rate_limit: how many records of this pipeline may be handed over in a time, over all workers and tenants: a
-            `RateLimit`, or its rate alone ("600/m").
+        rate_limit: how many records of this pipeline may be handed over in a time, or how often its handler may be
+            called, over all workers and tenants: a `RateLimit`, or its rate alone ("600/m", "10 calls/s"), or one of
+            each in a tuple.
         tenant_rate_limit: the same for each tenant.
         soft_time_limit: seconds that one call of the handler may take. `Batch.seconds_left` counts down, and where the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
@@ -181,8 +182,8 @@ def pipeline(
                 batch_size,
                 max_attempts,
                 max_runs,
-                _limit(rate_limit),
-                _limit(tenant_rate_limit),
+                Limits.of(f"pipeline {name}: rate_limit", rate_limit),
+                Limits.of(f"pipeline {name}: tenant_rate_limit", tenant_rate_limit),
                 soft_time_limit,
                 tuple(downstream_errors),
             )
@@ -190,10 +191,6 @@ def pipeline(
         return handler
 
     return declare
-
-
-def _limit(given: RateLimit | str | None) -> RateLimit | None:
-    return RateLimit(given) if isinstance(given, str) else given
 
 
 def _place(handler: Handler) -> str:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from taskbridge.criteria import Criterion, check_criteria
 from taskbridge.errors import InvalidPolicy
 
-__all__ = ["DelaySinceLastRun", "LatencyNeutral", "Policy", "RateLimit", "Spacing"]
+__all__ = ["NO_LIMITS", "DelaySinceLastRun", "LatencyNeutral", "Limits", "Policy", "RateLimit", "Spacing"]
 
 LONGEST_LEASE = 3600.0
 
@@ -118,11 +118,13 @@ class DelaySinceLastRun:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How many records may be handed over in a time, counted over all workers.
+    """How many records, or calls of the handler, there may be in a time, counted over all workers.
 
     Args:
-        rate: a number of records, a slash, and `s`, `m`, `h` or `d`, as in "600/m".
-        burst: how many may go at once after a quiet time; by default what the rate allows in one second, at least 1.
+        rate: a number, `records` or `calls`, a slash, and `s`, `m`, `h` or `d`, as in "600 records/m" or "10 calls/s".
+            Without a word it is records: "600/m".
+        burst: how many may go at once after a quiet time, at least 1. By default what the rate allows in one second; of
+            calls what it allows in a tenth of one, so that a downstream that counts by the second sees hardly more.
 
     Raises:
         InvalidPolicy: the rate cannot be read, or a number is out of range.
@@ -133,30 +135,66 @@ class RateLimit:
 
     def __post_init__(self) -> None:
         if not _RATE.fullmatch(str(self.rate)):
-            raise InvalidPolicy(f"the rate limit {self.rate!r} cannot be read: write records per time, as in '600/m'")
+            raise InvalidPolicy(
+                f"the rate limit {self.rate!r} cannot be read: write records or calls per time, as in '600/m' or "
+                "'10 calls/s'"
+            )
         if not 0 < self.interval_us <= _PERIODS["d"]:
             raise InvalidPolicy(f"the rate limit {self.rate!r} is out of range: it must lie between 1/d and 1000000/s")
         if self.burst is not None and (type(self.burst) is not int or self.burst < 1):
             raise InvalidPolicy(f"the burst of a rate limit is {self.burst!r}: give a whole number from 1 up")
 
     @property
+    def of_calls(self) -> bool:
+        """Whether it counts calls of the handler, and not records."""
+        return " calls" in self.rate
+
+    @property
     def interval_us(self) -> float:
-        """Microseconds for each record; 0 where the rate allows none or too many."""
+        """Microseconds for each record or call; 0 where the rate allows none or too many."""
         count, period = self.rate.split("/")
-        records = int(count)
-        return _PERIODS[period] / records if 0 < records <= _PERIODS[period] else 0
+        number = int(count.split()[0])
+        return _PERIODS[period] / number if 0 < number <= _PERIODS[period] else 0
 
     @property
     def most(self) -> int:
-        """How many records may go at once."""
-        return self.burst or max(1, int(1_000_000 / self.interval_us))
+        """How many may go at once."""
+        return self.burst or max(1, int((100_000 if self.of_calls else 1_000_000) / self.interval_us))
 
     def within(self, milliseconds: int) -> int:
-        """How many records the rate allows in so many milliseconds, at least 1."""
+        """How many the rate allows in so many milliseconds, at least 1."""
         return max(1, int(milliseconds * 1000 / self.interval_us))
 
 
-_RATE: Final = re.compile(r"\d{1,12}/[smhd]")
+class Limits(NamedTuple):
+    """A limit in records and one in calls; None: no such limit."""
+
+    records: RateLimit | None = None
+    calls: RateLimit | None = None
+
+    @classmethod
+    def of(cls, name: str, given: object) -> Limits:
+        """Return what the option `name` says: a limit or its rate, several of them, or None.
+
+        Raises:
+            InvalidPolicy: it is something else, or two limits are of one kind.
+        """
+        many = list(given) if isinstance(given, tuple | list) else [] if given is None else [given]
+        found: dict[bool, RateLimit] = {}
+        for one in many:
+            if not isinstance(one, RateLimit | str):
+                raise InvalidPolicy(f"{name} holds {one!r}: give a RateLimit, or its rate, as '600/m' or '10 calls/s'")
+            limit = RateLimit(one) if isinstance(one, str) else one
+            if limit.of_calls in found:
+                kind = "calls" if limit.of_calls else "records"
+                raise InvalidPolicy(f"{name} has two limits of {kind}: give one of records and one of calls at most")
+            found[limit.of_calls] = limit
+        return cls(found.get(False), found.get(True))
+
+
+NO_LIMITS: Final = Limits()
+
+_RATE: Final = re.compile(r"[0-9]{1,12}( records| calls)?/[smhd]")
 _PERIODS: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 

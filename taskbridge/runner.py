@@ -163,12 +163,13 @@ def _sweep(this: Run) -> Ending:
 
 def _permitted(this: Run, page: Page) -> tuple[Page, int]:
     """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
-    limits = (this.pipeline.rate_limit, this.pipeline.tenant_rate_limit)
-    if not page.records or limits == (None, None):
+    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
+    if not page.records or not any((*whole, *each)):
         return page, 0
-    at_least = min(limit.within(PAID_AHEAD_MS) for limit in limits if limit is not None)
+    wanted, limits = len(page.records), (whole.records, each.records)
+    at_least = min((limit.within(PAID_AHEAD_MS) for limit in limits if limit is not None), default=wanted)
     permitted, wait_ms = this.runtime.gate.permit(
-        this.pipeline.name, this.tenant, this.token, len(page.records), at_least, *limits
+        this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each
     )
     if permitted == 0:
         return page, max(1, wait_ms)

@@ -15,7 +15,7 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import Wire
-from taskbridge.policy import RateLimit, Spacing
+from taskbridge.policy import Limits, Spacing
 
 __all__ = [
     "OLDEST_REDIS",
@@ -271,15 +271,16 @@ class Gate:
         token: str,
         wanted: int,
         at_least: int,
-        whole: RateLimit | None,
-        each: RateLimit | None,
+        whole: Limits,
+        each: Limits,
     ) -> tuple[int, int]:
-        """Ask to hand over `wanted` records under a limit of the `whole` pipeline and one of `each` tenant.
+        """Ask to hand over `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
 
-        Returns how many may go now. With 0 comes the number of milliseconds to wait until up to `at_least` of them may:
-        these are paid for, and given to the tenant's next run that asks.
+        Returns how many may go now. With 0 comes the number of milliseconds to wait until the call and up to `at_least`
+        of them may: these are paid for, and given to the tenant's next run that asks.
         """
-        limits = [part for limit in (whole, each) for part in ((limit.interval_us, limit.most) if limit else (0, 0))]
+        all_limits = (whole.records, each.records, whole.calls, each.calls)
+        limits = [part for limit in all_limits for part in ((limit.interval_us, limit.most) if limit else (0, 0))]
         permitted, wait_ms = self._run("permit", pipeline, tenant, None, token, wanted, at_least, *limits)
         return permitted, wait_ms
 

@@ -18,7 +18,7 @@ class Queue(StrEnum):
     NEXT = "taskbridge.next"
 
 
-OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate"})
+OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenant_calls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,14 @@ class Keys:
     def tenant_rate(self, pipeline: str, tenant: str) -> str:
         """Virtual clock of a tenant's rate limit, in microseconds."""
         return f"{self.prefix}:tenant-rate:{pipeline}:{tenant}"
+
+    def pipeline_calls(self, pipeline: str) -> str:
+        """Virtual clock of a pipeline's rate limit in calls, in microseconds."""
+        return f"{self.prefix}:calls:{pipeline}"
+
+    def tenant_calls(self, pipeline: str, tenant: str) -> str:
+        """Virtual clock of a tenant's rate limit in calls, in microseconds."""
+        return f"{self.prefix}:tenant-calls:{pipeline}:{tenant}"
 
 
 def beginning(keys: Keys, kind: str, pipeline: str) -> tuple[str, bool]:

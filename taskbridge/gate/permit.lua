@@ -1,13 +1,16 @@
--- How many records may be handed over now, under a limit of the pipeline and one of the tenant? With none, the first of
--- them are paid for ahead, so that those who wait are served in the order in which they asked.
+-- How many records may be handed over now, in one call, under limits of the pipeline and of the tenant, in records and in
+-- calls? With none, the first of them are paid for ahead, so that those who wait are served in the order in which they asked.
 -- Each limit is a virtual clock (GCRA): `tat` is when, in microseconds, all that was permitted is worked off.
--- KEYS: runner pipeline_rate tenant_rate
--- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst now_ms
--- RETURNS: {permitted, wait_ms}; a limit whose microseconds per record are 0 is none
+-- KEYS: runner pipeline_rate tenant_rate pipeline_calls tenant_calls
+-- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst pipeline_call_us pipeline_call_burst tenant_call_us tenant_call_burst now_ms
+-- RETURNS: {permitted, wait_ms}; a limit whose microseconds per record or call are 0 is none
 local runner_key, pipeline_rate_key, tenant_rate_key = KEYS[1], KEYS[2], KEYS[3]
+local pipeline_calls_key, tenant_calls_key = KEYS[4], KEYS[5]
 local token, wanted, at_least = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local pipeline_us, pipeline_burst = tonumber(ARGV[4]), tonumber(ARGV[5])
-local tenant_us, tenant_burst, us = tonumber(ARGV[6]), tonumber(ARGV[7]), clock_us(ARGV[8])
+local tenant_us, tenant_burst = tonumber(ARGV[6]), tonumber(ARGV[7])
+local pipeline_call_us, pipeline_call_burst = tonumber(ARGV[8]), tonumber(ARGV[9])
+local tenant_call_us, tenant_call_burst, us = tonumber(ARGV[10]), tonumber(ARGV[11]), clock_us(ARGV[12])
 
 -- How far the virtual clock is ahead of the server's.
 local function ahead_us(rate_key)
@@ -20,10 +23,10 @@ end
 
 local permitted, wait_ms = 0, 0
 
--- Charge for `records`, and wait until they may be handed over if that is later than what is waited for already.
-local function charge(rate_key, interval_us, burst, records)
+-- Charge for records or calls, and wait until they may be handed over if that is later than what is waited for already.
+local function charge(rate_key, interval_us, burst, count)
   if interval_us > 0 then
-    local ahead = ahead_us(rate_key) + records * interval_us
+    local ahead = ahead_us(rate_key) + count * interval_us
     redis.call("SET", rate_key, string.format("%.0f", us + ahead), "PX", math.ceil(ahead / 1000) + 1000)
     wait_ms = math.max(wait_ms, math.ceil((ahead - burst * interval_us) / 1000))
   end
@@ -40,13 +43,17 @@ if paid then
   return { permitted, wait_ms }
 end
 
-permitted = math.max(0, math.min(wanted, room(pipeline_rate_key, pipeline_us, pipeline_burst),
+local charged = math.max(0, math.min(wanted, room(pipeline_rate_key, pipeline_us, pipeline_burst),
   room(tenant_rate_key, tenant_us, tenant_burst)))
-local charged = permitted
-if permitted == 0 then
-  charged = math.min(wanted, at_least)
+if charged > 0 and room(pipeline_calls_key, pipeline_call_us, pipeline_call_burst) > 0
+  and room(tenant_calls_key, tenant_call_us, tenant_call_burst) > 0 then
+  permitted = charged
+else
+  charged = math.max(charged, math.min(wanted, at_least))
   redis.call("HSET", runner_key, "permits", charged)
 end
 charge(pipeline_rate_key, pipeline_us, pipeline_burst, charged)
 charge(tenant_rate_key, tenant_us, tenant_burst, charged)
+charge(pipeline_calls_key, pipeline_call_us, pipeline_call_burst, 1)
+charge(tenant_calls_key, tenant_call_us, tenant_call_burst, 1)
 return { permitted, wait_ms }

@@ -64,7 +64,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "permit",
-            ("runner", "pipeline_rate", "tenant_rate"),
+            ("runner", "pipeline_rate", "tenant_rate", "pipeline_calls", "tenant_calls"),
             (
                 "token",
                 "wanted",
@@ -73,6 +73,10 @@ SCRIPTS: dict[str, Script] = {
                 "pipeline_burst",
                 "tenant_us",
                 "tenant_burst",
+                "pipeline_call_us",
+                "pipeline_call_burst",
+                "tenant_call_us",
+                "tenant_call_burst",
                 "now_ms",
             ),
         ),

@@ -14,7 +14,7 @@ from taskbridge.gate import Answer, Outcome
 from taskbridge.handlers.journal import journal
 from taskbridge.notify import notify, notify_many
 from taskbridge.pipeline import INVOICES
-from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
+from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Limits, RateLimit
 from taskbridge.recording import record_event
 from taskbridge.store import record_invoice
 from taskbridge.ticker import fire_due, reconcile
@@ -77,7 +77,7 @@ def run_of_one_record_with_the_journal(meter: Meter, tenant: str) -> Call:
 
 
 def run_under_a_rate_limit(meter: Meter, tenant: str) -> Call:
-    return _run_of(meter, tenant, do_nothing, 1, rate_limit=RateLimit("1000000/s", burst=BATCH_SIZE))
+    return _run_of(meter, tenant, do_nothing, 1, rate_limit=Limits(RateLimit("1000000/s", burst=BATCH_SIZE)))
 
 
 def run_of_three_batches(meter: Meter, tenant: str) -> Call:

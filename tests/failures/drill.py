@@ -11,6 +11,7 @@ from taskbridge import runner
 from taskbridge.batch import Batch
 from taskbridge.gate import CircuitStatus, RunnerStatus
 from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.policy import Limits
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
@@ -45,6 +46,8 @@ class Drill:
             self.calls.append((batch.tenant, [record.external_id for record in batch]))
             handler(batch)
 
+        for name in {"rate_limit", "tenant_rate_limit"} & options.keys():
+            options[name] = Limits.of(name, options[name])
         pipelines = Pipelines()
         pipelines.declare(Pipeline("invoices", noting, AT_ONCE, **({"batch_size": 500} | options)))
         self.here.__dict__["pipelines"] = pipelines

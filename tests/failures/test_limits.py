@@ -11,7 +11,7 @@ from taskbridge.batch import Batch, RetryAfter
 from taskbridge.errors import InvalidPolicy
 from taskbridge.gate import State
 from taskbridge.handlers.journal import journal
-from taskbridge.pipeline import Pipeline
+from taskbridge.pipeline import Pipeline, pipeline
 from taskbridge.policy import LatencyNeutral, RateLimit
 from tests.failures.drill import Drill
 
@@ -82,7 +82,28 @@ def test_an_event_does_not_shorten_the_wait_for_a_rate(drill: Drill) -> None:
     assert (status.state, status.held) == (State.WAITING, True)
 
 
-@pytest.mark.parametrize("rate", ["600", "m/600", "0/m", "-1/s", "600/w", "1.5/s", "2000000/s", "", "600 / m", None])
+def test_a_limit_of_calls_is_kept_however_many_records_a_call_has(drill: Drill) -> None:
+    drill.handle(journal, rate_limit=("100000/s", "10 calls/s"), batch_size=20)
+    for tenant in ("a", "b", "c"):
+        drill.save(tenant, *NUMBERS[:200])
+    drill.go_on()
+    assert drill.states() == {"handled": 600}
+    assert [len(numbers) for _, numbers in drill.calls] == [20] * 30
+    assert drill.times[-1] == pytest.approx(2_900, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [5, ("600/m", "60/s"), ("1 calls/s", "2 calls/s"), ("600/m", None), {"600/m"}, ("600/m", "1 calls/s", "1 calls/m")],
+)
+def test_limits_that_say_nothing_clear(given: object) -> None:
+    with pytest.raises(InvalidPolicy, match=r"pipeline orders: rate_limit (holds|has two)"):
+        pipeline("orders", rate_limit=given)(journal)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "rate", ["600", "m/600", "0/m", "-1/s", "600/w", "1.5/s", "2000000/s", "", "600 / m", None, "10 calls", "10calls/s"]
+)
 def test_a_rate_that_cannot_be_read(rate: str) -> None:
     with pytest.raises(InvalidPolicy, match="rate limit"):
         RateLimit(rate)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from taskbridge.gate import Answer, Begun, Keys, Outcome
-from taskbridge.policy import RateLimit
+from taskbridge.policy import Limits, RateLimit
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
 
 HOUR = 3_600_000
@@ -38,10 +38,11 @@ class Asking:
     served: list[str] = field(default_factory=list)
 
     def ask(self, tenant: str) -> tuple[int, int]:
-        limits = [limit for limit in (self.whole, self.each) if limit is not None]
-        at_least = min(limit.within(200) for limit in limits)
+        limits = [limit for limit in (self.whole, self.each) if limit is not None and not limit.of_calls]
+        at_least = min((limit.within(200) for limit in limits), default=self.wanted)
         token = self.crowd.tokens[tenant]
-        return self.crowd.gate.permit(PIPELINE, tenant, token, self.wanted, at_least, self.whole, self.each)
+        whole, each = Limits.of("whole", self.whole), Limits.of("each", self.each)
+        return self.crowd.gate.permit(PIPELINE, tenant, token, self.wanted, at_least, whole, each)
 
     def work(self, tenants: list[str], seconds: float, *, lateness_ms: int = 0) -> None:
         """Let time pass; a tenant that was told to wait comes up to `lateness_ms` after it might."""
@@ -243,16 +244,16 @@ def test_a_run_that_was_replaced_may_hand_over_nothing_and_pays_nothing(crowd: C
     assert crowd.deadline_passes("a") is Answer.REISSUED
     limit = RateLimit("1/s")
 
-    assert crowd.gate.permit(PIPELINE, "a", late, 5, 1, limit, limit) == (0, 0)
+    assert crowd.gate.permit(PIPELINE, "a", late, 5, 1, Limits(limit), Limits(limit)) == (0, 0)
     assert crowd.lifetime(crowd.keys.pipeline_rate(PIPELINE)) == -2
-    assert crowd.gate.permit(PIPELINE, "idle", late, 5, 1, limit, limit) == (0, 0)
+    assert crowd.gate.permit(PIPELINE, "idle", late, 5, 1, Limits(limit), Limits(limit)) == (0, 0)
     assert crowd.lifetime(crowd.keys.runner(PIPELINE, "idle")) == -2
 
 
 def test_without_a_limit_all_may_go(crowd: Crowd) -> None:
     crowd.start("a")
 
-    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 500, 1, None, None) == (500, 0)
+    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 500, 1, Limits(), Limits()) == (500, 0)
 
 
 def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
@@ -263,7 +264,7 @@ def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
     whole = Asking(crowd, RateLimit("5/s"), None)
     assert whole.ask("a") == (5, 0)
     crowd.gate.notify("alerts", "a", SPACING)
-    assert crowd.gate.permit("alerts", "a", crowd.tokens["a"], 9, 1, whole.whole, None) == (5, 0)
+    assert crowd.gate.permit("alerts", "a", crowd.tokens["a"], 9, 1, Limits(whole.whole), Limits()) == (5, 0)
 
 
 def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd) -> None:
@@ -275,6 +276,66 @@ def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd) -> None:
     left = [
         crowd.lifetime(crowd.keys.pipeline_rate(PIPELINE)),
         crowd.lifetime(crowd.keys.tenant_rate(PIPELINE, "a")),
+    ]
+
+    assert 12_000 < left[0] <= 13_001, "when all is worked off, and a second"
+    assert 120_000 < left[1] <= 121_001
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [("10 calls/s", 100), ("3 calls/m", 3_600), ("500 calls/s", 20)])
+@pytest.mark.parametrize("tenants", [1, 25])
+def test_as_many_calls_go_as_the_rate_says_whatever_their_size(
+    crowd: Crowd, rate: str, seconds: int, tenants: int
+) -> None:
+    limit = RateLimit(rate)
+    asking = Asking(crowd, limit, None, wanted=70)
+
+    asking.work([f"tenant {at}" for at in range(tenants)], seconds)
+
+    expected = seconds * 1_000_000 / limit.interval_us
+    assert expected * 0.99 - tenants <= len(asking.served) <= expected * 1.01 + limit.most
+    assert asking.total() == 70 * len(asking.served), "a call may have all the records that it wants"
+    calls = sorted({moment for moments in asking.moments.values() for moment in moments})
+    at_once = limit.most + 1
+    for length in (1, 10, 100):
+        for first, last in zip(calls, calls[length:], strict=False):
+            assert length + 1 <= at_once + (last - first + 2) * 1_000 / limit.interval_us
+
+
+def test_who_waits_for_a_call_is_served_in_the_order_of_asking(crowd: Crowd) -> None:
+    tenants = [f"tenant {at}" for at in range(6)]
+    crowd.start(*tenants)
+    asking = Asking(crowd, RateLimit("4 calls/s"), None, wanted=9)
+
+    answers = [asking.ask(tenant) for tenant in tenants]
+
+    assert answers == [(9, 0), (0, 250), (0, 500), (0, 750), (0, 1_000), (0, 1_250)]
+
+
+def test_limits_of_records_and_of_calls_hold_both(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    whole, each = Limits.of("whole", ("100/s", RateLimit("10 calls/s", 2))), Limits.of("each", "5 calls/s")
+
+    def ask(tenant: str, wanted: int) -> tuple[int, int]:
+        return crowd.gate.permit(PIPELINE, tenant, crowd.tokens[tenant], wanted, 20, whole, each)
+
+    assert ask("a", 60) == (60, 0)
+    assert ask("a", 10) == (0, 200), "the tenant has had its call"
+    assert ask("b", 100) == (0, 100), "the pipeline's calls are used up, and so are its records"
+    crowd.passes(200)
+    assert ask("a", 10) == (10, 0), "what was paid for"
+    assert ask("b", 100) == (30, 0), "as many records as there were for it"
+
+
+def test_the_clocks_of_calls_go_by_themselves(crowd: Crowd) -> None:
+    crowd.start("a")
+    asking = Asking(crowd, RateLimit("10 calls/m"), RateLimit("1 calls/m"))
+    asking.ask("a")
+    asking.ask("a")
+
+    left = [
+        crowd.lifetime(crowd.keys.pipeline_calls(PIPELINE)),
+        crowd.lifetime(crowd.keys.tenant_calls(PIPELINE, "a")),
     ]
 
     assert 12_000 < left[0] <= 13_001, "when all is worked off, and a second"

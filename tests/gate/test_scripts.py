@@ -20,7 +20,7 @@ from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.names import check_pipeline_name, check_tenant
-from taskbridge.policy import RateLimit, Spacing
+from taskbridge.policy import Limits, RateLimit, Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)
@@ -212,7 +212,7 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     forget()
     assert gate.beat("invoices", "acme", run.token)
     forget()
-    assert gate.permit("invoices", "acme", run.token, 7, 1, RateLimit("9/s"), None) == (7, 0)
+    assert gate.permit("invoices", "acme", run.token, 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
     forget()
     assert gate.settle("invoices", "acme", run.token, Outcome.MORE, SPACING) is Answer.CONTINUED
     forget()
@@ -336,7 +336,9 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
         "begin": lambda gate, token: gate.begin("invoices", "acme", token),
         "begin under a cap": lambda gate, token: gate.begin("invoices", "acme", token, most_runs=1),
-        "permit": lambda gate, token: gate.permit("invoices", "acme", token, 3, 1, RateLimit("1/s"), RateLimit("1/m")),
+        "permit": lambda gate, token: gate.permit(
+            "invoices", "acme", token, 3, 1, *(Limits.of("", (f"1/{at}", f"1 calls/{at}")) for at in "sm")
+        ),
         "beat": lambda gate, token: gate.beat("invoices", "acme", token),
         "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),
@@ -480,7 +482,7 @@ KEYS_MADE = {name for name, value in vars(Keys).items() if inspect.isfunction(va
 
 
 def _of_a_tenant(keys: Keys) -> list[Callable[[str, str], str]]:
-    return [keys.runner, keys.lease, keys.last, keys.tenant_rate]
+    return [keys.runner, keys.lease, keys.last, keys.tenant_rate, keys.tenant_calls]
 
 
 def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
@@ -494,6 +496,7 @@ def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
         keys.running,
         keys.line,
         keys.pipeline_rate,
+        keys.pipeline_calls,
     ]
 
 
