@@ -23,6 +23,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "task_ignore_result": True,
     # What a worker has reserved it no longer takes in order, so it reserves little.
     "worker_prefetch_multiplier": 1,
+    # Messages of `record_event` that were with a worker that was killed come again after this. No task takes as long.
+    "broker_transport_options": {"visibility_timeout": 300},
 }
 
 

@@ -12,6 +12,7 @@ from kombu import Queue as KombuQueue
 
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
+from taskbridge.intake import AGAIN_TASK, KeeperStep
 from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.metrics_server import MetricsStep
 from taskbridge.producer import Bridge
@@ -55,7 +56,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     if settings is not None:
         runtime(app, settings)
     bridge = _INSTALLED[app] = Bridge(app, register(app))
-    app.steps["worker"].update((TickerStep, MetricsStep))
+    app.steps["worker"].update((TickerStep, KeeperStep, MetricsStep))
     _add_queues(app)
     app.on_after_configure.connect(_configured, weak=False)
     if app.configured:  # type: ignore[attr-defined]
@@ -101,7 +102,7 @@ def fit(app: Any) -> None:
     """Make the configuration fit, as far as it does not. What the app says of other tasks and queues stays."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
-    ours = {NOTIFY_TASK: first, RECORD_TASK: first, RUN_TASK: following, RUNS_TASK: following}
+    ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following, RUNS_TASK: following}
     routes = conf.task_routes or ()
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
     if ours not in routes:

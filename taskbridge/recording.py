@@ -18,7 +18,16 @@ from taskbridge.runtime import Runtime, runtime
 from taskbridge.store import UnmatchedRecord, json_text
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["MatchedAgain", "Recorded", "criteria_of", "match_again", "record_event"]
+__all__ = [
+    "MatchedAgain",
+    "Prepared",
+    "Recorded",
+    "check_message_id",
+    "criteria_of",
+    "match_again",
+    "prepare",
+    "record_event",
+]
 
 LONGEST_MESSAGE_ID = 200
 
@@ -54,13 +63,10 @@ def record_event(
     See `taskbridge.record_event`, which is this for the package's own app.
     """
     here = runtime(app)
-    policy = criteria_of(here, pipeline)
-    message_id = str(uuid.uuid4()) if message_id is None else _checked(pipeline, message_id)
-    text = json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
-    # What is matched is what is stored, so that matching it again gives the same.
-    found = match(policy.criteria, json.loads(text))
+    prepared = prepare(here, pipeline, payload, message_id)
+    found, message_id = prepared.found, prepared.message_id
     with speaking_plainly():
-        new = here.records.write(pipeline, message_id, text, found, connection)
+        new = prepared.write(here, connection)
         answer = None
         if new and connection is None and isinstance(found, Match):
             answer = notify(app, found.tenant, pipeline, found.delay_ms)
@@ -69,8 +75,35 @@ def record_event(
     return Recorded(message_id, new, found.tenant, found.delay_ms / 1000, None, answer)
 
 
-def match_again(app: Celery, pipeline: str) -> list[MatchedAgain]:
+class Prepared(NamedTuple):
+    """A message that was checked and matched, `text` its payload; it can be written."""
+
+    pipeline: str
+    message_id: str
+    text: str
+    found: Match | Unmatched
+
+    def write(self, here: Runtime, connection: Connection | None = None) -> bool:
+        """Write it, in the transaction of `connection` or in one of its own; return whether it is new."""
+        return here.records.write(self.pipeline, self.message_id, self.text, self.found, connection)
+
+
+def prepare(here: Runtime, pipeline: str, payload: Any, message_id: str | None) -> Prepared:
+    """Check and match a message; nothing is written.
+
+    Raises: UnknownPipeline, InvalidInput as `taskbridge.record_event`.
+    """
+    policy = criteria_of(here, pipeline)
+    message_id = str(uuid.uuid4()) if message_id is None else check_message_id(pipeline, message_id)
+    text = json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
+    # What is matched is what is stored, so that matching it again gives the same.
+    return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
+
+
+def match_again(app: Celery, pipeline: str, reason: str | None = None) -> list[MatchedAgain]:
     """Match the records that no criterion matched again, after the criteria changed, and notify the tenants found.
+
+    With `reason`, only those that were stored with it.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -80,7 +113,9 @@ def match_again(app: Celery, pipeline: str) -> list[MatchedAgain]:
     policy = criteria_of(here, pipeline)
     done = []
     with speaking_plainly():
-        for record, found in here.records.match_again(pipeline, lambda payload: match(policy.criteria, payload)):
+        for record, found in here.records.match_again(
+            pipeline, lambda payload: match(policy.criteria, payload), reason
+        ):
             if isinstance(found, Match):
                 notify(app, found.tenant, pipeline, found.delay_ms)
                 done.append(MatchedAgain(record, found.tenant, None))
@@ -106,7 +141,12 @@ def criteria_of(here: Runtime, pipeline: str) -> DelaySinceLastRun:
     return policy
 
 
-def _checked(pipeline: str, message_id: object) -> str:
+def check_message_id(pipeline: str, message_id: object) -> str:
+    """Return `message_id` unchanged.
+
+    Raises:
+        InvalidInput: it is not 1 to 200 printable characters.
+    """
     if (
         not isinstance(message_id, str)
         or not message_id

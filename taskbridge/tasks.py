@@ -8,7 +8,8 @@ from celery import Celery, Task, states
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
-from taskbridge import recording, runner
+from taskbridge import intake, runner
+from taskbridge.intake import AGAIN_TASK, RECORD_TASK
 from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.notify import notify
 from taskbridge.pipeline import INVOICES
@@ -17,7 +18,6 @@ from taskbridge.runtime import runtime
 __all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
 
 NOTIFY_TASK: Final = "taskbridge.notify_event"
-RECORD_TASK: Final = "taskbridge.record_event"
 
 
 class NotifyTask(Task[Any, Any]):
@@ -61,11 +61,30 @@ def register(app: Celery) -> Task[Any, Any]:
         """Tell the tenant's runner that there are new records."""
         return notify(app, tenant, pipeline).name.lower()
 
-    # It carries data, so it is acknowledged when that is committed. A message that comes again has the same id.
-    @app.task(name=RECORD_TASK, **ours, bind=True, acks_late=True, reject_on_worker_lost=True)
-    def record(self: Task[Any, Any], pipeline: str, payload: Any, message_id: str | None = None) -> str:
-        """Record one message of a pipeline with criteria; without an id of its own the message has the task's."""
-        return recording.record_event(app, pipeline, payload, message_id or self.request.id).message_id
+    # It carries data, so it is acknowledged when that is committed or parked. A message that comes again has the same
+    # id. One that ends its process comes again after `default_retry_delay`, and not at once and for ever.
+    @app.task(
+        name=RECORD_TASK,
+        **ours,
+        bind=True,
+        acks_late=True,
+        acks_on_timeout=False,
+        reject_on_worker_lost=True,
+        retry_on_worker_lost=True,
+        max_retries=None,
+        default_retry_delay=10,
+    )
+    def record(self: Task[Any, Any], *arguments: Any, **keywords: Any) -> str:
+        """Record one message of a pipeline with criteria: `pipeline, payload, message_id=None`.
+
+        Without an id of its own the message has the task's.
+        """
+        return intake.take(app, arguments, keywords, str(self.request.id))
+
+    @app.task(name=AGAIN_TASK, **ours, acks_late=False, serializer="json")
+    def record_again() -> None:
+        """Try parked messages again; published by a worker's keeper."""
+        intake.again(app)
 
     # JSON whatever the app's own messages are, since the gate writes these as well.
     @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")

@@ -39,12 +39,15 @@ def unmatched() -> None:
     short_help="List them with the reasons.",
     epilog=examples("taskbridge unmatched list log-alerts --json --limit 1000"),
 )
-@click.argument("pipeline")
+@click.argument("pipeline", required=False)
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many, oldest first.")
 @data_dir_option
 @json_option
-def list_them(pipeline: str, limit: int, data_dir: Path, as_json: bool) -> None:
+def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -> None:
     """List the records of PIPELINE that no criterion matched, oldest first, each with the reason.
+
+    Messages that can never be recorded are among them; PIPELINE is the name that they gave, whether or not a pipeline
+    is called so. Without PIPELINE, only count them for each name.
 
     Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
     """
@@ -52,8 +55,12 @@ def list_them(pipeline: str, limit: int, data_dir: Path, as_json: bool) -> None:
     with surroundings.enter(data_dir) as origin:
         here = runtime(app)
         surroundings.ready(here, migrate=origin is Origin.OURS)
-        criteria_of(here, pipeline)
+        if pipeline is None:
+            _count(here.records.unmatched_pipelines(), as_json=as_json)
+            return
         count = here.records.count_unmatched(pipeline)
+        if not count:
+            criteria_of(here, pipeline)
         records = list(islice(here.records.unmatched(pipeline), limit))
     if as_json:
         screen.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
@@ -91,6 +98,17 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
         _show_matched(tenants, reasons)
     if origin is Origin.OURS and tenants:
         screen.tell("No worker runs yet: `taskbridge up` handles what was matched.")
+
+
+def _count(counts: dict[str, int], *, as_json: bool) -> None:
+    if as_json:
+        screen.emit_json({"unmatched": counts})
+        return
+    console = screen.stdout()
+    if not counts:
+        console.print("a criterion matched every record")
+    for pipeline, count in counts.items():
+        console.print(screen.cell(f"{pipeline}: {count:,} unmatched"))
 
 
 def _as_json(record: UnmatchedRecord) -> dict[str, Any]:

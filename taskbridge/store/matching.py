@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -77,11 +77,11 @@ class Records:
             row = connection.exec_driver_sql(query("waiting_records"), values).first()
         return None if row is None else WaitingRecords(*row)
 
-    def unmatched(self, pipeline: str) -> Iterator[UnmatchedRecord]:
-        """Return the records that no criterion matched, oldest first."""
+    def unmatched(self, pipeline: str, reason: str | None = None) -> Iterator[UnmatchedRecord]:
+        """Return the records that no criterion matched, oldest first; with `reason` those that have it."""
         after = 0
         while True:
-            values = {"pipeline": pipeline, "after": after, "limit": PAGE}
+            values = {"pipeline": pipeline, "reason": reason, "after": after, "limit": PAGE}
             with self._autocommit.connect() as connection:
                 page = [UnmatchedRecord(*row) for row in connection.exec_driver_sql(query("unmatched"), values)]
             yield from page
@@ -94,9 +94,26 @@ class Records:
         with self._autocommit.connect() as connection:
             return int(connection.exec_driver_sql(query("count_unmatched"), {"pipeline": pipeline}).scalar_one())
 
-    def match_again(self, pipeline: str, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
-        """Match the unmatched records again, each in a transaction of its own, and yield those that `match` decided."""
-        for record in self.unmatched(pipeline):
+    def unmatched_pipelines(self) -> dict[str, int]:
+        """Return how many unmatched records each pipeline has, also one that nobody declares; only those with some."""
+        with self._autocommit.connect() as connection:
+            rows = connection.exec_driver_sql(query("unmatched_pipelines"))
+            return {row[0]: row[1] for row in rows}
+
+    def with_reason(self, pipelines: Sequence[str], reason: str) -> list[str]:
+        """Return those of `pipelines` that have unmatched records with this reason."""
+        values = {"pipelines": list(pipelines), "reason": reason}
+        with self._autocommit.connect() as connection:
+            return list(connection.exec_driver_sql(query("unmatched_with_reason"), values).scalars())
+
+    def match_again(
+        self, pipeline: str, match: Matcher, reason: str | None = None
+    ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
+        """Match the unmatched records again, each in a transaction of its own, and yield those that `match` decided.
+
+        With `reason`, only those that were stored with it.
+        """
+        for record in self.unmatched(pipeline, reason):
             found = match(record.payload)
             if isinstance(found, Unmatched) and found.reason == record.reason:
                 yield record, found

@@ -1,0 +1,175 @@
+"""Messages of `record_event` carry data: each is in the table in the end, whatever failed when it was taken."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from taskbridge.embedded import Servers
+from taskbridge.intake import UNDECLARED
+from taskbridge.store import connect, migrate
+from taskbridge.testing.servers import open_directory
+from tests.deployment import Deployment
+from tests.torture.servers import PostgresHere
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+PIPELINE = "log-alerts"
+RECORD = "taskbridge.record_event"
+PARKED = "taskbridge.parked"
+
+
+def payload(number: int) -> dict[str, Any]:
+    return {"level": "ERROR", "service": f"s-{number}"}
+
+
+def send(deployment: Deployment, *messages: tuple[Any, ...], **options: Any) -> None:
+    """Send messages as another program would: it knows the names of the task and of the queue."""
+    with Celery(broker=deployment.settings.redis_url, set_as_current=False) as foreign:
+        for message in messages:
+            foreign.send_task(RECORD, message, queue="taskbridge.first", **options)
+
+
+def stored(deployment: Deployment) -> dict[str, str | None]:
+    """Return the tenant of each message that is stored."""
+    return dict(map(tuple, deployment.rows("SELECT message_id, tenant FROM records")))
+
+
+def reasons(deployment: Deployment) -> dict[str, str]:
+    return dict(map(tuple, deployment.rows("SELECT message_id, reason FROM records WHERE tenant IS NULL")))
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresHere]:
+    """A Postgres of the test's own, which may be struck down."""
+    with open_directory() as directory:
+        server = PostgresHere(directory)
+        server.start()
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def fragile(postgres: PostgresHere, servers: Servers, tmp_path: Path) -> Iterator[Deployment]:
+    engine = connect(postgres.url)
+    migrate(engine)
+    deployment = Deployment(engine, servers.redis_url, tmp_path)
+    yield deployment
+    deployment.close()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_messages_that_come_while_postgres_is_away_are_recorded_once_it_is_back(
+    fragile: Deployment, postgres: PostgresHere, pool: str
+) -> None:
+    wanted = {f"m-{number}": f"s-{number}" for number in range(40)}
+    with fragile.worker("-P", pool):
+        postgres.strike(signal.SIGQUIT)
+        send(fragile, *((PIPELINE, payload(number), f"m-{number}") for number in range(40)))
+        # given each was taken and none could be stored, nobody holds one in memory
+        wait_until(lambda: fragile.redis.llen(PARKED) == 40, "parked")
+        wait_until(lambda: not fragile.redis.hlen("unacked"), "acknowledged")
+        postgres.start()
+        fragile.engine.dispose()
+        wait_until(lambda: fragile.redis.llen(PARKED) == 0, "taken again", 40)
+        wait_until(lambda: stored(fragile) == wanted, "stored")
+        wait_until(lambda: len(fragile.deliveries()) == 40, "delivered", 30)
+
+
+def test_parked_messages_outlive_the_worker_that_parked_them(fragile: Deployment, postgres: PostgresHere) -> None:
+    with fragile.worker() as worker:
+        postgres.strike(signal.SIGQUIT)
+        send(fragile, *((PIPELINE, payload(number), f"m-{number}") for number in range(5)))
+        wait_until(lambda: fragile.redis.llen(PARKED) == 5, "parked")
+        worker.kill()
+    postgres.start()
+    fragile.engine.dispose()
+    with fragile.worker():
+        wait_until(lambda: len(stored(fragile)) == 5, "stored", 30)
+
+
+def test_an_error_that_nobody_foresaw_loses_no_message_and_holds_up_no_other_work(deployment: Deployment) -> None:
+    with deployment.worker() as worker:
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE records ADD CONSTRAINT broken CHECK (message_id <> 'm-1')")
+        send(deployment, *((PIPELINE, payload(number), f"m-{number}") for number in range(4)))
+        wait_until(lambda: len(stored(deployment)) == 3, "the others are stored")
+        wait_until(lambda: "after 3 tries" in worker.text(), "tried again", 30)
+        deployment.save("acme", "1")
+        wait_until(lambda: ("acme", "1") in deployment.deliveries(), "an invoice is delivered meanwhile")
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE records DROP CONSTRAINT broken")
+        wait_until(lambda: len(stored(deployment)) == 4, "stored", 40)
+
+
+def test_messages_for_a_pipeline_of_the_next_deployment_are_matched_by_it(deployment: Deployment) -> None:
+    # given a worker from before the deployment takes them
+    with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_invoices_alone"):
+        send(deployment, *((PIPELINE, payload(number), f"m-{number}") for number in range(5)))
+        wait_until(lambda: len(stored(deployment)) == 5, "stored")
+    assert set(reasons(deployment).values()) == {UNDECLARED}
+    # when one from after it starts
+    with deployment.worker():
+        wait_until(lambda: not reasons(deployment), "matched", 30)
+        wait_until(lambda: len(deployment.deliveries()) == 5, "delivered", 30)
+    assert stored(deployment) == {f"m-{number}": f"s-{number}" for number in range(5)}
+
+
+NEVER: list[tuple[tuple[Any, ...], str]] = [
+    ((PIPELINE, {"level": "a\0b"}, "bad-0"), "NUL"),
+    ((PIPELINE, {"level": "\ud83d"}, "bad-1"), "no JSON"),
+    ((PIPELINE, {"level": float("nan")}, "bad-2"), "no JSON"),
+    ((PIPELINE, payload(1), "m\n1"), "message id"),
+    ((PIPELINE, payload(1), 7), "message id"),
+    (("invoices", payload(1), "bad-3"), "has no criteria"),
+    (("No Such\0Name", payload(1), "bad-4"), "no pipeline is called"),
+    ((7, payload(1), "bad-5"), "no pipeline is called"),
+    ((PIPELINE,), "no pipeline"),
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}])
+def test_messages_that_can_never_be_recorded_are_set_aside_with_the_reason(
+    deployment: Deployment, settings: dict[str, Any]
+) -> None:
+    with deployment.worker("-P", "threads", **settings) as worker:
+        send(deployment, *(message for message, _ in NEVER))
+        wait_until(lambda: worker.text().count("is set aside") >= len(NEVER), "set aside")
+        # given a good one behind them
+        send(deployment, (PIPELINE, payload(1), "good"))
+        wait_until(lambda: "s-1" in stored(deployment).values(), "stored")
+    found = [reason for _, reason in deployment.rows("SELECT id, reason FROM records WHERE tenant IS NULL")]
+    for _, text in NEVER:
+        assert any(text in reason for reason in found), (text, found)
+    assert deployment.redis.llen(PARKED) == 0
+
+
+def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: Deployment) -> None:
+    options: dict[str, Any] = {"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}
+    with deployment.engine.connect() as locker:
+        locker.exec_driver_sql("LOCK TABLE records IN ACCESS EXCLUSIVE MODE")
+        with deployment.worker(**options) as worker:
+            send(deployment, (PIPELINE, payload(1), "m-1"), (PIPELINE, payload(2), "m-2"))
+            wait_until(lambda: deployment.redis.hlen("unacked") == 2, "both are in hand")
+            worker.kill()
+        locker.rollback()
+    with deployment.worker(**options):
+        wait_until(lambda: len(stored(deployment)) == 2, "given again", 40)
+
+
+def test_events_by_name_that_nobody_can_take_do_not_stop_a_worker(deployment: Deployment) -> None:
+    with deployment.worker() as worker:
+        with Celery(broker=deployment.settings.redis_url, set_as_current=False) as foreign:
+            for arguments in (["acme", "nobody"], ["a\0b"], []):
+                foreign.send_task("taskbridge.notify_event", arguments, queue="taskbridge.first")
+        wait_until(lambda: worker.text().count("raised unexpected") == 3, "each failed once")
+        deployment.save("acme", "1")
+        wait_until(lambda: ("acme", "1") in deployment.deliveries(), "delivered")
+        assert worker.text().count("raised unexpected") == 3
