@@ -206,7 +206,7 @@ def _overdue(here: Runtime) -> Findings:
     late = 0
     for name in here.pipelines.names():
         tenants, _ = here.gate.peek(name, OVERDUE_LOOK)
-        now_ms = here.redis.time()[0] * 1000
+        now_ms = here.gate.now_ms()
         late += sum(
             one.deadline_ms is not None and now_ms - one.deadline_ms > OVERDUE_SECONDS * 1000
             for one in here.gate.look(name, tenants)

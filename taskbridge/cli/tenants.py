@@ -86,8 +86,7 @@ def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[Tenant
     active = here.gate.active(pipeline) if tenant is None else [tenant]
     held = {name for name in paused.tenants if tenant in (None, name)}
     names = sorted(counts.keys() | set(active) | held)
-    seconds, microseconds = here.redis.time()
-    now_ms = seconds * 1000 + microseconds / 1000
+    now_ms = here.gate.now_ms()
     views = [
         TenantView(
             name,

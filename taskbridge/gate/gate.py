@@ -37,7 +37,7 @@ TICKER_HOLDS_MS: Final = 50
 """How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
 
 OLDEST_REDIS: Final = (6, 2)
-"""The first that knows `SET PXAT` and `ZADD LT` (redis.io/commands/set, /zadd)."""
+"""The first that knows `ZADD LT` (redis.io/commands/zadd)."""
 
 
 class Blame(StrEnum):
@@ -295,15 +295,23 @@ class Gate:
         """Return how pipelines stand, with up to `most` tenants of each, in one round trip that changes nothing."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
+            pipe.hmget(self._keys.clock, "offset", "mark")
             for pipeline in pipelines:
                 pipe.zrange(self._keys.due(pipeline), 0, most - 1, withscores=True)
                 pipe.zcard(self._keys.due(pipeline))
                 pipe.hgetall(self._keys.circuit(pipeline))
                 pipe.zcard(self._keys.line(pipeline))
                 pipe.hgetall(self._keys.counts(pipeline))
-            (seconds, microseconds), *replies = pipe.execute()
-        now_ms = seconds * 1000 + microseconds // 1000
+            time, clock, *replies = pipe.execute()
+        now_ms = _now_ms(time, clock)
         return {name: _survey(now_ms, *replies[at * 5 : at * 5 + 5]) for at, name in enumerate(pipelines)}
+
+    def now_ms(self) -> int:
+        """Return the gate's time: milliseconds of the Unix epoch by Redis's clock, and never less than before."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.hmget(self._keys.clock, "offset", "mark")
+            return _now_ms(*pipe.execute())
 
     def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
         """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
@@ -372,8 +380,9 @@ class Gate:
 
     def remember_last(self, pipeline: str, tenant: str, last_ms: int, spacing: Spacing) -> None:
         """Set the start of the tenant's last run, unless Redis knows it, for as long as it can delay the next."""
-        end = last_ms + spacing.last_ttl
-        self._client.set(self._keys.last(pipeline, tenant), last_ms, nx=True, pxat=end)
+        left_ms = last_ms + spacing.last_ttl - self.now_ms()
+        if left_ms > 0:
+            self._client.set(self._keys.last(pipeline, tenant), last_ms, nx=True, px=left_ms)
 
     def is_rebuilt(self, pipeline: str) -> bool:
         """Whether the deadlines of all waiting tenants are here: not after Redis lost its data, and once a day."""
@@ -384,12 +393,13 @@ class Gate:
         self._client.set(self._keys.rebuilt(pipeline), os.getpid(), ex=86_400)
 
     def adopt(self, pipeline: str, tenant: str) -> None:
-        """Give a runner without a deadline (part of Redis was lost) one that is already past."""
-        self._client.zadd(self._keys.due(pipeline), {tenant: 0}, nx=True)
+        """Give a runner without a deadline (part of Redis was lost) one that passes now."""
+        self._client.zadd(self._keys.due(pipeline), {tenant: self.now_ms()}, nx=True)
 
     def claim_reconcile(self, pipeline: str, seconds: float) -> bool:
         """Return whether this process is the one to look for forgotten records in the next `seconds`."""
-        return bool(self._client.set(self._keys.reconciled(pipeline), os.getpid(), nx=True, px=int(seconds * 1000)))
+        (claimed,) = self._run("claim", pipeline, "", None, int(seconds * 1000))
+        return bool(claimed)
 
     def release_reconcile(self, pipeline: str) -> None:
         """Let the next process that asks look for forgotten records, however lately one did."""
@@ -407,7 +417,9 @@ class Gate:
         return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
 
     def _keys_of(self, name: str, pipeline: str, tenant: str, queue: Queue | None) -> list[str]:
-        return [text + tenant if of_a_tenant else text for text, of_a_tenant in self._beginnings(name, pipeline, queue)]
+        keys = [text + tenant if of_a_tenant else text for text, of_a_tenant in self._beginnings(name, pipeline, queue)]
+        keys.append(self._keys.clock)
+        return keys
 
     def _beginnings(self, name: str, pipeline: str, queue: Queue | None) -> list[tuple[str, bool]]:
         """Return the keys of a script, each without its tenant and whether one comes after it."""
@@ -441,6 +453,13 @@ class Gate:
 def _nonce() -> str:
     """Tell tokens of one microsecond apart, should a Redis whose clock stepped back make the same twice."""
     return os.urandom(3).hex()
+
+
+def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
+    """Return what `clock_us` does, in milliseconds."""
+    offset, mark = (int(text or 0) for text in clock)
+    seconds, microseconds = time
+    return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
 
 
 def _circuit(fields: dict[str, str], in_line: int) -> CircuitStatus:

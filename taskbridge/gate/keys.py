@@ -39,6 +39,11 @@ class Keys:
         """Names of both queues, in the order of their precedence."""
         return tuple(self.queue(queue) for queue in Queue)
 
+    @property
+    def clock(self) -> str:
+        """Hash: the latest time that a ticker saw, and how far the server's clock is behind that. Microseconds."""
+        return f"{self.prefix}:clock"
+
     def due(self, pipeline: str) -> str:
         """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""
         return f"{self.prefix}:due:{pipeline}"

@@ -1,12 +1,26 @@
 -- What all scripts share; put before each of them when it is loaded, after the answers' names.
 
--- Microseconds of the server. A test may pass milliseconds in; production passes an empty string.
+-- The last key of every script is what the gate knows of time; only `tick` writes it. Its fields, in microseconds:
+--   mark    the latest time that a ticker saw
+--   offset  what is added to the server's clock, since a server whose clock was behind the mark took over
+local clock_key = KEYS[#KEYS]
+-- How far the server's clock is behind the mark; `clock_us` sets it.
+local behind_us = 0
+
+-- The gate's time in microseconds: that of the server, which never goes back. A test may pass the server's time in, in
+-- milliseconds; production passes an empty string.
 local function clock_us(given_ms)
+  local us
   if given_ms ~= "" then
-    return tonumber(given_ms) * 1000
+    us = math.floor(given_ms * 1000 + 0.5)
+  else
+    local time = redis.call("TIME")
+    us = time[1] * 1000000 + time[2]
   end
-  local time = redis.call("TIME")
-  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local clock = redis.call("HMGET", clock_key, "offset", "mark")
+  us = us + (clock[1] or 0)
+  behind_us = math.max(0, (clock[2] or 0) - us)
+  return us + behind_us
 end
 
 local function milliseconds(us)

@@ -15,7 +15,7 @@ __all__ = ["SCRIPTS", "Script", "render"]
 class Script:
     """One verb. `keys` and `args` stand in the header of `{name}.lua` in the same order; a test compares them.
 
-    `uses` names files whose functions it calls.
+    After its keys every script gets that of the gate's clock. `uses` names files whose functions it calls.
     """
 
     name: str
@@ -87,7 +87,13 @@ SCRIPTS: dict[str, Script] = {
             uses=("queueing",),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
-        Script("tick", ("due", "queue", "ticking"), ("limit", "most_queued", "ticker", "hold_ms", "now_ms")),
+        Script(
+            "tick",
+            ("due", "queue", "ticking"),
+            ("limit", "most_queued", "ticker", "hold_ms", "now_ms"),
+            uses=("timekeeping",),
+        ),
+        Script("claim", ("reconciled",), ("interval_ms", "now_ms")),
     )
 }
 

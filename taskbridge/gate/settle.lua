@@ -77,7 +77,7 @@ local function settle()
   end
   -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone.
   if last and last_ttl_ms > 0 and last + last_ttl_ms > now then
-    redis.call("SET", last_key, last, "PXAT", last + last_ttl_ms)
+    redis.call("SET", last_key, last, "PX", last + last_ttl_ms - now)
   end
   redis.call("DEL", runner_key)
   redis.call("ZREM", due_key, tenant)

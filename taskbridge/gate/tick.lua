@@ -9,6 +9,7 @@ local limit, most_queued, ticker, hold_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local us = clock_us(ARGV[5])
 local now = milliseconds(us)
 
+keep_time(us)
 local first = redis.call("ZRANGE", due_key, 0, limit, "WITHSCORES")
 local wait_ms, late_ms, tenants = -1, -1, {}
 for at = 1, #first, 2 do
@@ -23,12 +24,13 @@ if #tenants > limit then
   tenants[#tenants] = nil
 end
 if #tenants > 0 then
-  local holder = redis.call("GET", ticking_key)
-  if holder and holder ~= ticker or redis.call("LLEN", queue_key) >= most_queued then
+  -- Its end stands in the value: a server whose clock is behind would keep the key for longer.
+  local holder, ends = string.match(redis.call("GET", ticking_key) or "", "^(%S+) (%d+)$")
+  if holder and holder ~= ticker and tonumber(ends) > now or redis.call("LLEN", queue_key) >= most_queued then
     wait_ms, tenants = hold_ms, {}
   else
     late_ms = now - first[2]
-    redis.call("SET", ticking_key, ticker, "PX", hold_ms)
+    redis.call("SET", ticking_key, ticker .. " " .. string.format("%.0f", now + hold_ms), "PX", hold_ms)
   end
 end
 return { wait_ms, late_ms, unpack(tenants) }

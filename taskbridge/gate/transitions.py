@@ -32,7 +32,7 @@ Trust window
     got lost) can begin or end another run. Tokens are ordered: the first 16 digits are the server's microseconds when
     it was issued, and a tenant's next token is always above its last. Postgres keeps the highest token that claimed a
     cursor and refuses a lower one, so a run that froze between `begin` and its claim cannot take the cursor back from
-    its successor. Should the clock of Redis step back (a failover), the claim is refused, and `outranked` issues a
+    its successor. Should the gate's time be lost with all of Redis, the claim is refused, and `outranked` issues a
     token above the cursor's owner.
 """
 

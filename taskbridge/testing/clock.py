@@ -27,6 +27,10 @@ class InjectedClock(Gate):
         """Let time pass up to `ms`, in milliseconds of the Unix epoch; it never goes back."""
         self.us = max(self.us, ms * 1000)
 
+    def now_ms(self) -> int:
+        """Return the injected time."""
+        return self.us // 1000
+
     def _now(self) -> str:
         self.us += 1
         self.given.append(self.us)

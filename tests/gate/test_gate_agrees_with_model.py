@@ -516,7 +516,7 @@ class LossyGateAndModel(GateAndModel):
         self.gate.adopt(*subject)
         model = self.model[subject]
         if model.deadline is None:
-            self.model[subject] = replace(model, deadline=0)
+            self.model[subject] = replace(model, deadline=self.gate.us // 1000)
         self._look()
 
 

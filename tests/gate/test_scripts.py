@@ -35,6 +35,7 @@ VERBS = {
     "permit": set[Verb](),
     "peek": set[Verb](),
     "tick": set[Verb](),
+    "claim": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
 
@@ -342,6 +343,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "beat": lambda gate, token: gate.beat("invoices", "acme", token),
         "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),
+        "claim": lambda gate, _: gate.claim_reconcile("invoices", 30),
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(

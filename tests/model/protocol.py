@@ -103,6 +103,7 @@ class Faults(NamedTuple):
     hash_lost: int = 0
     reply_lost: int = 0
     notifies_early: int = 0
+    clock_steps: int = 0
     postponed: int = 0
 
 
@@ -563,6 +564,9 @@ def _deadline(world: World, guards: Guards) -> Iterator[Step]:
 
 
 def _lost_redis(world: World) -> Iterator[Step]:
+    if world.faults.clock_steps:
+        # A server whose clock is behind takes over, and no ticker had noted how late it was.
+        yield Step("the clock steps back", Kind.FAULT, _spent(world, "clock_steps")._replace(clock_stepped=True))
     if world.faults.redis_lost:
         # Its clock may have stepped back. The broker's messages are lost with it, or stand on another server.
         empty = _spent(world, "redis_lost")._replace(gate=Gate(), clock_stepped=True)

@@ -31,6 +31,8 @@ def report(finding: Finding) -> None:
         pytest.param(2, Faults(postponed=1), id="a run is postponed"),
         pytest.param(1, Faults(postponed=2), id="runs are postponed"),
         pytest.param(1, Faults(postponed=1, worker_dies=1, message_lost=1), id="a run is postponed among others"),
+        pytest.param(2, Faults(clock_steps=1), id="the clock of Redis steps back"),
+        pytest.param(1, Faults(clock_steps=1, worker_dies=1, message_doubled=1), id="the clock steps back, and faults"),
     ],
 )
 def test_no_fault_of_workers_or_messages_loses_a_record_even_without_reconcile(records: int, faults: Faults) -> None:

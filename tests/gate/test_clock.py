@@ -1,0 +1,224 @@
+"""A server takes over whose clock is behind: what waits waits no longer than it would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome
+from taskbridge.policy import RateLimit, Spacing
+from tests.gate.crowd import PIPELINE, Crowd
+
+HOUR_MS = 3_600_000
+TICK = Spacing(delay=200, lease=1_200)
+RULES = Spacing(delay=60_000, last_ttl=60_000)
+
+
+@pytest.fixture
+def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
+    return Crowd(redis_client, keys)
+
+
+def look(crowd: Crowd) -> list[str]:
+    """Let a ticker look; it has nobody to compete with."""
+    crowd.client.delete(crowd.keys.ticking(PIPELINE))
+    return crowd.gate.tick(PIPELINE, 10).tenants
+
+
+def fail_over(crowd: Crowd, back_ms: int = HOUR_MS) -> None:
+    """Let a server take over whose clock is behind, after a ticker has looked at the old one."""
+    look(crowd)
+    crowd.passes(-back_ms)
+
+
+def waits_for_its_tick(crowd: Crowd) -> int:
+    crowd.notify("a", spacing=TICK)
+    crowd.begin("a")
+    crowd.notify("a", spacing=TICK)
+    assert crowd.settle("a", spacing=TICK) is Answer.LINGERING
+    return 200
+
+
+def waits_for_its_back_off(crowd: Crowd) -> int:
+    crowd.start("a")
+    crowd.fail("a", blame=Blame.NOBODY, retry_ms=3_000)
+    return 3_000
+
+
+def runs_and_dies(crowd: Crowd) -> int:
+    crowd.start("a")
+    return 5_000
+
+
+def is_queued_and_lost(crowd: Crowd) -> int:
+    crowd.notify("a")
+    return 4_000
+
+
+@pytest.mark.parametrize("situation", [waits_for_its_tick, waits_for_its_back_off, runs_and_dies, is_queued_and_lost])
+@pytest.mark.parametrize("back_ms", [1_000, HOUR_MS, 30 * 24 * HOUR_MS])
+def test_a_deadline_that_passes_an_hour_late(crowd: Crowd, situation: Callable[[Crowd], int], back_ms: int) -> None:
+    wait_ms = situation(crowd)
+    fail_over(crowd, back_ms)
+
+    assert look(crowd) == []
+    crowd.passes(wait_ms - 5)
+    assert look(crowd) == []
+    crowd.passes(10)
+    assert look(crowd) == ["a"]
+    assert crowd.expire("a")[0] is not Answer.NOT_DUE
+
+
+def test_an_event_that_is_delayed_for_an_hour(crowd: Crowd) -> None:
+    waits_for_its_tick(crowd)
+    fail_over(crowd)
+
+    crowd.passes(205)
+    look(crowd)
+    crowd.passes(205)
+
+    assert crowd.gate.notify(PIPELINE, "a", TICK) is Answer.STARTED
+
+
+def test_a_tenant_whose_last_run_seems_to_lie_ahead(crowd: Crowd) -> None:
+    crowd.notify("a", spacing=RULES)
+    crowd.begin("a")
+    assert crowd.settle("a", spacing=RULES) is Answer.FINISHED
+    fail_over(crowd)
+    look(crowd)
+
+    crowd.passes(60_005)
+
+    assert crowd.gate.notify(PIPELINE, "a", RULES) is Answer.STARTED
+
+
+def test_a_circuit_that_stays_open_for_an_hour(crowd: Crowd) -> None:
+    crowd.start("a")
+    crowd.fail("a", blame=Blame.PIPELINE)
+    fail_over(crowd)
+    look(crowd)
+
+    crowd.passes(1_005)
+
+    assert isinstance(crowd.begin_of("b"), Begun), "it may probe"
+
+
+def test_a_rate_limit_that_holds_for_an_hour(crowd: Crowd) -> None:
+    limit = RateLimit("1/s")
+    crowd.start("a", "b")
+    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 1, 1, limit, None) == (1, 0)
+    fail_over(crowd)
+    look(crowd)
+
+    permitted, wait_ms = crowd.gate.permit(PIPELINE, "b", crowd.tokens["b"], 1, 1, limit, None)
+
+    assert permitted == 0
+    assert wait_ms <= 1_000
+
+
+def test_the_first_commands_after_the_failover_see_no_earlier_time_either(crowd: Crowd) -> None:
+    crowd.start("a")
+    before = crowd.status("a").began_ms
+    fail_over(crowd)
+
+    crowd.start("b")
+
+    after = crowd.status("b").began_ms
+    assert before is not None
+    assert after is not None
+    assert after >= before
+
+
+def test_a_ticker_that_died_keeps_nobody_out_for_an_hour(crowd: Crowd) -> None:
+    crowd.notify("a")
+    crowd.passes(4_005)
+    assert crowd.gate.tick(PIPELINE, 10).tenants == ["a"]
+    crowd.passes(-HOUR_MS)
+    crowd.gate._ticker = "another"
+    # The key itself would live on for as long as the server's clock is behind.
+    crowd.client.persist(crowd.keys.ticking(PIPELINE))
+
+    crowd.gate.tick(PIPELINE, 10)
+    crowd.passes(100)
+
+    assert crowd.gate.tick(PIPELINE, 10).tenants == ["a"]
+
+
+def test_forgotten_records_that_nobody_looks_for_for_an_hour(crowd: Crowd) -> None:
+    assert crowd.gate.claim_reconcile(PIPELINE, 30)
+    assert not crowd.gate.claim_reconcile(PIPELINE, 30)
+    fail_over(crowd)
+    look(crowd)
+    crowd.client.persist(crowd.keys.reconciled(PIPELINE))
+
+    crowd.passes(30_005)
+
+    assert crowd.gate.claim_reconcile(PIPELINE, 30)
+
+
+def test_a_clock_that_steps_forward_and_back_again(crowd: Crowd) -> None:
+    look(crowd)
+    crowd.passes(HOUR_MS)
+    look(crowd)
+    waits_for_its_back_off(crowd)
+    fail_over(crowd)
+
+    look(crowd)
+    crowd.passes(3_005)
+
+    assert look(crowd) == ["a"]
+
+
+def test_tokens_go_on_growing(crowd: Crowd) -> None:
+    crowd.start("a")
+    token = crowd.tokens["a"]
+    assert crowd.settle("a") is Answer.FINISHED
+    fail_over(crowd)
+
+    crowd.start("a")
+
+    assert crowd.tokens["a"] > token
+
+
+def test_the_clocks_key_goes_by_itself(crowd: Crowd) -> None:
+    look(crowd)
+
+    assert crowd.lifetime(crowd.keys.clock) > 0
+
+
+def test_the_gates_own_clock_is_what_commands_are_told(redis_client: redis.Redis, keys: Keys) -> None:
+    gate = Gate(redis_client, keys, publish=lambda *_: None)
+    behind_ms = 7 * HOUR_MS
+    server_ms = gate.now_ms()
+    redis_client.hset(keys.clock, "mark", str((server_ms + behind_ms) * 1000))
+    assert gate.now_ms() >= server_ms + behind_ms
+
+    gate.tick(PIPELINE, 10)
+    gate.notify(PIPELINE, "a", TICK)
+
+    assert gate.now_ms() >= server_ms + behind_ms
+    lease_ends_ms = gate.look(PIPELINE, ["a"])[0].lease_ends_ms
+    assert lease_ends_ms is not None
+    assert abs(lease_ends_ms - gate.now_ms()) < 60_000
+
+
+def test_a_runner_that_is_adopted_is_not_late_since_1970(crowd: Crowd) -> None:
+    crowd.start("a")
+    crowd.client.zrem(crowd.keys.due(PIPELINE), "a")
+
+    crowd.gate.adopt(PIPELINE, "a")
+    crowd.passes(7)
+
+    late_ms = crowd.gate.tick(PIPELINE, 10).late_ms
+    assert late_ms is not None
+    assert late_ms < 1_000
+
+
+def test_more_to_do_after_a_step_back(crowd: Crowd) -> None:
+    crowd.start("a")
+    fail_over(crowd)
+
+    assert crowd.settle("a", Outcome.MORE) is Answer.CONTINUED
+    assert isinstance(crowd.begin("a"), Begun)
