@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome
-from taskbridge.policy import RateLimit, Spacing
+from taskbridge.policy import Limits, RateLimit, Spacing
 from tests.gate.crowd import PIPELINE, Crowd
 
 HOUR_MS = 3_600_000
@@ -106,13 +106,13 @@ def test_a_circuit_that_stays_open_for_an_hour(crowd: Crowd) -> None:
 
 
 def test_a_rate_limit_that_holds_for_an_hour(crowd: Crowd) -> None:
-    limit = RateLimit("1/s")
+    limit = Limits(RateLimit("1/s"))
     crowd.start("a", "b")
-    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 1, 1, limit, None) == (1, 0)
+    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 1, 1, limit, Limits()) == (1, 0)
     fail_over(crowd)
     look(crowd)
 
-    permitted, wait_ms = crowd.gate.permit(PIPELINE, "b", crowd.tokens["b"], 1, 1, limit, None)
+    permitted, wait_ms = crowd.gate.permit(PIPELINE, "b", crowd.tokens["b"], 1, 1, limit, Limits())
 
     assert permitted == 0
     assert wait_ms <= 1_000
