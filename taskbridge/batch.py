@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, overload
+from typing import Any, Final, Literal, overload
 
 from sqlalchemy import Connection
 
@@ -24,20 +24,29 @@ _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 class RetryAfter(Exception):
     """Raised by a handler whose downstream asks it to wait, as with HTTP 429: the batch comes again after `seconds`.
 
-    It counts as no failure. Other tenants go on; events meanwhile are absorbed.
+    It counts as no failure. Events meanwhile are absorbed.
+
+    Args:
+        seconds: how long; 0 to 86,400.
+        scope: who waits. "tenant": this tenant; others go on. "pipeline": all tenants of the pipeline, in all workers,
+            where the downstream has one limit for all of them. When the time is over, one run begins, and with each
+            that handles something twice as many.
 
     Raises:
-        ValueError: `seconds` is not a number from 0 to 86,400.
+        ValueError: `seconds` is not a number from 0 to 86,400, or `scope` is neither.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
+        if scope not in ("tenant", "pipeline"):
+            raise ValueError(f"the scope of RetryAfter is 'tenant' or 'pipeline', not {scope!r}")
         if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST_WAIT:
             raise ValueError(f"RetryAfter takes seconds from 0 to {LONGEST_WAIT:,}, not {seconds!r}")
-        super().__init__(seconds)
+        super().__init__(seconds, scope)
         self.seconds: Final = float(seconds)
+        self.scope: Final = scope
 
     def __str__(self) -> str:
-        return f"wait {self.seconds:g} s"
+        return f"wait {self.seconds:g} s" + (" with the whole pipeline" if self.scope == "pipeline" else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,14 @@ class Run:
 
 
 class Ending(NamedTuple):
-    """How a run ends, for the gate; `error` is what the handler or a server raised."""
+    """How a run ends, for the gate; `error` is what the handler or a server raised, `all_wait` that all wait."""
 
     outcome: Outcome
     retry_ms: int = 0
     blame: Blame = Blame.NOBODY
     owner: str = ""
     error: Exception | None = None
+    all_wait: bool = False
 
 
 class HandlerFailed(Exception):

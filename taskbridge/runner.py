@@ -75,6 +75,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             failed=ending.error is not None,
             blame=ending.blame,
             owner=ending.owner,
+            all_wait=ending.all_wait,
         )
     if ending.error is not None:
         raise ending.error

@@ -36,7 +36,8 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
     error, page = failed.error, failed.page
     if isinstance(error, RetryAfter):
         log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, error)
-        return Ending(Outcome.RETRY, retry_ms=math.ceil(error.seconds * 1000))
+        wait_ms = math.ceil(error.seconds * 1000)
+        return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=error.scope == "pipeline")
     text = f"{type(error).__name__}: {error}"
     downstream = is_downstream(error, this.pipeline.downstream_errors)
     if downstream or this.begun.probe is not None:

@@ -17,8 +17,12 @@ if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
 
-local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes")
+local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes", "rest", "width")
 local open_until, holder, walk, probes = tonumber(circuit[1]), circuit[2], circuit[3], tonumber(circuit[4] or 0)
+local rest, width = tonumber(circuit[5] or 0), tonumber(circuit[6])
+if width and (most_runs == 0 or width < most_runs) then
+  most_runs = width
+end
 
 local function another_probes()
   local deadline = holder and holder ~= tenant and redis.call("ZSCORE", due_key, holder)
@@ -37,7 +41,8 @@ local function has_place()
   return redis.call("ZCOUNT", running_key, now, "+inf") - own < most_runs
 end
 
-local has_place = most_runs == 0 or has_place()
+local rests = now < rest
+local has_place = not rests and (most_runs == 0 or has_place())
 local nobody_probes = open_until and not another_probes()
 local may_probe = nobody_probes and now >= open_until and is_first()
 if not has_place or open_until and not may_probe then
@@ -48,8 +53,10 @@ if not has_place or open_until and not may_probe then
   stand_in_line(runner_key, line_key, tenant, joined or now, runs)
   -- Whoever ends a wait calls those in line; this deadline is for when nobody did.
   local wait_ms = math.min(longest_ms, math.max(patience_ms, now - (joined or now)))
-  redis.call("ZADD", due_key, now + wait_ms, tenant)
-  if has_place and nobody_probes then
+  redis.call("ZADD", due_key, math.max(now, rest) + wait_ms, tenant)
+  if rests then
+    call_head(due_key, line_key, rest)
+  elseif has_place and nobody_probes then
     call_head(due_key, line_key, math.max(now, open_until))
   end
   return { POSTPONED }

@@ -7,6 +7,8 @@
 --   probes    probes in a row that failed
 --   walk      the records may be at fault: probes try others than the first
 --   opened, opened_at, closed_at  for people
+--   rest      the downstream asked the whole pipeline to wait until this millisecond
+--   width     how many runs may be on since then; doubles with each that handled something
 local OPENS_AFTER = 5
 local FIRST_WAIT_MS = 1000
 local LONGEST_WAIT_MS = 30000

@@ -230,12 +230,14 @@ class Gate:
         failed: bool = True,
         blame: Blame = Blame.NOBODY,
         owner: str = "",
+        all_wait: bool = False,
     ) -> Answer:
         """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
         `took` is how many records the run took: where delays count from the last run, one that took none was none.
         `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
-        `retry_ms`, whether the run `failed` or only waits, and what it blames. With OUTRANKED goes `owner`, the token
+        `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline
+        waits as long, and then begins with one run at a time. With OUTRANKED goes `owner`, the token
         that Postgres holds.
         """
         reply = self._run(
@@ -256,6 +258,7 @@ class Gate:
             spacing.last_ttl,
             owner,
             self._timing.republish,
+            int(all_wait),
             _nonce(),
         )
         next_in_line = reply.pop() if len(reply) == 3 else None

@@ -57,6 +57,7 @@ SCRIPTS: dict[str, Script] = {
                 "last_ttl_ms",
                 "owner",
                 "republish_ms",
+                "all_wait",
                 "nonce",
                 "now_ms",
             ),

@@ -1,7 +1,7 @@
 -- The run ends: `more` records are left, all is `done`, `retry` after a while, or the cursor has an owner that
 -- `outranked` the token.
 -- KEYS: due runner last queue circuit running line
--- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms nonce now_ms
+-- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the place of this run as the third element, if one stands in line
 local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -9,7 +9,7 @@ local circuit_key, running_key, line_key = KEYS[5], KEYS[6], KEYS[7]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 local empty_tick_ms, last_ttl_ms, owner = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-local republish_ms, nonce, us = tonumber(ARGV[13]), ARGV[14], clock_us(ARGV[15])
+local republish_ms, all_wait, nonce, us = tonumber(ARGV[13]), ARGV[14] == "1", ARGV[15], clock_us(ARGV[16])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
@@ -43,6 +43,17 @@ local function continue_in_turn()
   return continue(CONTINUED, token)
 end
 
+-- The whole pipeline waits, and then begins with one run at a time: `rest` and `width` of the circuit's hash.
+local function wait_with_all()
+  local rest = math.max(now + retry_ms, tonumber(redis.call("HGET", circuit_key, "rest") or 0))
+  redis.call("HSET", circuit_key, "rest", rest, "width", 1)
+  redis.call("PEXPIRE", circuit_key, rest - now + DAY_MS)
+  stand_in_line(runner_key, line_key, tenant, now, 1)
+  local reply = wait_until(rest + republish_ms, HELD)
+  call_head(due_key, line_key, rest)
+  return reply
+end
+
 local function settle()
   if outcome == "more" then
     return continue_in_turn()
@@ -50,6 +61,9 @@ local function settle()
     return continue(REISSUED, owner)
   elseif outcome == "retry" then
     redis.call("HSET", runner_key, "held", 1)
+    if all_wait then
+      return wait_with_all()
+    end
     return wait_until(now + retry_ms, HELD)
   end
 
@@ -94,16 +108,34 @@ elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)
 end
 judge(circuit_key, due_key, runner_key, line_key, tenant, outcome == "retry" and blame or "", handled, now)
--- While the circuit is open nobody may come for the place; when it closes, all come.
-if redis.call("ZREM", running_key, tenant) == 1 and redis.call("HEXISTS", circuit_key, "until") == 0 then
-  local head = head_of_line(due_key, line_key)
-  if head then
+local circuit = redis.call("HMGET", circuit_key, "until", "rest", "width")
+local is_open, rests, width = circuit[1], now < tonumber(circuit[2] or 0), tonumber(circuit[3])
+local places = redis.call("ZREM", running_key, tenant)
+if width and not rests and handled > 0 then
+  -- The downstream takes work again: twice as many at a time, until nobody waits any more.
+  if redis.call("ZCARD", line_key) == 0 then
+    redis.call("HDEL", circuit_key, "rest", "width")
+  else
+    width = width * 2
+    redis.call("HSET", circuit_key, "width", width)
+    places = width - redis.call("ZCOUNT", running_key, now, "+inf")
+  end
+end
+-- While the circuit is open, or the pipeline waits, nobody may come for the place; when that is over, they are called.
+if not is_open and not rests then
+  for _ = 1, places do
+    local head = head_of_line(due_key, line_key)
+    if not head then
+      break
+    end
     redis.call("ZREM", line_key, head)
     redis.call("ZADD", due_key, now, head)
     -- Its place is kept, so that no newcomer takes it.
     take_place(running_key, head, now + republish_ms)
-    reply[2] = reply[2] or false
-    reply[3] = head
+    if not reply[3] then
+      reply[2] = reply[2] or false
+      reply[3] = head
+    end
   end
 end
 return reply

@@ -96,7 +96,10 @@ class Condition(Enum):
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
     OVERDUE = "the deadline is past, or an operator starts a tenant that waits"
-    NO_PLACE = "the circuit is open and another tenant probes it, or as many runs are on as the pipeline may have"
+    NO_PLACE = (
+        "the circuit is open and another tenant probes it, the downstream asked the pipeline to wait, or as many runs "
+        "are on as the pipeline may have"
+    )
     OTHERS_IN_LINE = "others wait in line for the place of this run"
 
 

@@ -41,6 +41,81 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert drill.deployment.rows("SELECT failures FROM sync_cursors WHERE tenant = 'acme'") == [(0,)]
 
 
+def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill) -> None:
+    told: list[int] = []
+    on: list[str] = []
+    together: list[int] = []
+
+    def limited(batch: Batch) -> None:
+        if not told:
+            told.append(drill.now_ms)
+            raise RetryAfter(30, scope="pipeline")
+        assert drill.now_ms >= told[0] + 30_000, "a call during the wait"
+        on.append(batch.tenant)
+        together.append(len(on))
+        # Other workers start what is due, and take the messages that there are, while this handler works.
+        drill.gate.expire("invoices", drill.gate.peek("invoices", 1000)[0])
+        while drill.run_one():
+            pass
+        on.remove(batch.tenant)
+        journal(batch)
+
+    drill.handle(limited)
+    tenants = [f"tenant {at}" for at in range(20)]
+    for tenant in tenants:
+        drill.save(tenant, "a")
+    drill.go_on(within_ms=10_000)
+    assert [tenant for tenant, _ in drill.calls] == tenants[:1]
+    drill.save("late", "a")
+    drill.save("tenant 5", "b")
+    drill.go_on(within_ms=10_000)
+    assert len(drill.calls) == 1, "first events wait as well, and others are absorbed"
+    drill.go_on()
+    assert together[:3] == [1, 1, 2], "first one, then two at a time"
+    assert max(together) >= 4
+    assert drill.states() == {"handled": 22}
+    assert len(drill.calls) == 22
+    assert drill.times[-1] <= 30_100, "nobody waits longer than all of them"
+    assert drill.errors == []
+    assert drill.circuit().opened == 0
+    assert drill.deployment.rows("SELECT sum(failures), sum(failed_runs) FROM sync_cursors") == [(0, 0)]
+    assert drill.here.redis.hgetall("sync:circuit:invoices").keys() <= {"closed_at"}
+
+
+def test_a_pipeline_that_is_asked_to_wait_again_begins_with_one_run_again(drill: Drill) -> None:
+    free, refused = [0.0], []
+
+    def limited(batch: Batch) -> None:
+        # Ten requests a second: a bucket of ten.
+        now = drill.now_ms / 1000
+        free[0] = max(free[0], now - 1)
+        if free[0] + 0.1 > now:
+            refused.append(now)
+            raise RetryAfter(1, scope="pipeline")
+        free[0] += 0.1
+        journal(batch)
+
+    drill.handle(limited)
+    for at in range(100):
+        drill.save(f"tenant {at}", "a")
+    drill.go_on(steps=20_000)
+    assert drill.states() == {"handled": 100}
+    assert len(refused) <= 20, refused
+    assert drill.times[-1] <= 20_000
+
+
+@pytest.mark.parametrize("scope", ["all", "", None, "Pipeline", 1])
+def test_a_scope_that_there_is_not(scope: str) -> None:
+    with pytest.raises(ValueError, match="scope of RetryAfter is 'tenant' or 'pipeline'"):
+        RetryAfter(1, scope=scope)  # type: ignore[arg-type]
+
+
+def test_what_retry_after_says() -> None:
+    assert str(RetryAfter(30)) == "wait 30 s"
+    assert str(RetryAfter(1.5, scope="pipeline")) == "wait 1.5 s with the whole pipeline"
+    assert repr(RetryAfter(30, scope="pipeline")) == "RetryAfter(30, 'pipeline')"
+
+
 @pytest.mark.parametrize("seconds", [-1, math.nan, math.inf, 86_401, "30", None, True])
 def test_what_retry_after_does_not_take(seconds: float) -> None:
     with pytest.raises(ValueError, match="takes seconds from 0 to 86,400"):
