@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.torture import report
 from tests.torture.arenas import Broken, Order, in_arenas
 from tests.torture.course import Result
-from tests.torture.faults import FAULTS
+from tests.torture.faults import FAULTS, available
 from tests.torture.guards import GUARDS
 
 SEEDS_PER_RUN = 1_000_000
@@ -20,6 +20,8 @@ def main(arguments: list[str]) -> int:
     """Run schedules, print a line of JSON for each and a table at the end; return 1 if anything is wrong."""
     options = _options(arguments)
     order = Order(options.only, options.margin, options.without, options.keep)
+    for name in FAULTS.keys() - available().keys():
+        _say(f"not drawn: {name}, which needs Linux and a C compiler")
     first = options.seed * SEEDS_PER_RUN
     seeds = [options.schedule] if options.schedule is not None else [*range(first, first + options.schedules)]
     results: list[Result] = []
@@ -45,7 +47,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default: 1)")
     parser.add_argument("--arenas", type=int, default=1, help="how many run at the same time (default: 1)")
     parser.add_argument("--schedule", type=int, metavar="SEED", help="run the schedule with this seed again, alone")
-    parser.add_argument("--only", type=_faults, default=tuple(FAULTS), metavar="FAULT,...", help="draw these only")
+    parser.add_argument("--only", type=_faults, default=tuple(available()), metavar="FAULT,...", help="draw these only")
     parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
     parser.add_argument("--first", action="store_true", help="end at the first violation")
     parser.add_argument("--margin", type=float, default=1.0, help="seconds that each bound is given (default: 1)")
@@ -67,7 +69,7 @@ def _tell(result: Result, order: Order) -> None:
     for violation in result.violations:
         _say(f"VIOLATION {violation}")
     if result.violations:
-        only = "" if order.only == tuple(FAULTS) else f" --only {','.join(order.only)}"
+        only = "" if order.only == tuple(available()) else f" --only {','.join(order.only)}"
         without = f" --without {order.without}" if order.without else ""
         _say(f"again: python -m tests.torture --schedule {result.seed}{only}{without}")
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.deployment import ROOT
 from tests.torture.ledger import Ledger
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.workers import Kind, Workers
+from tests.waiting import wait_until
 
 __all__ = ["SETTINGS", "Arena", "arena"]
 
@@ -61,9 +62,9 @@ class Arena:
                     self.workers.up.set()
 
     @contextmanager
-    def downstream_down(self) -> Iterator[None]:
-        """Let what all handlers call be down; see `tests.torture.pipelines.DOWN`."""
-        mark = self.books / "downstream-is-down"
+    def marked(self, name: str) -> Iterator[None]:
+        """Keep a file in the books that handlers look for; see `tests.torture.pipelines`."""
+        mark = self.books / name
         mark.touch()
         try:
             yield
@@ -78,6 +79,11 @@ class Arena:
             time.sleep(seconds)
             self.postgres.start()
         return struck, time.monotonic()
+
+    def wait_for_runs(self, tenants: Sequence[str]) -> None:
+        """Wait until at least one of the tenants has had a run."""
+        asked = "SELECT FROM sync_cursors WHERE tenant = ANY(%(tenants)s) LIMIT 1"
+        wait_until(lambda: self.rows(asked, tenants=[*tenants]), "a run of one of many tenants", 20)
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
         """Return a query's rows; tried again where Postgres has dropped the connection."""
@@ -137,6 +143,10 @@ def _prepare_database(url: str) -> None:
         # Not unique on purpose: it must be able to show that two batches advanced from one position.
         connection.exec_driver_sql("CREATE TABLE torture_advances (tenant text, position bigint, token text)")
         connection.exec_driver_sql("CREATE INDEX ON torture_advances (tenant, position)")
+        connection.exec_driver_sql("CREATE TABLE torture_totals (tenant text PRIMARY KEY, taken bigint)")
+        connection.exec_driver_sql(
+            "CREATE TABLE torture_promises (kept text REFERENCES torture_totals DEFERRABLE INITIALLY DEFERRED)"
+        )
     engine.dispose()
 
 

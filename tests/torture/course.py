@@ -7,13 +7,15 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from tests.torture.arena import Arena
-from tests.torture.faults import FAULTS, Scene, Struck
+from tests.torture.faults import FAULTS
 from tests.torture.producer import Producer, Truth, Writer
+from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
-from tests.torture.verdict import judge, leftovers, take_stock
+from tests.torture.verdict import is_settled, judge, leftovers
 
 __all__ = ["Recovery", "Result", "run"]
 
+WAITED_BEYOND = 10.0
 STUCK_AFTER = 60.0
 """Seconds without faults and traffic after which a schedule that is not quiet counts as stuck."""
 
@@ -71,7 +73,7 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     for producer in producers:
         producer.stop()
     _await_quiet(arena, prefix, result)
-    result.violations += judge(arena, prefix, truth)
+    result.violations += judge(arena, prefix, truth, sum(map(len, schedule.groups)))
     result.violations += [
         f"late: {one.fault} recovered after {one.recovered:.1f} s, bound {one.bound:.1f} s"
         for one in result.recoveries
@@ -101,46 +103,61 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     if len(struck) < len(group):
         raise RuntimeError(f"of {[planned.fault for planned in group]} only {[*struck]} struck")
     settings = scene.arena.settings
-    bounds = {name: FAULTS[name].bound(settings, one.lasted) for name, one in struck.items()}
+    bounds = {name: FAULTS[name].bound.seconds(settings, one.lasted) + margin for name, one in struck.items()}
     together = len(group) > 1
     since = max(one.since for one in struck.values())
     recoveries = []
     for name, one in struck.items():
-        bound = (sum(bounds.values()) if together else bounds[name]) + margin
-        times = [_recovery(scene, tenant, since if together else one.since, bound) for tenant in one.tenants]
+        bound = sum(bounds.values()) if together else bounds[name]
+        times = [
+            _recovery(scene, one, tenant, max(since if together else one.since, one.own.get(tenant, 0.0)), bound)
+            for tenant in one.tenants
+        ]
         known = [seconds for seconds in times if seconds is not None]
         worst = round(max(known), 3) if known else None
         recoveries.append(Recovery(name, round(bound, 3), worst, together))
+    for one in struck.values():
+        one.undo()
     return recoveries
 
 
-def _recovery(scene: Scene, tenant: str, since: float, bound: float) -> float | None:
+def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float) -> float | None:
     """Return the seconds from `since` to the tenant's next hand-over, or to the end of the one that was under way.
 
-    None: nothing of it was held up. It is waited for well past the bound, so that a late one is told from none at all.
+    Seconds in which no worker was ready do not count. None: nothing of it was held up. It is waited for well past the
+    bound, so that a late one is told from none at all.
     """
-    deadline = time.monotonic() + bound + 10.0
+    workers = scene.arena.workers
+    deadline = time.monotonic() + bound + WAITED_BEYOND
+
+    def counted(until: float) -> float:
+        return until - since - workers.seconds_without(since, until)
+
     while True:
         found = scene.arena.ledger.of(tenant)
-        later = [one.began for one in found if one.began >= since]
-        if later:
-            return later[0] - since
-        if take_stock(scene.arena, tenant).is_settled():
-            ended = max((one.ended for one in found if one.ended is not None), default=0.0)
-            return ended - since if ended > since else None
-        if time.monotonic() > deadline:
-            return time.monotonic() - since
-        time.sleep(0.02)
+        later = [entry.began for entry in found if entry.began >= since]
+        settled = is_settled(scene.arena, tenant)
+        if one.to_the_end:
+            if settled:
+                return counted(time.monotonic())
+        elif later:
+            return counted(later[0])
+        elif settled:
+            ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
+            return counted(ended) if ended > since else None
+        if time.monotonic() > deadline + workers.seconds_without(since, time.monotonic()):
+            return counted(time.monotonic())
+        time.sleep(0.05 if one.to_the_end else 0.02)
 
 
 def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
     deadline = time.monotonic() + STUCK_AFTER
     while True:
         left = leftovers(arena)
-        settled = take_stock(arena, prefix).is_settled()
+        settled = is_settled(arena, prefix)
         if settled and not left:
             return
         if time.monotonic() > deadline:
             result.violations.append(f"stuck: {'handled' if settled else 'not handled'}, left: {left[:10]}")
             return
-        time.sleep(0.1)
+        time.sleep(0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ class HandOver:
     worker: str
     token: str
     position: int
+    session: int
+    """The process id of its session of Postgres."""
     records: list[tuple[str, int]]
     began: float
     ended: float | None = None
@@ -36,6 +38,8 @@ class Ledger:
         self._by_tenant: dict[str, list[HandOver]] = defaultdict(list)
         self._reading = threading.Lock()
         self.mixed: list[str] = []
+        self.tries: Counter[tuple[str, str, int]] = Counter()
+        """How often each record did what its document asks for, by (tenant, number, revision)."""
 
     def of(self, tenant: str) -> list[HandOver]:
         """Return the tenant's hand-overs so far, in the order of their begin."""
@@ -67,12 +71,15 @@ class Ledger:
 
     def _take(self, path: Path, line: dict[str, Any]) -> None:
         tenant, key = line["tenant"], (path, line["tenant"], line["token"])
-        if line["what"] == "mixed":
+        if line["what"] == "tried":
+            number, revision = line["record"]
+            self.tries[tenant, number, revision] += 1
+        elif line["what"] == "mixed":
             self.mixed.append(f"{tenant}: {line['records']}")
         elif line["what"] == "ended":
             self._open.pop(key).ended = line["at"]
         else:
             records = [(number, revision) for number, revision in line["records"]]
-            one = HandOver(line["worker"], line["token"], line["position"], records, line["at"])
+            one = HandOver(line["worker"], line["token"], line["position"], line["session"], records, line["at"])
             self._open[key] = one
             self._by_tenant[tenant].append(one)

@@ -1,12 +1,14 @@
 """The pipeline that the workers of an arena run. What it does with a record stands in the record's document.
 
 It keeps two books. The ledger is outside the project's tables and outside Postgres: a file per process, a line per
-begin and end of a hand-over. `torture_advances` is written in the transaction that advances the cursor, with the
-position that the batch was read at, so two rows with one position are two advances from it.
+begin and end of a hand-over, and per record that does something out of the ordinary. `torture_advances` is written in
+the transaction that advances the cursor, with the position that the batch was read at, so two rows with one position
+are two advances from it. A batch that updates its row of `torture_totals` holds a lock that its successor needs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -17,15 +19,16 @@ from typing import Any
 from taskbridge import Batch, LatencyNeutral, Record, pipeline
 from taskbridge.handlers.journal import journal
 from tests.torture import clock, guards
+from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
 
 BOOKS = Path(os.environ["TORTURE_BOOKS"])
 WORKER = os.environ["TORTURE_WORKER"]
 BATCH_SIZE = int(os.environ["TORTURE_BATCH_SIZE"])
 
-MAX_ATTEMPTS = 2
-
 DOWN = BOOKS / "downstream-is-down"
 """While this file exists, what the handler calls is down."""
+FLOOD = BOOKS / "flood"
+"""While this file exists, the records of a flood take their time."""
 
 if "TORTURE_CLOCK" in os.environ:
     clock.move(float(os.environ["TORTURE_CLOCK"]))
@@ -42,7 +45,7 @@ def _ledger(pid: int) -> int:
     return os.open(BOOKS / f"{WORKER}-{pid}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-def write(batch: Batch, what: str, position: int | None) -> None:
+def write(batch: Batch, what: str, **more: Any) -> None:
     """Write one line. The monotonic clock is the machine's, whatever the worker's wall clock says."""
     line: dict[str, Any] = {
         "at": time.monotonic(),
@@ -50,44 +53,80 @@ def write(batch: Batch, what: str, position: int | None) -> None:
         "worker": WORKER,
         "tenant": batch.tenant,
         "token": batch.token,
-        "position": position,
-        "records": [(record.external_id, record.revision) for record in batch],
+        **more,
     }
     os.write(_ledger(os.getpid()), f"{json.dumps(line)}\n".encode())
 
 
-@pipeline("invoices", policy=LatencyNeutral(), batch_size=BATCH_SIZE, max_attempts=MAX_ATTEMPTS)
 def handle(batch: Batch) -> None:
     """Do what the documents ask for, then write the journal."""
-    position = batch.connection.exec_driver_sql(
-        "SELECT sweeps FROM sync_cursors WHERE pipeline = %s AND tenant = %s", (batch.pipeline, batch.tenant)
-    ).scalar_one()
-    write(batch, "began", position)
+    if any(record.document.get("totals") for record in batch):
+        batch.connection.exec_driver_sql(
+            "INSERT INTO torture_totals AS t VALUES (%s, %s) "
+            "ON CONFLICT (tenant) DO UPDATE SET taken = t.taken + excluded.taken",
+            (batch.tenant, len(batch)),
+        )
+    position, session = batch.connection.exec_driver_sql(
+        "SELECT sweeps, pg_backend_pid() FROM sync_cursors WHERE pipeline = %s AND tenant = %s",
+        (batch.pipeline, batch.tenant),
+    ).one()
+    records = [(record.external_id, record.revision) for record in batch]
+    write(batch, "began", position=position, session=session, records=records)
     if DOWN.exists():
         raise ConnectionError("the downstream is down")
     for record in batch:
         if record.document["tenant"] != batch.tenant:
-            write(batch, "mixed", position)
-        time.sleep(record.document.get("seconds", 0.0))
-        _fail(record)
-        if "reject" in record.document:
-            batch.reject(record, record.document["reject"])
+            write(batch, "mixed", records=records)
+        try:
+            _do(batch, record)
+        except Leave:
+            return
     batch.connection.exec_driver_sql(
         "INSERT INTO torture_advances (tenant, position, token) VALUES (%s, %s, %s)",
         (batch.tenant, position, batch.token),
     )
     journal(batch)
-    write(batch, "ended", position)
+    write(batch, "ended")
 
 
-def _fail(record: Record) -> None:
-    """Raise as often as the document asks for; a file for each time counts, since the next try may be elsewhere."""
-    if record.document.get("poison"):
-        raise ValueError(f"{record.external_id} cannot be handled")
-    for number in range(record.document.get("fails", 0)):
+async def handle_async(batch: Batch) -> None:
+    """Do the same in a coroutine."""
+    await asyncio.sleep(0.001)
+    handle(batch)
+
+
+pipeline(
+    "invoices",
+    policy=LatencyNeutral(),
+    batch_size=BATCH_SIZE,
+    max_attempts=MAX_ATTEMPTS,
+    soft_time_limit=SOFT_TIME_LIMIT,
+)(handle_async if "TORTURE_ASYNC" in os.environ else handle)  # type: ignore[arg-type]
+
+
+def _do(batch: Batch, record: Record) -> None:
+    document = record.document
+    time.sleep(document.get("seconds", 0.0))
+    if "flood" in document and FLOOD.exists():
+        time.sleep(document["flood"])
+    if "act" in document:
+        act = ACTS[document["act"]]
+        if act.is_fatal or _first_times(record, 1):
+            write(batch, "tried", record=(record.external_id, record.revision))
+            act.variants[document["variant"] % len(act.variants)](batch, record)
+    if _first_times(record, document.get("fails", 0)):
+        raise {"connection": ConnectionError, "other": Transient}[document["error"]](record.external_id)
+    if "reject" in document:
+        batch.reject(record, document["reject"])
+
+
+def _first_times(record: Record, count: int) -> bool:
+    """Say so `count` times per record, with a file for each, since the next try may be elsewhere."""
+    for number in range(count):
         marker = BOOKS / f"{record.tenant}.{record.external_id}.{record.revision}.{number}"
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        raise {"connection": ConnectionError, "other": Transient}[record.document["error"]](record.external_id)
+        return True
+    return False

@@ -49,6 +49,7 @@ def draw(seed: int, subjects: Mapping[str, str]) -> Schedule:
                 chance.choice(("prefork", "threads", "solo")),
                 chance.choice((1, 3, 7, 50)),
                 None if minutes is None else minutes * 60.0,
+                fault == "handler_async",
             ),
         )
 

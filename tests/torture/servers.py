@@ -7,9 +7,11 @@ import random
 import secrets
 import signal
 import socket
+import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import redis
 
@@ -19,6 +21,8 @@ from taskbridge.embedded.guarded import Guarded
 from taskbridge.embedded.launch import HOST, Server, server_environment
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.embedded.redis_server import RedisServer
+from tests.torture.server_clock import ServerClock, compiler
+from tests.waiting import wait_until
 
 __all__ = ["PostgresHere", "RedisHere"]
 
@@ -30,6 +34,7 @@ REDIS_SETTINGS = """\
 bind {host}
 port {port}
 requirepass {password}
+masterauth {password}
 dir {directory}
 save ""
 appendonly no
@@ -43,30 +48,35 @@ class _Here:
     """A server at a fixed address that ends with this process."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
         self.port = _free_port()
-        self._process: Guarded | None = None
+        self.process: Guarded | None = None
 
     def start(self) -> None:
         """Start the server and return when it answers."""
-        with open_log(self._server.log) as output:
+        with open_log(self.server.log) as output:
             begin = output.seek(0, os.SEEK_END)
-            self._process = self._server.start(self.port, output)
-        deadline = time.monotonic() + self._server.start_seconds
-        while not self._server.answers(self.port, self._process.pid):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{self._server.name} does not start:\n{tail(self._server.log, begin)}")
+            self.process = self.server.start(self.port, output)
+        self.wait(begin)
+
+    def wait(self, log_from: int = 0) -> None:
+        """Return when the server answers."""
+        assert self.process is not None
+        deadline = time.monotonic() + self.server.start_seconds
+        while not self.server.answers(self.port, self.process.pid):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.server.name} does not start:\n{tail(self.server.log, log_from)}")
             time.sleep(0.01)
 
     def strike(self, number: signal.Signals) -> None:
         """Send a signal that ends the server, and wait for its end."""
-        assert self._process is not None
-        os.kill(self._process.pid, number)
-        self._process.wait(30)
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+        self.process.wait(30)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.stop()
+        if self.process is not None:
+            self.process.stop()
 
 
 class PostgresHere(_Here):
@@ -88,9 +98,10 @@ class PostgresHere(_Here):
 class _Redis(RedisServer):
     """Keeps its password, and the data that were saved, from one start to the next."""
 
-    def __init__(self, directory: Path, account: Account | None) -> None:
+    def __init__(self, directory: Path, account: Account | None, password: str, environment: Mapping[str, str]) -> None:
         super().__init__(directory, directory, account)
-        self._password = secrets.token_urlsafe(24)
+        self._password = password
+        self._environment = environment
         self.data = directory / "redis"
         self.data.mkdir(mode=0o700)
         if account is not None:
@@ -103,16 +114,20 @@ class _Redis(RedisServer):
             [self._program, self._settings],
             stop=((signal.SIGTERM, 5.0),),
             output=output,
-            environment=server_environment(),
+            environment={**server_environment(), **self._environment},
             account=self._account,
         )
 
 
 class RedisHere(_Here):
-    """Redis in `directory`. Its data survive a kill as far as they were saved."""
+    """Redis in `directory`. Its data survive a kill as far as they were saved. `clock` is its own."""
 
     def __init__(self, directory: Path) -> None:
-        self._redis = _Redis(directory, server_account(directory / "postgres"))
+        self._directory = directory
+        self._account = server_account(directory / "postgres")
+        self._password = secrets.token_urlsafe(24)
+        self.clock = ServerClock(directory) if compiler() else None
+        self._redis = self._make(directory)
         super().__init__(self._redis)
         self.client = redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=10)
 
@@ -122,6 +137,42 @@ class RedisHere(_Here):
 
     def forget_saved(self) -> None:
         (self._redis.data / "dump.rdb").unlink(missing_ok=True)
+
+    def switch_over(self) -> Callable[[], None]:
+        """Let a replica take over this address, as behind a service; return how to end the old one.
+
+        Who is connected stays with the old one, which is the new one's replica from now on.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="redis-", dir=self._directory))
+        directory.chmod(0o755)
+        old_process, successor = self.process, self._make(directory)
+        assert old_process is not None
+        there = _Here(successor)
+        there.start()
+        one: dict[str, Any] = {"decode_responses": True, "single_connection_client": True}
+        old, new = redis.Redis.from_url(self.url, **one), redis.Redis.from_url(successor.url(there.port), **one)
+        with old, new:
+            new.replicaof(HOST, str(self.port))
+            wait_until(lambda: new.info("replication")["master_link_status"] == "up", "the replica has its data")
+            old.config_set("port", str(_free_port()))
+            new.config_set("port", str(self.port))
+            new.replicaof("NO", "ONE")
+            old.replicaof(HOST, str(self.port))
+        self._redis = self.server = successor
+        self.process = there.process
+        self.client.connection_pool.disconnect()
+
+        def end() -> None:
+            old_process.stop()
+
+        return end
+
+    def close(self) -> None:
+        self.client.close()
+        super().close()
+
+    def _make(self, directory: Path) -> _Redis:
+        return _Redis(directory, self._account, self._password, self.clock.environment if self.clock else {})
 
 
 def _free_port() -> int:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from taskbridge import app
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import runtime
 from tests.torture.arena import Arena
+from tests.torture.faults import LEAST_DEATHS, tries
 from tests.torture.producer import Expected, Fact, Truth
 
-__all__ = ["Stock", "judge", "leftovers", "take_stock"]
+__all__ = ["Stock", "is_settled", "judge", "leftovers"]
+
+LARGEST_BATCH: Final = 50
+TRIES_PER_FAULT: Final = 4
+"""How often a record is tried once more because of another fault: a run that it ends, a probe of the circuit."""
 
 
 @dataclass
@@ -25,13 +30,20 @@ class Stock:
     """The tokens that delivered each revision."""
     quarantine: set[tuple[str, str, int]] = field(default_factory=set)
 
-    def is_settled(self) -> bool:
-        """Whether each invoice's newest revision is where it can end."""
-        settled = self.deliveries.keys() | self.quarantine
-        return all((*key, revision) in settled for key, (revision, _) in self.invoices.items())
+
+def is_settled(arena: Arena, prefix: str) -> bool:
+    """Whether the newest revision of each invoice of these tenants is where it can end."""
+    ((settled,),) = arena.rows(
+        "SELECT NOT EXISTS (SELECT FROM invoices i WHERE tenant LIKE %(tenants)s AND NOT EXISTS ("
+        "SELECT FROM deliveries d WHERE (d.tenant, d.external_id, d.revision) = (i.tenant, i.number, i.revision)"
+        ") AND NOT EXISTS ("
+        "SELECT FROM quarantine q WHERE (q.tenant, q.external_id, q.revision) = (i.tenant, i.number, i.revision)))",
+        tenants=f"{prefix}%",
+    )
+    return bool(settled)
 
 
-def take_stock(arena: Arena, prefix: str) -> Stock:
+def _take_stock(arena: Arena, prefix: str) -> Stock:
     """Look once."""
     tenants = {"tenants": f"{prefix}%"}
     stock = Stock(
@@ -56,9 +68,12 @@ def take_stock(arena: Arena, prefix: str) -> Stock:
     return stock
 
 
-def judge(arena: Arena, prefix: str, truth: Truth) -> list[str]:
-    """Return what is wrong with the records, one sentence each that begins with its kind."""
-    stock = take_stock(arena, prefix)
+def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
+    """Return what is wrong with the records, one sentence each that begins with its kind.
+
+    `faults`: how many struck; what a record is tried for because of them is no fault of its own.
+    """
+    stock = _take_stock(arena, prefix)
     facts = truth.facts()
     wrong = [
         f"lost: {key} was committed and is not in the table"
@@ -77,6 +92,12 @@ def judge(arena: Arena, prefix: str, truth: Truth) -> list[str]:
             "GROUP BY tenant, position HAVING count(*) > 1",
             tenants=f"{prefix}%",
         )
+    ]
+    most = tries(LARGEST_BATCH, LEAST_DEATHS) + faults * TRIES_PER_FAULT
+    wrong += [
+        f"too many tries: {tenant} {number} revision {revision} was tried {count} times, bound {most}"
+        for (tenant, number, revision), count in arena.ledger.tries.items()
+        if tenant.startswith(prefix) and count > most
     ]
     return wrong + [f"mixed: {text}" for text in arena.ledger.mixed]
 

@@ -20,6 +20,7 @@ __all__ = ["Kind", "Worker", "Workers"]
 
 STARTS_WITHIN = 40.0
 ENDS_WITHIN = 20.0
+LOOKS_EVERY = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Kind:
     pool: str
     batch_size: int
     clock_seconds: float | None = None
+    is_async: bool = False
+    """Its handler is a coroutine."""
 
     @property
     def options(self) -> list[str]:
@@ -45,12 +48,16 @@ class Worker:
     process: Guarded
     frozen: bool = False
     leaving_since: float | None = None
+    _began: bool = False
+
+    @property
+    def was_ready(self) -> bool:
+        self._began = self._began or " ready." in self.text()
+        return self._began
 
     @property
     def is_ready(self) -> bool:
-        return (
-            not self.frozen and self.leaving_since is None and self.process.poll() is None and " ready." in self.text()
-        )
+        return not self.frozen and self.leaving_since is None and self.process.poll() is None and self.was_ready
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -82,6 +89,7 @@ class Workers:
         self._leaving: list[Worker] = []
         self._changing = threading.RLock()
         self._closed = threading.Event()
+        self._without: list[float] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
 
     def open(self, kinds: list[Kind]) -> None:
@@ -103,6 +111,10 @@ class Workers:
     def ready(self) -> list[Worker]:
         with self._changing:
             return [worker for worker in self._places if worker.is_ready]
+
+    def seconds_without(self, since: float, until: float) -> float:
+        """Return for how long between these moments no worker was ready, give or take the supervisor's interval."""
+        return sum(LOOKS_EVERY for at in [*self._without] if since <= at <= until)
 
     def kill(self, worker: Worker, successor: Kind) -> float:
         """Kill -9 the worker and its pool processes, as a machine that loses power would; return when."""
@@ -156,6 +168,8 @@ class Workers:
         }
         if kind.clock_seconds is not None:
             environment["TORTURE_CLOCK"] = str(kind.clock_seconds)
+        if kind.is_async:
+            environment["TORTURE_ASYNC"] = "1"
         command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "--without-mingle", "--without-gossip"]
         log = self.books / f"{name}.log"
         with open_log(log) as output:
@@ -169,11 +183,13 @@ class Workers:
         return Worker(name, kind, log, process)
 
     def _supervise(self) -> None:
-        while not self._closed.wait(0.1):
+        while not self._closed.wait(LOOKS_EVERY):
             with self._changing:
+                if not self.ready():
+                    self._without.append(time.monotonic())
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():
-                        notes = self.self_exits if " ready." in worker.text() else self.refusals
+                        notes = self.self_exits if worker.was_ready else self.refusals
                         notes.append(f"{worker.name} ({worker.kind.pool}): {worker.last_words()}")
                         self._replace(worker, worker.kind)
                 for worker in [*self._leaving]:

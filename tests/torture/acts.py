@@ -1,0 +1,137 @@
+"""What a record can make of its handler: `{"act": name, "variant": number}` in its document asks for it.
+
+A fatal act comes at every try, so the record that asks for it must end in quarantine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import email.utils
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge import Batch, Record, RetryAfter
+
+__all__ = ["ACTS", "LONGEST_WAIT", "MAX_ATTEMPTS", "SOFT_TIME_LIMIT", "UNDECODABLE", "Leave"]
+
+RUNNER_TTL: Final = float(os.environ.get("TASKBRIDGE_RUNNER_TTL", "5"))
+MAX_ATTEMPTS: Final = 2
+SOFT_TIME_LIMIT: Final = 3.0
+LONG_TEXT: Final = 10_000_000
+LONGEST_WAIT: Final = 2.0
+"""Seconds that `asks_to_wait` asks for at the most; a date has no parts of a second."""
+
+UNDECODABLE: Final = (
+    "[" * 5_000 + "]" * 5_000,
+    "1e5000",
+    "9" * 5_000,
+)
+"""JSON that Postgres stores and that Python cannot read as it is."""
+
+
+class Leave(Exception):
+    """The handler returns at once, with what it did so far."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """`variants` are drawn from; each is called with the batch and the record."""
+
+    variants: tuple[Callable[[Batch, Record], Any], ...]
+    is_fatal: bool = True
+
+
+def _raises(kind: type[BaseException], *arguments: object) -> Callable[[Batch, Record], None]:
+    def act(_: Batch, __: Record) -> None:
+        raise kind(*arguments)
+
+    return act
+
+
+def _rejects(reason: str) -> Callable[[Batch, Record], None]:
+    return lambda batch, record: batch.reject(record, reason)
+
+
+def _signals(number: signal.Signals) -> Callable[[Batch, Record], None]:
+    return lambda _, __: os.kill(os.getpid(), number)
+
+
+def _segfaults(_: Batch, __: Record) -> None:
+    ctypes.string_at(0)
+
+
+def _holds_the_interpreter(_: Batch, __: Record) -> None:
+    """Call C that keeps the GIL for longer than the runner TTL: no thread of this process does anything meanwhile."""
+    ctypes.PyDLL(None).usleep(round((RUNNER_TTL + 1.0) * 1e6))
+
+
+def _hangs(batch: Batch, _: Record) -> None:
+    """Hang until the soft limit; where no signal can come, in a thread, the handler looks at the time itself."""
+    while threading.current_thread() is threading.main_thread() or batch.seconds_left > 0:
+        time.sleep(0.05)
+    raise SoftTimeLimitExceeded("looked at seconds_left")
+
+
+def _fails_at_commit(batch: Batch, record: Record) -> None:
+    batch.connection.exec_driver_sql("INSERT INTO torture_promises VALUES (%s)", (record.external_id,))
+
+
+def _swallows(then: Callable[[Batch, Record], Any] | None) -> Callable[[Batch, Record], None]:
+    """Swallow an error of the database, which leaves the transaction broken, and return as if nothing had been."""
+
+    def act(batch: Batch, record: Record) -> None:
+        try:
+            batch.connection.exec_driver_sql("SELECT 1 / 0")
+        except DBAPIError:
+            if then is not None:
+                then(batch, record)
+            raise Leave from None
+
+    return act
+
+
+def _waits(*how: Any, **scope: Any) -> Callable[[Batch, Record], None]:
+    def act(_: Batch, __: Record) -> None:
+        values = (part() if callable(part) else part for part in how)
+        raise RetryAfter(*values, **scope)
+
+    return act
+
+
+def _a_date() -> str:
+    return email.utils.formatdate(time.time() + 1.0, usegmt=True)
+
+
+ACTS: Final[dict[str, Act]] = {
+    "poison": Act((_raises(ValueError, "cannot be handled"),)),
+    "kills": Act((_signals(signal.SIGKILL), _segfaults)),
+    "exits": Act((_raises(SystemExit, 1), _raises(asyncio.CancelledError), _raises(KeyboardInterrupt))),
+    "holds": Act((_holds_the_interpreter,)),
+    "hangs": Act((_hangs,)),
+    "commits_badly": Act((_fails_at_commit,)),
+    "swallows": Act((_swallows(None), _swallows(_rejects("swallowed")))),
+    "odd_text": Act(
+        (
+            _raises(ValueError, "\ud83d"),
+            _raises(ValueError, "a\0b"),
+            _raises(ValueError, "long " * (LONG_TEXT // 5)),
+            _rejects("\ud83d"),
+            _rejects("a\0b"),
+            _rejects("long " * (LONG_TEXT // 5)),
+        )
+    ),
+    "cannot_reach": Act((_raises(TimeoutError, "no answer"), _raises(ConnectionError, "refused"))),
+    "asks_to_wait": Act(
+        (_waits(0.2), _waits("1"), _waits(_a_date), _waits(0.3, scope="pipeline")),
+        is_fatal=False,
+    ),
+}

@@ -1,0 +1,85 @@
+"""What faults have to do with: the arena, and witnesses.
+
+Each fault brings witnesses: tenants of its own that have work when it strikes and get no event afterwards, so nothing
+but the project itself helps them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.torture.arena import Arena
+from tests.torture.producer import Invoice, Writer
+from tests.torture.workers import Worker
+from tests.waiting import wait_until
+
+__all__ = ["Scene", "Struck", "nothing"]
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass
+class Scene:
+    """One schedule's place."""
+
+    arena: Arena
+    writer: Writer
+    prefix: str
+    """First part of the names of this schedule's tenants."""
+    _names: Iterator[int] = field(default_factory=itertools.count)
+
+    def new_tenant(self) -> str:
+        return f"{self.prefix}witness{next(self._names)}"
+
+    def some(self, tenant: str, count: int = 6, **behaviour: Any) -> list[Invoice]:
+        return [self.writer.invoice(tenant, str(number), behaviour=behaviour) for number in range(count)]
+
+    def busy(self, count: int = 6, **behaviour: Any) -> str:
+        """Return a new tenant that was notified of `count` records."""
+        tenant = self.new_tenant()
+        self.writer.commit(*self.some(tenant, count, **behaviour))
+        self.writer.notify(tenant, tries=50)
+        return tenant
+
+    def working(self, moment: float, seconds: float = 0.6, **behaviour: Any) -> str:
+        """Return a new tenant in mid-run, with work for `seconds`: its first hand-over began `moment` ago."""
+        tenant = self.busy(round(seconds * 10), seconds=0.1, **behaviour)
+        self.arena.ledger.wait_for(tenant, bool, 2.0)
+        time.sleep(moment)
+        return tenant
+
+    def orphaned(self) -> str:
+        """Return a new tenant whose producer died between commit and notify."""
+        tenant = self.new_tenant()
+        self.writer.commit(*self.some(tenant))
+        return tenant
+
+    def worker_of(self, tenant: str) -> Worker:
+        """Return the worker that has the tenant's batch, else any; at least one other is ready."""
+        workers = self.arena.workers
+        wait_until(lambda: len(workers.ready()) >= 2, "two workers ready", 40)
+        ready = workers.ready()
+        return next((one for one in ready if one.name == self.arena.ledger.under_way(tenant)), ready[0])
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault that struck.
+
+    `since`: the moment from which its bound counts, `own` a later one for some tenants; `tenants`: whom it met;
+    `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next hand-over.
+    `undo` is called when they were waited for.
+    """
+
+    since: float
+    tenants: tuple[str, ...]
+    lasted: float = 0.0
+    to_the_end: bool = False
+    undo: Callable[[], None] = nothing
+    own: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,198 @@
+"""Faults of workers, Redis and Postgres: how each is made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import psutil
+
+from tests.torture.scene import Scene, Struck
+from tests.torture.schedule import Planned
+from tests.waiting import wait_until
+
+HOUR: Final = 3600
+
+
+def worker_killed(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.working(planned.moment)
+    return Struck(scene.arena.workers.kill(scene.worker_of(tenant), planned.successor), (tenant,))
+
+
+def worker_frozen(scene: Scene, planned: Planned) -> Struck:
+    """Freeze it in mid-batch for longer than its successor may wait, half of the times with a lock that this needs."""
+    tenant = scene.working(planned.moment, totals=planned.part < 0.5)
+    seconds = scene.arena.settings.runner_ttl * (2 + planned.part)
+    return Struck(scene.arena.workers.freeze(scene.worker_of(tenant), seconds), (tenant,))
+
+
+def worker_terminated(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.working(planned.moment)
+    return Struck(scene.arena.workers.terminate(scene.worker_of(tenant), planned.successor), (tenant,))
+
+
+def worker_joins(scene: Scene, planned: Planned) -> Struck:
+    """Let a worker be replaced by one of the planned kind."""
+    workers = scene.arena.workers
+    wait_until(lambda: len(workers.ready()) >= 2, "two workers ready", 40)
+    workers.terminate(workers.ready()[0], planned.successor)
+    workers.wait_until_ready(3)
+    tenant = scene.working(planned.moment)
+    return Struck(time.monotonic(), (tenant,))
+
+
+def _redis_killed(scene: Scene, planned: Planned, *, saved: float | None) -> Struck:
+    """Kill Redis `saved` seconds after its data were saved; None: they were never."""
+    server = scene.arena.redis
+    working = scene.working(planned.moment)
+    server.forget_saved()
+    if saved is not None:
+        server.client.save()
+        time.sleep(saved)
+    early = scene.orphaned()
+    with scene.arena.down():
+        server.strike(signal.SIGKILL)
+        late = scene.orphaned()
+        time.sleep(0.1 + planned.part)
+        server.start()
+    return Struck(time.monotonic(), (working, early, late))
+
+
+def redis_kept(scene: Scene, planned: Planned) -> Struck:
+    return _redis_killed(scene, planned, saved=0.0)
+
+
+def redis_rewound(scene: Scene, planned: Planned) -> Struck:
+    return _redis_killed(scene, planned, saved=0.1 + planned.part)
+
+
+def redis_lost(scene: Scene, planned: Planned) -> Struck:
+    return _redis_killed(scene, planned, saved=None)
+
+
+def redis_flushed(scene: Scene, planned: Planned) -> Struck:
+    tenants = (scene.working(planned.moment), scene.orphaned())
+    scene.arena.redis.client.flushall()
+    return Struck(time.monotonic(), tenants)
+
+
+def scripts_flushed(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.working(planned.moment)
+    scene.arena.redis.client.script_flush()
+    return Struck(time.monotonic(), (tenant,))
+
+
+def redis_paused(scene: Scene, planned: Planned) -> Struck:
+    seconds = 1.0 + planned.part
+    tenant = scene.working(planned.moment, seconds + 0.5)
+    # The pause ends for all at once: when this is answered it is over.
+    scene.arena.redis.client.client_pause(round(seconds * 1000))
+    scene.arena.redis.client.ping()
+    return Struck(time.monotonic(), (tenant,))
+
+
+def clients_killed(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.working(planned.moment)
+    scene.arena.redis.client.client_kill_filter(_type="normal")
+    return Struck(time.monotonic(), (tenant,))
+
+
+def redis_full(scene: Scene, planned: Planned) -> Struck:
+    client = scene.arena.redis.client
+    working = scene.working(planned.moment)
+    client.config_set("maxmemory", "1mb")
+    orphaned = scene.orphaned()
+    time.sleep(1.0 + planned.part)
+    client.config_set("maxmemory", "0")
+    return Struck(time.monotonic(), (working, orphaned))
+
+
+def _postgres_ended(scene: Scene, planned: Planned, how: signal.Signals) -> Struck:
+    tenant = scene.working(planned.moment)
+    struck, up = scene.arena.restart_postgres(how, 0.3 + 1.2 * planned.part)
+    return Struck(up, (tenant,), up - struck)
+
+
+def postgres_fast(scene: Scene, planned: Planned) -> Struck:
+    return _postgres_ended(scene, planned, signal.SIGINT)
+
+
+def postgres_immediate(scene: Scene, planned: Planned) -> Struck:
+    return _postgres_ended(scene, planned, signal.SIGQUIT)
+
+
+def sessions_terminated(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.working(planned.moment)
+    scene.arena.rows(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    return Struck(time.monotonic(), (tenant,))
+
+
+def session_silent(scene: Scene, planned: Planned) -> Struck:
+    """Stop the session of a batch that is in its handler, then let it go on or kill it."""
+    arena = scene.arena
+    tenant = scene.working(planned.moment, totals=True)
+    found = arena.ledger.of(tenant)
+    sessions = [one.session for one in found if one.ended is None] or [one.session for one in found]
+    struck, end = time.monotonic(), _silence(scene, sessions[-1:], killed=planned.part < 0.5)
+    time.sleep(1.0 + planned.part)
+    end()
+    return Struck(time.monotonic(), (tenant,), time.monotonic() - struck)
+
+
+def sessions_silent(scene: Scene, planned: Planned) -> Struck:
+    """Stop all sessions of workers that are between two transactions: the next claims and reads get no answer."""
+    scene.working(planned.moment)
+    ours = [one.laddr.port for one in psutil.Process().net_connections()]
+    sessions = scene.arena.rows(
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'taskbridge%%' AND state = 'idle' "
+        "AND client_port <> ALL(%(ours)s)",
+        ours=ours,
+    )
+    struck, end = time.monotonic(), _silence(scene, [pid for (pid,) in sessions], killed=planned.part < 0.5)
+    return Struck(struck, tuple(scene.busy() for _ in range(4)), undo=end)
+
+
+def _silence(scene: Scene, sessions: list[int], *, killed: bool) -> Callable[[], None]:
+    """Stop sessions; return how they go on, or else how one is killed, after which Postgres starts anew."""
+    for pid in sessions:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+    def end() -> None:
+        for number, pid in enumerate(sessions):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if killed and number == 0 else signal.SIGCONT)
+        if killed:
+            with scene.arena.down():
+                scene.arena.postgres.wait()
+
+    return end
+
+
+def redis_switched(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.working(planned.moment)
+    end = scene.arena.redis.switch_over()
+    return Struck(time.monotonic(), (tenant, scene.busy()), undo=end)
+
+
+def redis_clock(scene: Scene, planned: Planned) -> Struck:
+    """Step back by an hour while one tenant works, one waits for its next tick and one has failed."""
+    clock = scene.arena.redis.clock
+    assert clock is not None
+    failed = scene.busy(1, fails=1, error="other")
+    scene.arena.ledger.wait_for(failed, bool, 5.0)
+    working = scene.working(planned.moment)
+    burst = scene.busy()
+    scene.arena.ledger.wait_for(burst, bool, 5.0)
+    clock.move(-HOUR)
+    stepped = time.monotonic()
+    scene.writer.commit(scene.writer.invoice(burst, "second"))
+    scene.writer.notify(burst, tries=50)
+    return Struck(stepped, (failed, working, burst, scene.orphaned()))

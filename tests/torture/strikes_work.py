@@ -1,0 +1,249 @@
+"""Faults of messages, producers, handlers and records, and work without end: how each is made."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import redis
+
+from taskbridge import LatencyNeutral
+from taskbridge.bench.queued import runs_in
+from taskbridge.failures import FIRST_BACKOFF
+from taskbridge.gate import Queue
+from tests.torture.acts import ACTS, UNDECODABLE
+from tests.torture.ledger import HandOver
+from tests.torture.producer import Expected
+from tests.torture.scene import Scene, Struck
+from tests.torture.schedule import Planned
+
+POLICY: Final = LatencyNeutral()
+QUEUES: Final = [queue.value for queue in Queue]
+
+_ONE_CONNECTION: Final[dict[str, Any]] = {"decode_responses": True, "single_connection_client": True}
+
+
+class _Thieves:
+    """Take run messages out of both queues before the workers do, while the `with` block lasts."""
+
+    COUNT = 20  # Redis serves who has waited longest, and a thief that got something waits anew
+
+    def __init__(self, server: redis.Redis, url: str) -> None:
+        self.stolen: list[tuple[str, str]] = []
+        self._server = server
+        self._url = url
+        self._ids: list[int] = []
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._steal, daemon=True) for _ in range(self.COUNT)]
+
+    def __enter__(self) -> _Thieves:
+        for thread in self._threads:
+            thread.start()
+        time.sleep(1.1)  # a worker that waits for a message was there first; it asks again once a second
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thief in self._ids:
+            with suppress(redis.RedisError):
+                self._server.client_unblock(thief)
+        for thread in self._threads:
+            thread.join()
+
+    def tenants(self) -> list[str]:
+        return [tenant for _, message in self.stolen for tenant, _ in runs_in(message)]
+
+    def _steal(self) -> None:
+        while not self._done.is_set():
+            # Another fault may strike Redis at the same time, also while this connects.
+            with suppress(redis.RedisError), redis.Redis.from_url(self._url, **_ONE_CONNECTION) as client:
+                self._ids.append(client.client_id())
+                while not self._done.is_set():
+                    found: Any = client.brpop(QUEUES, timeout=2)
+                    self.stolen += [found] if found else []
+            self._done.wait(0.05)
+
+
+def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, float, tuple[str, ...]]:
+    """Steal messages, those of two new tenants among them; return when those were sent and which got lost."""
+    tenants = (scene.new_tenant(), scene.new_tenant())
+    with _Thieves(scene.arena.redis.client, scene.arena.redis.url) as thieves:
+        for tenant in tenants:
+            scene.writer.commit(*scene.some(tenant))
+            scene.writer.notify(tenant, tries=50)
+        sent = time.monotonic()
+        time.sleep(seconds)
+    return thieves, sent, tuple(tenant for tenant in tenants if thieves.tenants().count(tenant) == 1)
+
+
+def messages_lost(scene: Scene, planned: Planned) -> Struck:
+    _, sent, tenants = _rob(scene, 0.2 + planned.part)
+    return Struck(sent, tenants)
+
+
+def messages_doubled(scene: Scene, planned: Planned) -> Struck:
+    """What was stolen comes late, twice, and once more when the tenant is elsewhere."""
+    thieves, sent, tenants = _rob(scene, 0.1)
+    for again in range(2):
+        for queue, message in thieves.stolen:
+            with suppress(redis.RedisError):  # another fault may strike it at the same time
+                scene.arena.redis.client.lpush(queue, *[message] * (2 - again))
+        time.sleep(2 * planned.part)
+    return Struck(sent, tenants)
+
+
+def producer_died(scene: Scene, planned: Planned) -> Struck:
+    time.sleep(planned.moment)
+    tenant = scene.orphaned()
+    return Struck(time.monotonic(), (tenant,))
+
+
+def notified_first(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.new_tenant()
+    scene.writer.notify(tenant, tries=50)
+    time.sleep(0.05 + planned.part * (POLICY.lease - 0.2))
+    committed = scene.writer.commit(*scene.some(tenant))
+    return Struck(committed or time.monotonic(), (tenant,))
+
+
+def committed_late(scene: Scene, planned: Planned) -> Struck:
+    """A transaction stays open while the tenant's other records are handled and its runner ends."""
+    tenant, seconds = scene.new_tenant(), 0.3 + planned.part
+    late = scene.writer.invoice(tenant, "late")
+    writing = threading.Thread(target=scene.writer.commit, args=(late,), kwargs={"hold": seconds})
+    writing.start()
+    time.sleep(0.1)
+    scene.writer.commit(*scene.some(tenant))
+    scene.writer.notify(tenant, tries=50)
+    writing.join()
+    committed = time.monotonic()
+    scene.writer.notify(tenant, tries=50)
+    return Struck(committed, (tenant,))
+
+
+def lease_outlasted(scene: Scene, planned: Planned) -> Struck:
+    """Events come while a handler outlasts the lease, in the first run of its burst or in the closing one."""
+    tenant = scene.new_tenant()
+    slow = scene.some(tenant, count=1, seconds=POLICY.lease + 0.6)
+    if planned.part < 0.5:
+        scene.writer.commit(*slow)
+        scene.writer.notify(tenant, tries=50)
+    else:
+        scene.writer.notify(tenant, tries=50)
+        time.sleep(POLICY.lease / 2)
+        scene.writer.commit(*slow)
+    scene.arena.ledger.wait_for(tenant, bool, 2.0)
+    time.sleep(planned.moment)
+    late = [scene.writer.invoice(tenant, f"late{number}") for number in range(3)]
+    committed = scene.writer.commit(*late)
+    scene.writer.notify(tenant, tries=50)
+    scene.arena.ledger.wait_for(tenant, lambda found: any(one.ended for one in found), 10.0)
+    ended = min((one.ended for one in scene.arena.ledger.of(tenant) if one.ended), default=time.monotonic())
+    return Struck(max(committed or 0.0, ended), (tenant,))
+
+
+def handler_failed(scene: Scene, planned: Planned) -> Struck:
+    tenant = scene.new_tenant()
+    error = "connection" if planned.part < 0.5 else "other"
+    scene.writer.commit(*scene.some(tenant, count=1, fails=1, error=error))
+    scene.writer.notify(tenant, tries=50)
+    scene.arena.ledger.wait_for(tenant, bool, 5.0)
+    found: list[HandOver] = scene.arena.ledger.of(tenant)
+    return Struck(found[0].began + 0.001 if found else time.monotonic(), (tenant,))
+
+
+def downstream_down(scene: Scene, planned: Planned) -> Struck:
+    """Whatever tenant, the handler cannot reach what it calls."""
+    tenants = tuple(scene.new_tenant() for _ in range(3))
+    began = time.monotonic()
+    with scene.arena.marked("downstream-is-down"):
+        for tenant in tenants:
+            scene.writer.commit(*scene.some(tenant))
+            scene.writer.notify(tenant, tries=50)
+        time.sleep(0.5 + planned.part)
+    return Struck(time.monotonic(), tenants, time.monotonic() - began)
+
+
+RECORDS_OF_FATAL: Final = 3
+
+
+def record_acts(act: str) -> Callable[[Scene, Planned], Struck]:
+    """Give a new tenant some records, one of which does this to its handler."""
+
+    def strike(scene: Scene, planned: Planned) -> Struck:
+        time.sleep(planned.moment)
+        variants, is_fatal = len(ACTS[act].variants), ACTS[act].is_fatal
+        behaviour = {"act": act, "variant": round(planned.part * 1000) % variants}
+        expected = Expected.QUARANTINED if is_fatal else Expected.DELIVERED
+        return _beside_others(scene, planned, behaviour=behaviour, expected=expected)
+
+    return strike
+
+
+def record_undecodable(scene: Scene, planned: Planned) -> Struck:
+    time.sleep(planned.moment)
+    text = UNDECODABLE[round(planned.part * 1000) % len(UNDECODABLE)]
+    return _beside_others(scene, planned, undecodable=text, expected=Expected.QUARANTINED)
+
+
+def _beside_others(scene: Scene, planned: Planned, **what: Any) -> Struck:
+    tenant = scene.new_tenant()
+    records = scene.some(tenant, RECORDS_OF_FATAL - 1)
+    # Never the last: what comes after it shows that it is the record and not the downstream.
+    records.insert(int(planned.part * (RECORDS_OF_FATAL - 1)), scene.writer.invoice(tenant, "odd", **what))
+    scene.writer.commit(*records)
+    scene.writer.notify(tenant, tries=50)
+    return Struck(time.monotonic(), (tenant,), to_the_end=True)
+
+
+FLOOD_RECORDS: Final = 6
+FLOOD_SECONDS: Final = 0.05
+"""So that a run's budget is over before a tenant's records are."""
+
+
+def tenants_flood(scene: Scene, planned: Planned) -> Struck:
+    """Let hundreds or thousands of tenants have a backlog, and look at deadlines of others: ticks and a back-off."""
+    count = 10_000 if planned.part > 0.97 else round(150 + 500 * planned.part)
+    flood = [f"{scene.prefix}flood{number}" for number in range(count)]
+    each = max(2, FLOOD_RECORDS * 500 // max(count, 500))
+    deadlines: dict[str, float] = {}
+
+    def second_event() -> None:
+        tenant = scene.busy()
+        scene.arena.ledger.wait_for(tenant, bool, 5.0)
+        committed = scene.writer.commit(scene.writer.invoice(tenant, "second"))
+        scene.writer.notify(tenant, tries=50)
+        deadlines[tenant] = committed or time.monotonic()
+
+    def second_try() -> None:
+        tenant = scene.busy(1, fails=1, error="other")
+        scene.arena.ledger.wait_for(tenant, bool, 5.0)
+        deadlines[tenant] = time.monotonic() + FIRST_BACKOFF
+
+    with scene.arena.marked("flood"):
+        scene.writer.commit(
+            *(
+                scene.writer.invoice(tenant, str(number), behaviour={"flood": FLOOD_SECONDS})
+                for tenant in flood
+                for number in range(each)
+            )
+        )
+        # Nobody notifies: they are found, all of them at once, and none is a first event.
+        scene.arena.wait_for_runs(flood)
+        time.sleep(planned.moment)
+        watching = [threading.Thread(target=look) for look in (second_event, second_event, second_try)]
+        for thread in watching:
+            thread.start()
+        for thread in watching:
+            thread.join()
+        for tenant, deadline in deadlines.items():
+            scene.arena.ledger.wait_for(tenant, partial(_has_begun, deadline), 10.0)
+    return Struck(min(deadlines.values()), tuple(deadlines), own=deadlines)
+
+
+def _has_begun(since: float, found: list[HandOver]) -> bool:
+    return found[-1].began >= since
