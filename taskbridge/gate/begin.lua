@@ -67,7 +67,7 @@ if open_until then
   probe = walk and probes % WALK or 0
 end
 
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first")
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest")
 local fields = { "state", "running", "swept", events, "began", now, "runs", runs + 1 }
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value

@@ -57,7 +57,7 @@ class Keys:
         return f"{self.prefix}:dirty:{pipeline}:{tenant}"
 
     def last(self, pipeline: str, tenant: str) -> str:
-        """Start of the last run, in milliseconds, kept while it can still delay the next one."""
+        """Start of the last run, in milliseconds, kept while it can still delay the next one; see `notify.lua`."""
         return f"{self.prefix}:last:{pipeline}:{tenant}"
 
     def rebuilt(self, pipeline: str) -> str:

@@ -12,15 +12,20 @@ if lease_ms > 0 then
   redis.call("SET", lease_key, now + lease_ms, "PX", lease_ms)
 end
 
-local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay")
-local state, token, held, began, pending_ms = runner[1], runner[2], runner[3], runner[4], runner[5]
+local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay", "earliest")
+local state, token, held, began, pending_ms, earliest = runner[1], runner[2], runner[3], runner[4], runner[5], runner[6]
 
 local fresh = {}
 if not state then
   fresh = { "events", 1, "swept", 0, "runs", 0, "first", now, "delay", delay_ms }
-  began = redis.call("GET", last_key)
+  -- The start of the last run, and behind a colon until when no run may start since one took nothing; either may be missing.
+  began, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*):?(%d*)$")
+  began, earliest = began ~= "" and began, earliest ~= "" and earliest
   if began then
-    fresh[11], fresh[12] = "began", began
+    fresh[#fresh + 1], fresh[#fresh + 2] = "began", began
+  end
+  if earliest then
+    fresh[#fresh + 1], fresh[#fresh + 2] = "earliest", earliest
   end
 else
   redis.call("HINCRBY", runner_key, "events", 1)
@@ -32,15 +37,16 @@ else
   end
 end
 
-if not began or began + delay_ms <= now then
+local start = math.max(began and began + delay_ms or 0, tonumber(earliest or 0))
+if start <= now then
   token = new_token(us, token, nonce)
   queue_run(due_key, runner_key, tenant, token, republish_ms, us, unpack(fresh))
   publish(queue_key, pipeline, tenant, token, us)
   return { STARTED, token }
 elseif state then
-  redis.call("ZADD", due_key, "LT", began + delay_ms, tenant)
+  redis.call("ZADD", due_key, "LT", start, tenant)
 else
   redis.call("HSET", runner_key, "state", "waiting", unpack(fresh))
-  redis.call("ZADD", due_key, began + delay_ms, tenant)
+  redis.call("ZADD", due_key, start, tenant)
 end
 return { DELAYED }

@@ -21,6 +21,9 @@ if state ~= "running" or current ~= token then
   return { LOST }
 end
 
+-- The least time from the start of a run that took nothing to the tenant's next, where delays count from the last run.
+local EMPTY_TICK_MS = 200
+
 local function continue(answer, floor)
   local next_token = new_token(us, floor, nonce)
   queue_run(due_key, runner_key, tenant, next_token, republish_ms, us)
@@ -68,9 +71,11 @@ local function settle()
   end
 
   -- Where delays count from the last run, a run that took nothing was none.
-  local last = began
+  -- An event without a record may come at any time; so the next run after one that took nothing waits for a tick.
+  local last, earliest = began, 0
   if took == 0 and last_ttl_ms > 0 then
-    last = before
+    last, earliest = before, began + EMPTY_TICK_MS
+    redis.call("HSET", runner_key, "earliest", earliest)
     if before then
       redis.call("HSET", runner_key, "began", before)
     else
@@ -78,10 +83,11 @@ local function settle()
     end
   end
   if events > swept then
-    if not last or last + pending_ms <= now then
+    local start = math.max(last and last + pending_ms or 0, earliest)
+    if start <= now then
       return continue_in_turn()
     end
-    return wait_until(last + pending_ms, LINGERING)
+    return wait_until(start, LINGERING)
   end
   if lease_end then
     if empty_tick_ms > 0 then
@@ -90,8 +96,9 @@ local function settle()
     return wait_until(math.max(now, lease_end), LINGERING)
   end
   -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone.
-  if last and last_ttl_ms > 0 and last + last_ttl_ms > now then
-    redis.call("SET", last_key, last, "PX", last + last_ttl_ms - now)
+  local ends = math.max(last and last_ttl_ms > 0 and last + last_ttl_ms or 0, earliest)
+  if ends > now then
+    redis.call("SET", last_key, (last or "") .. (earliest > 0 and ":" .. earliest or ""), "PX", ends - now)
   end
   redis.call("DEL", runner_key)
   redis.call("ZREM", due_key, tenant)

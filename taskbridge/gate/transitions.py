@@ -90,7 +90,7 @@ class Answer(IntEnum):
 class Condition(Enum):
     """What a row may ask before it applies; the value is the sentence that the docs print."""
 
-    SPACING_OVER = "last run + delay is past, or there was no last run"
+    SPACING_OVER = "last run + delay is past, or there was no last run; and 200 ms since a run that took nothing"
     HELD = "held after a failure, by a rate limit, a pause, an open circuit or the cap on runs"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"

@@ -216,7 +216,7 @@ class GateAndModel(RuleBasedStateMachine):
         if isinstance(took, int):
             self.time_passes(took)
         else:
-            self.time_passes_to_the_moment_when_something_changes(which, 5, int(took != "all its spacing"), 0)
+            self.time_passes_to_the_moment_when_something_changes(which, 7, int(took != "all its spacing"), 0)
         self.settle(which, 0, outcome, retry, 1)
         if late is None:
             for foreign in Outcome:
@@ -284,7 +284,7 @@ class GateAndModel(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.gate.us += ms * 1000
 
-    @rule(which=subjects, moment_at=st.integers(0, 5), early=st.sampled_from((0, 1)), delay=delays)
+    @rule(which=subjects, moment_at=st.integers(0, 7), early=st.sampled_from((0, 1)), delay=delays)
     def time_passes_to_the_moment_when_something_changes(
         self, which: int, moment_at: int, early: int, delay: int
     ) -> None:
@@ -297,6 +297,8 @@ class GateAndModel(RuleBasedStateMachine):
             model.lease_end,
             model.last_end,
             model.last and model.last + spacing,
+            model.earliest,
+            model.last_earliest,
             model.began and model.began + (spacing if model.delay is None else model.delay),
         )
         moment = moments[moment_at]
@@ -313,7 +315,7 @@ class GateAndModel(RuleBasedStateMachine):
                 self.model[subject] = replace(self.model[subject], lease_end=None)
             if model.last_end is not None and model.last_end <= now:
                 self.client.delete(self.keys.last(*subject))
-                self.model[subject] = replace(self.model[subject], last=None, last_end=None)
+                self.model[subject] = replace(self.model[subject], last=None, last_end=None, last_earliest=None)
         self._look()
 
     # The comparison
@@ -416,6 +418,7 @@ class GateAndModel(RuleBasedStateMachine):
             "delay": model.delay,
             "began": model.began,
             "before": model.before,
+            "earliest": model.earliest,
             "held": 1 if model.held else None,
             "joined": model.joined,
             "lease": model.lease,
@@ -453,7 +456,7 @@ class GateAndModel(RuleBasedStateMachine):
                 expected.add(self.keys.due(subject[0]))
             if model.lease_end is not None:
                 expected.add(self.keys.lease(*subject))
-            if model.last is not None:
+            if model.last_end is not None:
                 expected.add(self.keys.last(*subject))
         return expected
 
@@ -484,7 +487,13 @@ class LossyGateAndModel(GateAndModel):
         model = self.model[subject]
         if lost in ("hash", "all"):
             self.client.delete(self.keys.runner(*subject))
-            model = Tenant(deadline=model.deadline, lease_end=model.lease_end, last=model.last, last_end=model.last_end)
+            model = Tenant(
+                deadline=model.deadline,
+                lease_end=model.lease_end,
+                last=model.last,
+                last_end=model.last_end,
+                last_earliest=model.last_earliest,
+            )
             self.holding[subject].clear()
         if lost in ("deadline", "all"):
             self.client.zrem(self.keys.due(subject[0]), subject[1])
@@ -494,7 +503,7 @@ class LossyGateAndModel(GateAndModel):
             model = replace(model, lease_end=None)
         if lost in ("last", "all"):
             self.client.delete(self.keys.last(*subject))
-            model = replace(model, last=None, last_end=None)
+            model = replace(model, last=None, last_end=None, last_earliest=None)
         self.model[subject] = model
         self.damaged.add(subject)
         self._look()

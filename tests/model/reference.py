@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 LONGEST_REPUBLISH = 300_000
+EMPTY_TICK = 200
 BEHIND = 100_000_000_000_000
 OPENS_AFTER = 5
 FIRST_WAIT, LONGEST_WAIT = 1_000, 30_000
@@ -63,6 +64,8 @@ class Tenant:
     lease_end: int | None = None
     last: int | None = None
     last_end: int | None = None
+    earliest: int | None = None
+    last_earliest: int | None = None
     joined: int | None = None
     lease: int | None = None
 
@@ -275,7 +278,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     token = event.token if isinstance(event, Begin | Beat | Settle) else None
     early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
     truths = {
-        Condition.SPACING_OVER: tenant.began is None or delay is None or tenant.began + delay <= now.ms,
+        Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
         Condition.HELD: tenant.held,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
@@ -285,6 +288,12 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.OTHERS_IN_LINE: now.name in now.shared.running and bool(now.shared.line),
     }
     return frozenset(condition for condition, holds in truths.items() if holds)
+
+
+def _start(tenant: Tenant, delay: int | None) -> int:
+    """When the tenant's next run may start."""
+    spaced = 0 if tenant.began is None or delay is None else tenant.began + delay
+    return max(spaced, tenant.earliest or 0)
 
 
 def _has_no_place(tenant: Tenant, now: _Now) -> bool:
@@ -303,7 +312,9 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
     if now.spacing.lease:
         tenant = replace(tenant, lease_end=now.ms + now.spacing.lease)
     if tenant.state is State.IDLE:
-        return replace(tenant, events=1, delay=now.spacing.delay, first=now.ms, began=tenant.last)
+        return replace(
+            tenant, events=1, delay=now.spacing.delay, first=now.ms, began=tenant.last, earliest=tenant.last_earliest
+        )
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
     return replace(tenant, events=tenant.events + 1, delay=delay)
 
@@ -311,7 +322,10 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
 def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     """Where delays count from the last run, a run that took nothing was none."""
     ends = tenant.state is State.RUNNING and tenant.token == event.token and event.outcome is Outcome.DONE
-    return replace(tenant, began=tenant.before) if ends and not event.took and now.spacing.last_ttl else tenant
+    if not ends or event.took or not now.spacing.last_ttl:
+        return tenant
+    assert tenant.began is not None
+    return replace(tenant, began=tenant.before, earliest=tenant.began + EMPTY_TICK)
 
 
 # What each answer does to the numbers
@@ -337,8 +351,7 @@ def _continue(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
 
 
 def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    assert tenant.began is not None
-    due = tenant.began + now.spacing.delay
+    due = _start(tenant, now.spacing.delay)
     if tenant.state is State.WAITING and tenant.deadline is not None:
         due = min(due, tenant.deadline)
     return replace(tenant, deadline=due)
@@ -358,6 +371,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         swept=tenant.events,
         began=now.ms,
         before=tenant.began,
+        earliest=None,
         delay=None,
         joined=None,
         first=None,
@@ -442,12 +456,11 @@ def _keep(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 
 def _linger(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    assert tenant.began is not None
     if tenant.events > tenant.swept:
-        assert tenant.delay is not None
-        due = tenant.began + tenant.delay
+        due = _start(tenant, tenant.delay)
     else:
         assert tenant.lease is not None
+        assert tenant.began is not None
         due = tenant.lease
         if now.spacing.empty_tick:
             due = min(due, tenant.began + now.spacing.empty_tick)
@@ -456,11 +469,14 @@ def _linger(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 
 def _finish(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    rest = Tenant(lease_end=tenant.lease_end, last=tenant.last, last_end=tenant.last_end)
-    if tenant.began is None:
+    rest = Tenant(
+        lease_end=tenant.lease_end, last=tenant.last, last_end=tenant.last_end, last_earliest=tenant.last_earliest
+    )
+    spaced = tenant.began + now.spacing.last_ttl if tenant.began is not None and now.spacing.last_ttl else 0
+    end = max(spaced, tenant.earliest or 0)
+    if end <= now.ms:
         return rest
-    end = tenant.began + now.spacing.last_ttl
-    return replace(rest, last=tenant.began, last_end=end) if now.spacing.last_ttl and end > now.ms else rest
+    return replace(rest, last=tenant.began, last_end=end, last_earliest=tenant.earliest)
 
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:

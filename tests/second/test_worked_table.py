@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from taskbridge.gate import Answer, Begun
+from taskbridge.notify import notify
 from tests.deployment import Deployment
-from tests.second.world import MINUTE, World
+from tests.second.world import ERROR, MINUTE, PIPELINE, World
 
 
 def at(clock: str) -> int:
@@ -134,6 +135,7 @@ def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> No
     # then the next record is spaced from the run that took something
     assert len(world.batches) == 1
     assert world.last_run("A") in (last, None)
+    world.go_to(world.now + 200)
     assert world.record("ERROR", "A").answer is Answer.STARTED
 
 
@@ -155,3 +157,29 @@ def test_a_message_without_a_criterion_is_kept_with_its_reason(world: World) -> 
     (record,) = world.here.records.unmatched("log-alerts")
     assert (record.message_id, record.reason, record.payload) == ("m-1", kept.reason, {"level": "INFO", "service": "A"})
     assert world.here.records.count_unmatched("log-alerts") == 1
+
+
+def test_events_without_records_make_a_run_each_tick_at_the_most(world: World) -> None:
+    world.record("ERROR", "A")
+    world.run_all()
+    begun = 0
+    for at in range(200):
+        world.go_to(1_000 + at * 10)
+        notify(world.app, "A", PIPELINE, ERROR.delay_ms if at % 2 else 0)
+        world.fire_due()
+        while world.run_one():
+            begun += 1
+    assert begun <= 2_000 / 200 + 1
+    assert len(world.batches) == 1
+
+
+def test_an_empty_run_holds_back_the_next_record_for_a_tick_only(world: World) -> None:
+    notify(world.app, "A", PIPELINE, 0)
+    world.run_all()
+    world.go_to(50)
+    assert world.record("WARNING", "A").answer is Answer.DELAYED
+    assert world.due("A") == 200
+    world.go_to(200)
+    world.fire_due()
+    world.run_all()
+    assert [start for _, start, _ in world.batches] == [200]

@@ -80,7 +80,8 @@ class World:
         if status.began_ms is not None:
             return status.began_ms - self.start_ms
         kept: Any = self.here.redis.get(Keys(self.here.settings.key_prefix).last(PIPELINE, service))
-        return None if kept is None else int(kept) - self.start_ms
+        start = "" if kept is None else str(kept).partition(":")[0]
+        return int(start) - self.start_ms if start else None
 
     def published(self) -> int:
         """How many run messages are on their way."""
