@@ -22,7 +22,7 @@ if state ~= "running" or current ~= token then
 end
 
 -- The least time from the start of a run that took nothing to the tenant's next, where delays count from the last run.
-local EMPTY_TICK_MS = 200
+local after_empty_ms = 200
 
 local function continue(answer, floor)
   local next_token = new_token(us, floor, nonce)
@@ -74,7 +74,7 @@ local function settle()
   -- An event without a record may come at any time; so the next run after one that took nothing waits for a tick.
   local last, earliest = began, 0
   if took == 0 and last_ttl_ms > 0 then
-    last, earliest = before, began + EMPTY_TICK_MS
+    last, earliest = before, began + after_empty_ms
     redis.call("HSET", runner_key, "earliest", earliest)
     if before then
       redis.call("HSET", runner_key, "began", before)
