@@ -119,17 +119,22 @@ class Runtime:
         """The pool of connections to Postgres."""
         if not self.settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
-        return connect(self.settings.postgres_url)
+        return connect(self.settings.postgres_url, statement_timeout=self.settings.statement_timeout)
 
     @cached_property
     def cursors(self) -> Cursors:
         """The cursors of pipelines of invoices."""
-        return Cursors(self.engine, runner_ttl=self.settings.runner_ttl)
+        return self._cursors(INVOICE_ROWS)
 
     @cached_property
     def record_cursors(self) -> Cursors:
         """The cursors of pipelines with criteria."""
-        return Cursors(self.engine, RECORD_ROWS, runner_ttl=self.settings.runner_ttl)
+        return self._cursors(RECORD_ROWS)
+
+    def _cursors(self, source: Source) -> Cursors:
+        settings = self.settings
+        times = {"runner_ttl": settings.runner_ttl, "transaction_timeout": settings.transaction_timeout}
+        return Cursors(self.engine, source, **times)
 
     @cached_property
     def records(self) -> Records:

@@ -44,6 +44,10 @@ class Settings:
     """How often a worker looks for deadlines, at the least. 0.005 to 1."""
     reconcile_interval: float = 30.0
     """How often pending records without a runner are looked for, by one worker of all. 1 to 3600."""
+    statement_timeout: float = 10.0
+    """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up. 0.5 to 3600."""
+    transaction_timeout: float = 300.0
+    """A handler's transaction may be idle for this many seconds, or wait as long for a statement. 1 to 86400."""
 
     metrics_port: int = 0
     """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none. 0 to 65535."""
@@ -91,6 +95,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "run_budget": (0.01, 3600),
     "ticker_interval": (0.005, 1),
     "reconcile_interval": (1, 3600),
+    "statement_timeout": (0.5, 3600),
+    "transaction_timeout": (1, 86_400),
 }
 
 _SCHEMES: dict[str, tuple[str, ...]] = {

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from taskbridge.errors import ForeignCluster, Unavailable
+from taskbridge.store.engine import patiently
 from taskbridge.store.queries import query
 
 __all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "Rebased", "check_cluster", "in_its_cluster", "rebase"]
@@ -64,7 +65,8 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
         Unavailable: another process of TaskBridge is connected, or somebody writes records; nothing changed.
     """
     # Each statement must see what the lock waited for, whatever the database's default is.
-    with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+    committed = engine.execution_options(isolation_level="READ COMMITTED")
+    with committed.begin() as connection, patiently(connection, None):
         if connection.exec_driver_sql(query("in_its_cluster")).scalar_one():
             return None
         _refuse_company(connection)

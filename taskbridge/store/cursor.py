@@ -12,23 +12,33 @@ part of the cursor, so the run after a crash resumes there.
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import psycopg
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from taskbridge.batch import Record
 from taskbridge.failures import Narrowing
 from taskbridge.histogram import bucket
+from taskbridge.store.engine import Bounded, NoAnswer, patiently
 from taskbridge.store.queries import INVOICE_ROWS, Source, query
 
 __all__ = ["Aside", "CursorLost", "Cursors", "Evidence", "Outranked", "Page", "Transaction"]
 
 LONGEST_ERROR: Final = 2_000
+LONG_LOOK: Final = 60.0
+"""Seconds for a look at all tenants of a pipeline."""
+LOCKED: Final = 2.0
+"""Of those, seconds to wait for a lock: somebody works on the table, and other pipelines wait for their turn."""
+_BLOCKED: Final = ("55P03", "57014")
+"""SQLSTATEs of a statement that ended because of a lock or of its time-out."""
 NOTHING_SUSPECTED: Final = Narrowing()
 
 
@@ -119,11 +129,20 @@ class Evidence(NamedTuple):
 class Cursors:
     """The cursors of pipelines that read one source.
 
-    A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most.
+    A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most. A batch's
+    transaction that is idle, or gets no answer to a statement of the handler, ends after `transaction_timeout` seconds.
     """
 
-    def __init__(self, engine: Engine, source: Source = INVOICE_ROWS, *, runner_ttl: float = 5.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source = INVOICE_ROWS,
+        *,
+        runner_ttl: float = 5.0,
+        transaction_timeout: float = 300.0,
+    ) -> None:
         self._engine = engine
+        self._transaction_timeout = transaction_timeout
         self._patience = f"{round(runner_ttl * 1000)}ms"
         self._read_batch = query("read_batch", source)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -137,7 +156,18 @@ class Cursors:
             Outranked: a higher token owns the cursor.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        page = self._read(key, limit, narrowed, query("claim"), {**key, **counts})
+        statement = (query("claim"), {**key, **counts, "session": session_name(key)})
+        try:
+            page = self._read(key, limit, narrowed, *statement)
+        except psycopg.OperationalError as error:
+            if error.sqlstate not in _BLOCKED:
+                raise
+            # A run that was replaced may hold the cursor's row.
+            with self._autocommit.connect() as connection:
+                ended = connection.exec_driver_sql(query("end_replaced"), _successor(key)).scalars().all()
+            if not any(ended):
+                raise
+            page = self._read(key, limit, narrowed, *statement)
         if page is None:
             raise Outranked(self._owner(key))
         return page
@@ -188,7 +218,7 @@ class Cursors:
     @contextmanager
     def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key, self._patience)
+        transaction = Transaction(self._engine, key, self._patience, self._transaction_timeout)
         try:
             yield transaction
         finally:
@@ -215,18 +245,18 @@ class Cursors:
 
     def pending_tenants(self, pipeline: str) -> list[str]:
         """Return the tenants that have something to sweep."""
-        with self._autocommit.connect() as connection:
+        with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
             return list(connection.exec_driver_sql(query("pending_tenants"), {"pipeline": pipeline}).scalars())
 
     def counts(self, pipeline: str, tenant: str | None = None) -> list[dict[str, Any]]:
         """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns."""
-        with self._autocommit.connect() as connection:
+        with self._autocommit.connect() as connection, patiently(connection, None):
             rows = connection.exec_driver_sql(query("tenant_counts"), {"pipeline": pipeline, "tenant": tenant})
             return [dict(row) for row in rows.mappings()]
 
     def delivery_counts(self, pipeline: str) -> tuple[int, int]:
         """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
-        with self._autocommit.connect() as connection:
+        with self._autocommit.connect() as connection, patiently(connection, None):
             row = connection.exec_driver_sql(query("delivery_counts"), {"pipeline": pipeline}).one()
         return row.deliveries, row.duplicates
 
@@ -249,7 +279,10 @@ def _driver(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         broken = driver.broken
         # Nobody knows how it stands, so it must not go back to the pool.
         pooled.invalidate()
-        if broken and isinstance(error, psycopg.OperationalError):
+        if isinstance(error, NoAnswer):
+            # The others of the pool may have lost the same route. A second try would take as long.
+            engine.dispose()
+        elif broken and isinstance(error, psycopg.OperationalError):
             raise _Broken(*error.args) from error
         raise
     finally:
@@ -266,6 +299,20 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def session_name(key: Mapping[str, str]) -> str:
+    """Return what a session that may hold locks of a run is called: its tenant's part, and the token."""
+    return f"{_tenant_name(key)} {key['token']}"
+
+
+def _tenant_name(key: Mapping[str, str]) -> str:
+    of_tenant = hashlib.sha256(json.dumps((key["pipeline"], key["tenant"])).encode()).hexdigest()
+    return f"taskbridge {of_tenant[:16]}"
+
+
+def _successor(key: Mapping[str, str]) -> dict[str, str]:
+    return {"session": session_name(key), "of_tenant": f"{_tenant_name(key)} %"}
 
 
 class _Standing(NamedTuple):
@@ -317,20 +364,45 @@ def _first_event(milliseconds: int | None) -> dict[str, int | None]:
 class Transaction:
     """One batch's transaction, opened when it is first needed.
 
-    `patience` is how long Postgres waits for its commit after the advance, as text with a unit.
+    `patience` is how long Postgres waits for its commit after the advance, as text with a unit; `timeout` for how many
+    seconds it may be idle before, or wait for Postgres.
     """
 
-    def __init__(self, engine: Engine, key: Mapping[str, str], patience: str) -> None:
+    def __init__(self, engine: Engine, key: Mapping[str, str], patience: str, timeout: float) -> None:
         self._engine = engine
         self._key = key
         self._patience = patience
+        self._timeout = timeout
+        self._own_patience: float | None = None
         self._connection: Connection | None = None
 
     def connect(self) -> Connection:
-        """Return the transaction's connection, opening it at the first call."""
+        """Return the transaction's connection, opening it at the first call.
+
+        BEGIN takes along, in its round trip, what lets a successor end this session, and ends those of runs that this
+        one replaced: a frozen process keeps the locks on all that its handler wrote.
+        """
         if self._connection is None:
             self._connection = self._engine.connect()
+            driver = self._connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type
+            with driver.pipeline():  # psycopg sends BEGIN before the first of them
+                # The handler's statements have the limits of its role, not those of ours.
+                driver.execute("SET LOCAL statement_timeout TO DEFAULT")
+                driver.execute(query("end_replaced"), _successor(self._key))
+                driver.execute(
+                    query("announce"), {"session": session_name(self._key), "idle": f"{round(self._timeout * 1000)}ms"}
+                )
+            if isinstance(driver, Bounded) and driver.patience is not None:
+                self._own_patience, driver.patience = driver.patience, self._timeout
         return self._connection
+
+    def _limit_own_statements(self) -> None:
+        """From here on the statements are ours, and not the handler's."""
+        if self._connection is not None and self._own_patience is not None and not self._connection.invalidated:
+            driver = self._connection.connection.driver_connection
+            if isinstance(driver, Bounded):
+                driver.patience = self._own_patience
 
     def advance(
         self,
@@ -358,6 +430,7 @@ class Transaction:
                 raise CursorLost
             return
         connection = self.connect()
+        self._limit_own_statements()
         if connection.exec_driver_sql(query("advance"), values).first() is None:
             connection.rollback()
             raise CursorLost
@@ -399,5 +472,8 @@ class Transaction:
     def close(self) -> None:
         """Roll back what was not committed and give the connection back."""
         if self._connection is not None:
-            self._connection.close()
+            self._limit_own_statements()
+            # Where the session is gone, so is its transaction; what went wrong before says more than this.
+            with suppress(DBAPIError, psycopg.Error):
+                self._connection.close()
             self._connection = None

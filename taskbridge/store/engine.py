@@ -1,28 +1,69 @@
-"""The pool of connections to Postgres."""
+"""The pool of connections to Postgres, and how long each of them waits for an answer."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Engine, create_engine, make_url
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.errors import _WaitTimeout
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from taskbridge.errors import ConfigurationError, Unavailable
 
-_DECODER: Final = json.JSONDecoder()
+__all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "patiently"]
 
-__all__ = ["OLDEST_POSTGRES", "check_version", "connect"]
+T = TypeVar("T")
+
+_DECODER: Final = json.JSONDecoder()
 
 OLDEST_POSTGRES: Final = 15
 """The oldest major version that the tests ran on, and the oldest that its makers still mend."""
 
+GRACE: Final = 1.0
+"""Seconds that a process waits longer than Postgres may work: an error says more than a lost connection."""
 
-def connect(url: str, **options: Any) -> Engine:
+
+class NoAnswer(psycopg.OperationalError):
+    """Postgres did not answer in time, so the connection was given up; what became of the statement is unknown."""
+
+
+class Bounded(psycopg.Connection[Any]):
+    """A connection that waits `patience` seconds for an answer, and is given up then; None: any time.
+
+    Postgres cannot end a statement itself when its process has stopped, or when the route to it was dropped and the
+    socket stays open.
+    """
+
+    patience: float | None = None
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        """Wait as psycopg does.
+
+        Raises:
+            NoAnswer: it took too long; the connection is closed.
+        """
+        try:
+            return super().wait(gen, interval, self.patience if timeout is None else timeout)
+        except _WaitTimeout:
+            self.pgconn.finish()
+            raise NoAnswer(f"timeout: Postgres has not answered for {self.patience or timeout:g} s") from None
+
+
+def connect(url: str, *, statement_timeout: float | None = None, **options: Any) -> Engine:
     """Return an engine for `url`; nothing is connected before it is used.
 
     Any `postgresql://` or `postgres://` URL is taken, with psycopg as its driver. Further options go to
-    `sqlalchemy.create_engine`.
+    `sqlalchemy.create_engine`. An error's text has no parameters, for these are documents.
+
+    Args:
+        url: where Postgres is; its own parameters win.
+        statement_timeout: seconds for each statement; None: any time.
+        options: of `sqlalchemy.create_engine`.
 
     Raises:
         ConfigurationError: the URL cannot be read.
@@ -34,14 +75,68 @@ def connect(url: str, **options: Any) -> Engine:
             "TASKBRIDGE_POSTGRES_URL cannot be read: write postgresql://user:password@host:port/database, "
             "with special characters percent-encoded"
         ) from None
-    return create_engine(
+    engine = create_engine(
         parsed,
         # As many connections as there are threads that work, however many the pool of the worker has.
         max_overflow=-1,
-        connect_args={"application_name": "taskbridge", "connect_timeout": 5},
+        connect_args={"application_name": "taskbridge", **_of_the_socket(parsed, statement_timeout)},
         json_deserializer=_document,
+        hide_parameters=True,
         **options,
     )
+
+    def open_one(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Bounded:
+        return _open(statement_timeout, *arguments, **parameters)
+
+    event.listen(engine, "do_connect", open_one)
+    return engine
+
+
+def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
+    """Return how a dead peer is noticed while a connection lies in the pool, or a long statement runs."""
+    values: dict[str, Any] = {
+        "connect_timeout": 5,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round((statement_timeout or 25) * 1000),
+    }
+    return {name: value for name, value in values.items() if name not in url.query}
+
+
+def _open(statement_timeout: float | None, *arguments: Any, **parameters: Any) -> Bounded:
+    connection = Bounded.connect(*arguments, **parameters)
+    if statement_timeout is not None:
+        connection.patience = statement_timeout + GRACE
+        if "statement_timeout" not in parameters.get("options", ""):
+            connection.autocommit = True
+            connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
+            connection.autocommit = False
+    return connection
+
+
+@contextmanager
+def patiently(connection: Connection, seconds: float | None, lock_seconds: float | None = None) -> Iterator[Connection]:
+    """Let each statement of the block take `seconds`, and wait `lock_seconds` of them for locks; None: any time.
+
+    In a transaction this holds for the rest of it in the server.
+    """
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, Bounded) or driver.patience is None:
+        yield connection
+        return
+    scope, before = "SESSION" if driver.autocommit else "LOCAL", driver.patience
+    values = ((seconds, "statement_timeout"), (lock_seconds, "lock_timeout"))
+    for value, name in values:
+        connection.exec_driver_sql(f"SET {scope} {name} = {round((value or 0) * 1000)}")
+    driver.patience = None if seconds is None else seconds + GRACE
+    try:
+        yield connection
+    finally:
+        driver.patience = before
+        if scope == "SESSION" and not driver.closed:
+            connection.exec_driver_sql(f"SET statement_timeout = {round((before - GRACE) * 1000)}")
+            connection.exec_driver_sql("SET lock_timeout TO DEFAULT")
 
 
 def _document(text: bytes) -> Any:

@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Engine
 
 from taskbridge.criteria import Match, Unmatched
+from taskbridge.store.cursor import LOCKED, LONG_LOOK
+from taskbridge.store.engine import patiently
 from taskbridge.store.queries import query
 
 __all__ = ["Matcher", "Records", "UnmatchedRecord", "Waiting", "WaitingRecords"]
@@ -66,7 +68,7 @@ class Records:
 
     def waiting_tenants(self, pipeline: str, *, every: bool) -> list[Waiting]:
         """Return the tenants whose records are due, or with `every` all that have some to take."""
-        with self._autocommit.connect() as connection:
+        with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
             rows = connection.exec_driver_sql(query("waiting_tenants"), {"pipeline": pipeline, "all": every})
             return [Waiting(*row) for row in rows]
 

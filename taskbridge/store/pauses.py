@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Engine
 
+from taskbridge.store.engine import patiently
 from taskbridge.store.queries import Source, query
 
 __all__ = ["Pause", "Paused", "Pauses"]
@@ -77,6 +78,6 @@ class Pauses:
         A record that is tried again is pending; one that changed after the snapshot is not visible in it.
         """
         values = {"pipeline": pipeline, "tenants": list(tenants), "snapshot": snapshot}
-        with self._autocommit.connect() as connection:
+        with self._autocommit.connect() as connection, patiently(connection, None):
             rows = connection.exec_driver_sql(query("pending_before", source), values)
             return {row.tenant: row.records for row in rows}

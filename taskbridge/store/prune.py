@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
+from taskbridge.store.engine import patiently
 from taskbridge.store.queries import query
 
 __all__ = ["PRUNED", "STEP", "Prune", "Step", "prune"]
@@ -73,7 +74,7 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
     """
     # A row that changes while a step waits for it must be looked at again, whatever the database's default is.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
-    with engine.begin() as connection:
+    with engine.begin() as connection, patiently(connection, None):
         values = _values(connection, what)
         ends = {table: _end(connection, table) for table in what.tables}
     for table, end in ends.items():
@@ -82,7 +83,7 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
         after: Any = ["", "", ""] if table == "quarantine" else 0
         more = True
         while more:
-            with engine.begin() as connection:
+            with engine.begin() as connection, patiently(connection, None):
                 connection.exec_driver_sql(query("plan_by_lookups"))
                 row = connection.exec_driver_sql(
                     query(f"prune_{table}"), {**values, "after": after, "limit": size}

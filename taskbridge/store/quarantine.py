@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
+from taskbridge.store.engine import patiently
 from taskbridge.store.queries import INVOICE_ROWS, Source, query
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
@@ -71,7 +72,7 @@ class Quarantine:
             "discarded": discarded,
             "limit": limit,
         }
-        with self._autocommit.connect() as connection:
+        with self._autocommit.connect() as connection, patiently(connection, None):
             rows = connection.exec_driver_sql(self._list, values).all()
         return [QuarantinedRecord(*row[:-1]) for row in rows], rows[0].found if rows else 0
 

@@ -1,6 +1,7 @@
 -- A run takes the cursor: from now on only its token may advance it. Tokens grow, so a run that was replaced cannot take
 -- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
--- cursor has its former owner, and the run that claimed it is refused when it advances. The other settings are for the
+-- cursor has its former owner, and the run that claimed it is refused when it advances. A process that freezes while it reads what follows holds the cursor's
+-- row, so its session has a name by which a successor ends it. The other settings are for the
 -- batch that is read next; `plan_by_index.sql` says why.
 INSERT INTO sync_cursors AS c (pipeline, tenant, owner, runs, events, bursts, burst_runs, burst_events,
                                last_run_at)
@@ -15,7 +16,8 @@ SET owner = excluded.owner,
     burst_events = excluded.burst_events,
     last_run_at = excluded.last_run_at
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
-RETURNING set_config('synchronous_commit', 'off', true),
+RETURNING set_config('application_name', %(session)s, true),
+          set_config('synchronous_commit', 'off', true),
           set_config('enable_seqscan', 'off', true),
           set_config('enable_bitmapscan', 'off', true),
           set_config('max_parallel_workers_per_gather', '0', true)

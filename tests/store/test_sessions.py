@@ -1,0 +1,236 @@
+"""No session of Postgres holds a run or its successor for long: neither a silent one nor that of a frozen process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from taskbridge.store import Cursors, Page, connect, record_invoice
+from taskbridge.store.cursor import session_name
+from taskbridge.store.engine import NoAnswer, patiently
+from taskbridge.store.queries import query
+from tests.waiting import wait_until
+
+OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
+BOUND = 20.0
+"""Seconds; the time-outs here are less than two, and machines are slow."""
+
+
+def key(tenant: str = "acme", token: str = OLD) -> dict[str, str]:
+    return {"pipeline": "invoices", "tenant": tenant, "token": token}
+
+
+@pytest.fixture
+def bounded(engine: Engine) -> Iterator[Engine]:
+    """Connections as a worker has them, with a time-out that a test can wait for."""
+    made = connect(engine.url.render_as_string(hide_password=False), statement_timeout=0.5)
+    yield made
+    made.dispose()
+
+
+def pid_of(connection: Connection) -> int:
+    return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A server process that does not run, while its socket stays open."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def silent(engine: Engine) -> Iterator[None]:
+    """The one session of an engine's pool does not answer."""
+    with engine.connect() as connection:
+        pid = pid_of(connection)
+    with stopped(pid):
+        yield
+
+
+def claim(cursors: Cursors, tenant: str = "acme", token: str = OLD, limit: int = 100) -> Page:
+    return cursors.claim(key(tenant, token), limit, events=1, new_events=1, runs=1)
+
+
+def advance(cursors: Cursors, page: Page, token: str = OLD) -> list[str]:
+    with cursors.transaction(key(token=token)) as transaction:
+        transaction.advance(page)
+    return [record.external_id for record in page.records]
+
+
+def is_there(engine: Engine, pid: int) -> bool:
+    with engine.connect() as connection:
+        statement = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        return bool(connection.exec_driver_sql(statement, (pid,)).scalar_one())
+
+
+@contextmanager
+def within_the_bound() -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < BOUND
+
+
+def test_a_silent_session_ends_the_claim_and_the_next_one_finds_all(engine: Engine, bounded: Engine) -> None:
+    record_invoice(engine, "acme", "a", {})
+    cursors = Cursors(bounded)
+    with silent(bounded), within_the_bound(), pytest.raises(NoAnswer, match=r"has not answered for 1\.5 s"):
+        claim(cursors)
+    assert advance(cursors, claim(cursors, token=NEW), NEW) == ["a"]
+
+
+def test_a_silent_session_ends_the_read(engine: Engine, bounded: Engine) -> None:
+    record_invoice(engine, "acme", "a", {})
+    cursors = Cursors(bounded)
+    claim(cursors)
+    with silent(bounded), within_the_bound(), pytest.raises(NoAnswer):
+        cursors.read(key(), 100)
+    assert [record.external_id for record in cursors.read(key(), 100).records] == ["a"]
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["alone", "with what the handler wrote"])
+def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
+    engine: Engine, bounded: Engine, writes: bool
+) -> None:
+    for number in "abc":
+        record_invoice(engine, "acme", number, {})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE taken (number text)")
+    cursors, seen = Cursors(bounded), []
+    page = claim(cursors, limit=2)
+    with bounded.connect() as connection:
+        pid = pid_of(connection)
+    with within_the_bound(), pytest.raises((NoAnswer, DBAPIError)), cursors.transaction(key()) as transaction:  # noqa: PT012
+        if writes:
+            transaction.connect().exec_driver_sql("INSERT INTO taken VALUES ('a'), ('b')")
+        with stopped(pid):
+            transaction.advance(page)
+    wait_until(lambda: not is_there(engine, pid), "the end of the session")
+    # The next claim tells what took effect: all of it, or nothing.
+    page = claim(cursors, token=NEW)
+    with cursors.transaction(key(token=NEW)) as transaction:
+        for record in page.records:
+            seen.append(record.external_id)
+            transaction.connect().exec_driver_sql("INSERT INTO taken VALUES (%s)", (record.external_id,))
+        transaction.advance(page)
+    assert seen in (["c"], ["a", "b", "c"])
+    with engine.connect() as connection:
+        taken = sorted(connection.exec_driver_sql("SELECT number FROM taken").scalars())
+    assert taken == (["a", "b", "c"] if writes or len(seen) == 3 else ["c"])
+
+
+@pytest.mark.parametrize("what", ["fail", "evidence", "note_success", "pending_tenants"])
+def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Engine, what: str) -> None:
+    record_invoice(engine, "acme", "a", {})
+    cursors = Cursors(bounded)
+    claim(cursors)
+    if what == "pending_tenants":
+        with bounded.connect() as connection, patiently(connection, 0.2):
+            pass
+    calls: dict[str, Callable[[], object]] = {
+        "fail": lambda: cursors.fail(key(), "ValueError"),
+        "evidence": lambda: cursors.evidence(key()),
+        "note_success": lambda: cursors.note_success(key()),
+        "pending_tenants": lambda: cursors.pending_tenants("invoices"),
+    }
+    with silent(bounded), within_the_bound(), pytest.raises(OperationalError, match="timeout"):
+        calls[what]()
+    calls[what]()
+
+
+def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(bounded: Engine) -> None:
+    cursors = Cursors(bounded, transaction_timeout=2.0)
+    claim(cursors)
+    with cursors.transaction(key()) as transaction:
+        connection = transaction.connect()
+        # longer than a statement of our own may take
+        connection.exec_driver_sql("SELECT pg_sleep(1.6)")
+        with stopped(pid_of(connection)), within_the_bound(), pytest.raises(OperationalError, match="for 2 s"):
+            connection.exec_driver_sql("SELECT 1")
+
+
+def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
+    with engine.begin() as other:
+        other.exec_driver_sql("LOCK TABLE sync_cursors")
+        with within_the_bound(), pytest.raises(psycopg.errors.QueryCanceled):
+            claim(Cursors(bounded))
+
+
+def test_a_transaction_that_its_process_forgot_ends_by_itself(engine: Engine, bounded: Engine) -> None:
+    cursors = Cursors(bounded, transaction_timeout=1.0)
+    claim(cursors)
+    with cursors.transaction(key()) as transaction:
+        pid = pid_of(transaction.connect())
+        wait_until(lambda: not is_there(engine, pid), "the end of the idle session")
+
+
+def test_a_successor_ends_the_session_of_the_run_that_it_replaced_and_no_other(engine: Engine, bounded: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE stock (id int PRIMARY KEY, n int)")
+        connection.exec_driver_sql("INSERT INTO stock VALUES (1, 0)")
+    cursors, change = Cursors(bounded), "UPDATE stock SET n = n + 1 WHERE id = 1"
+    for token in (OLD, NEW):
+        claim(cursors, token=token)
+    with (
+        cursors.transaction(key(token=OLD)) as frozen,
+        cursors.transaction(key("globex", OLD)) as neighbour,
+        cursors.transaction(key(token=NEWEST)) as later,
+        cursors.transaction(key(token=NEW)) as successor,
+    ):
+        # given a run that wrote a row and goes no further
+        frozen.connect().exec_driver_sql(change)
+        pid = pid_of(frozen.connect())
+        assert [pid_of(one.connect()) for one in (neighbour, later)]
+        wait_until(lambda: not is_there(engine, pid), "the end of the replaced run's session, by a later one's")
+        # then its successor is not held up by its locks
+        successor.connect().exec_driver_sql("SET LOCAL lock_timeout = '5s'")
+        successor.connect().exec_driver_sql(change)
+        for one in (neighbour, later):
+            assert one.connect().exec_driver_sql("SELECT 1").scalar_one() == 1
+        with pytest.raises(OperationalError):
+            frozen.connect().exec_driver_sql(change)
+
+
+def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engine, bounded: Engine) -> None:
+    record_invoice(engine, "acme", "a", {})
+    counts = {"new_events": 1, "burst_runs": 1, "burst_events": 1}
+    values = {**key(), **counts, "limit": 1, "narrowed": True, "session": session_name(key())}
+    frozen = connect(engine.url.render_as_string(hide_password=False))
+    with frozen.connect() as connection:
+        connection.exec_driver_sql(query("claim"), values)
+        page = claim(Cursors(bounded), token=NEW)
+        connection.invalidate()
+    frozen.dispose()
+    assert advance(Cursors(bounded), page, NEW) == ["a"]
+
+
+def test_the_urls_own_limits_win(engine: Engine) -> None:
+    url = engine.url.update_query_dict({"options": "-c statement_timeout=7s", "keepalives_idle": "77"})
+    made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
+    with made.connect() as connection:
+        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == "7s"
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        assert driver.info.get_parameters()["keepalives_idle"] == "77"
+    made.dispose()
+
+
+def test_a_long_look_has_its_own_limit_and_leaves_the_connection_as_it_was(bounded: Engine) -> None:
+    committing = bounded.execution_options(isolation_level="AUTOCOMMIT")
+    with committing.connect() as connection:
+        with patiently(connection, None):
+            connection.exec_driver_sql("SELECT pg_sleep(1.7)")
+        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == "500ms"
+        with pytest.raises(OperationalError, match="statement timeout"):
+            connection.exec_driver_sql("SELECT pg_sleep(1.7)")
