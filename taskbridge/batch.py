@@ -7,7 +7,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
@@ -62,7 +62,7 @@ class Record:
     tenant: str
     external_id: str
     revision: int
-    document: Mapping[str, Any]
+    document: Mapping[str, Any] = field(repr=False)
 
     @property
     def idempotency_key(self) -> str:

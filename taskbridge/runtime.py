@@ -156,6 +156,11 @@ class Runtime:
         return defaultdict(Histogram)
 
     @cached_property
+    def resting(self) -> dict[str, float]:
+        """The pipelines whose tick failed in this process, and until when (`time.monotonic`) they are left alone."""
+        return {}
+
+    @cached_property
     def forgotten(self) -> Counter[str]:
         """How many tenants of each pipeline this process found with pending records and no runner."""
         return Counter()

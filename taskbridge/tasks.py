@@ -50,6 +50,19 @@ class NotifyTask(Task[Any, Any]):
         return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)
 
 
+class RecordTask(Task[Any, Any]):
+    """Its arguments hold a document, which is nothing for logs, events and Flower."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
+        """Publish it with its arguments unnamed."""
+        return super().apply_async(args, kwargs, *further, **{"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, **options})
+
+
+HIDDEN: Final = "(...)"
+
+
 def register(app: Celery) -> Task[Any, Any]:
     """Add the tasks to `app` and return `notify_event`. Neither is made before it is used, nor is `app` configured."""
     # Not shared: Celery would put them into every other app of the process as well.
@@ -65,6 +78,7 @@ def register(app: Celery) -> Task[Any, Any]:
     # id. One that ends its process comes again after `default_retry_delay`, and not at once and for ever.
     @app.task(
         name=RECORD_TASK,
+        base=RecordTask,
         **ours,
         bind=True,
         acks_late=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -28,6 +29,7 @@ AT_ONCE: Final = 200
 MOST_TOGETHER: Final = 16
 AFTER_ERROR: Final = 1.0
 RECONCILE_CHECK: Final = 1.0
+AFTER_FAILED_LOOK: Final = 5.0
 
 
 def fire_due(here: Runtime) -> float:
@@ -35,16 +37,31 @@ def fire_due(here: Runtime) -> float:
     interval = here.settings.ticker_interval
     wait = interval
     for pipeline in here.pipelines.names():
-        while True:
-            due = here.gate.tick(pipeline, AT_ONCE)
-            if due.late_ms is not None:
-                here.lateness[pipeline].observe(due.late_ms)
-            _start(here, pipeline, due.tenants)
-            if len(due.tenants) < AT_ONCE:
-                break
-        if due.next_ms is not None:
-            wait = min(wait, due.next_ms / 1000)
+        if here.resting.get(pipeline, 0.0) > time.monotonic():
+            continue
+        try:
+            next_ms = _fire(here, pipeline)
+        except (redis.ConnectionError, redis.TimeoutError):
+            raise  # there is nothing to be had for the others either
+        except Exception as error:
+            # One pipeline's trouble is not the others'.
+            log.warning("%s: its deadlines wait: %s: %s", pipeline, type(error).__name__, error)
+            here.resting[pipeline] = time.monotonic() + AFTER_ERROR
+            continue
+        if next_ms is not None:
+            wait = min(wait, next_ms / 1000)
     return max(wait, 0.001)
+
+
+def _fire(here: Runtime, pipeline: str) -> float | None:
+    """Act on the deadlines of one pipeline; return the milliseconds until its next one."""
+    while True:
+        due = here.gate.tick(pipeline, AT_ONCE)
+        if due.late_ms is not None:
+            here.lateness[pipeline].observe(due.late_ms)
+        _start(here, pipeline, due.tenants)
+        if len(due.tenants) < AT_ONCE:
+            return due.next_ms
 
 
 def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
@@ -122,11 +139,14 @@ def reconcile_in_turn(here: Runtime) -> float:
         if here.gate.claim_reconcile(pipeline, here.settings.reconcile_interval):
             try:
                 forgotten = reconcile(here, pipeline)
-            except Exception:
-                # Nobody has looked: the next one must not wait for the interval.
+            except Exception as error:
+                # Nobody has looked, so the next look comes before the interval is over. One worker makes it: one that
+                # takes its whole time-out would fail in all of them. The other pipelines have their turn now.
+                log.warning("%s: no look for pending records: %s: %s", pipeline, type(error).__name__, error)
                 with suppress(redis.RedisError):
-                    here.gate.release_reconcile(pipeline)
-                raise
+                    rest = min(AFTER_FAILED_LOOK, here.settings.reconcile_interval)
+                    here.gate.postpone_reconcile(pipeline, rest)
+                continue
             if forgotten:
                 here.forgotten[pipeline] += len(forgotten)
                 log.warning("%s: %d tenants had pending records and no runner", pipeline, len(forgotten))

@@ -404,6 +404,10 @@ class Gate:
         (claimed,) = self._run("claim", pipeline, "", None, int(seconds * 1000))
         return bool(claimed)
 
+    def postpone_reconcile(self, pipeline: str, seconds: float) -> None:
+        """Let nobody look for forgotten records in the next `seconds`, and then one process."""
+        self._client.set(self._keys.reconciled(pipeline), os.getpid(), px=int(seconds * 1000))
+
     def release_reconcile(self, pipeline: str) -> None:
         """Let the next process that asks look for forgotten records, however lately one did."""
         self._client.delete(self._keys.reconciled(pipeline))

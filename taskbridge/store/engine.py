@@ -44,6 +44,9 @@ class Bounded(psycopg.Connection[Any]):
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as psycopg does.
 
+        An error's text is what Postgres says first. The rest (DETAIL, CONTEXT, the line of the statement) quotes rows
+        and parameters, which are documents; whoever may see those finds them in the error's `diag`.
+
         Raises:
             NoAnswer: it took too long; the connection is closed.
         """
@@ -52,6 +55,10 @@ class Bounded(psycopg.Connection[Any]):
         except _WaitTimeout:
             self.pgconn.finish()
             raise NoAnswer(f"timeout: Postgres has not answered for {self.patience or timeout:g} s") from None
+        except psycopg.Error as error:
+            if error.diag.message_primary:
+                error.args = (error.diag.message_primary,)
+            raise
 
 
 def connect(url: str, *, statement_timeout: float | None = None, **options: Any) -> Engine:

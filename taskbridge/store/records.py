@@ -56,6 +56,12 @@ def _check_number(tenant: str, number: object) -> None:
         )
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it holds a value of type {type(value).__name__}")
+
+
 def json_text(where: str, document: object) -> str:
     """Return `document` as JSON that jsonb takes unchanged.
 
@@ -63,7 +69,7 @@ def json_text(where: str, document: object) -> str:
         InvalidInput: it is none; the message begins with `where`.
     """
     try:
-        text = json.dumps(document, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_plain)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None

@@ -9,9 +9,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.errors import SchemaMismatch
+from taskbridge.store.engine import patiently
+from taskbridge.store.queries import query
 
 __all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 
@@ -23,22 +26,39 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     """Bring the schema to `revision` ("head": the newest; "base": none) and return the revisions before and after.
 
     Raises:
-        SchemaMismatch: the database is at a revision that this version does not have.
+        SchemaMismatch: the database is at a revision that this version does not have, or Postgres refused a statement;
+            nothing was changed.
     """
-    before = current(engine)
-    if before is not None and before not in _known():
+    # Each statement must see what the lock waited for, whatever the database's default is.
+    committed = engine.execution_options(isolation_level="READ COMMITTED")
+    try:
+        with committed.begin() as connection, patiently(connection, None):
+            connection.exec_driver_sql(query("one_migration"))
+            before = _current(connection)
+            _refuse_unknown(before)
+            config = _config()
+            config.attributes["connection"] = connection
+            if revision == "base":
+                command.downgrade(config, revision)
+            else:
+                command.upgrade(config, revision)
+            return before, _current(connection)
+    except DBAPIError as error:
+        said = getattr(getattr(error.orig, "diag", None), "message_primary", None)
+        if said is None or isinstance(error, OperationalError):
+            raise
         raise SchemaMismatch(
-            f"the database is at schema {before}, which this version of TaskBridge does not know: "
+            f"the schema could not be changed, and is as it was: Postgres says {said!r}; "
+            "mend that and run `taskbridge migrate` again"
+        ) from error
+
+
+def _refuse_unknown(found: str | None) -> None:
+    if found is not None and found not in _known():
+        raise SchemaMismatch(
+            f"the database is at schema {found}, which this version of TaskBridge does not know: "
             "install the version that made it, or a newer one"
         )
-    config = _config()
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        if revision == "base":
-            command.downgrade(config, revision)
-        else:
-            command.upgrade(config, revision)
-    return before, current(engine)
 
 
 def check_schema(engine: Engine) -> None:
@@ -52,16 +72,17 @@ def check_schema(engine: Engine) -> None:
         raise SchemaMismatch(
             f"the database is at schema {found}, this version needs {head()}: run `taskbridge migrate`"
         )
-    raise SchemaMismatch(
-        f"the database is at schema {found}, which this version of TaskBridge does not know: "
-        "install the version that made it, or a newer one"
-    )
+    _refuse_unknown(found)
 
 
 def current(engine: Engine) -> str | None:
     """Return the database's revision, None where there is none."""
     with engine.connect() as connection:
-        return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+        return _current(connection)
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 def head() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import ChainMap, OrderedDict, UserDict
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -85,3 +87,10 @@ def test_an_idempotency_key_is_stable_and_no_two_records_share_one() -> None:
     ]
     assert first.idempotency_key == again.idempotency_key == "6293c31a-44aa-5908-9eea-9ceaa31db1a0"
     assert len({record.idempotency_key for record in [first, *others]}) == 5
+
+
+@pytest.mark.parametrize("wrap", [MappingProxyType, UserDict, ChainMap, OrderedDict])
+def test_any_mapping_is_a_document_also_inside_of_one(engine: Engine, wrap: Any) -> None:
+    assert record_invoice(engine, "acme", "1", wrap({"lines": [wrap({"n": 1})]})) is True
+    assert rows(engine)[0][3] == {"lines": [{"n": 1}]}
+    assert record_invoice(engine, "acme", "1", {"lines": [{"n": 1}]}) is False

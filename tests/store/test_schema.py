@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store import check_schema, migrate
+from taskbridge.store import Cursors, check_schema, migrate, record_invoice
 from taskbridge.store.schema import VERSION_TABLE, current, head
 from taskbridge.store.tables import METADATA
 
@@ -77,3 +80,43 @@ def test_a_failed_migration_leaves_nothing_half_made(engine: Engine) -> None:
         migrate(engine)
     assert "invoices" not in objects(engine)
     assert current(engine) is None
+
+
+def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine) -> None:
+    migrate(engine, "base")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")
+    both = Barrier(4)
+
+    def at_once(_: int) -> tuple[str | None, str | None]:
+        both.wait(10)
+        return migrate(engine)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(at_once, range(4)))
+    assert sorted(found, key=str) == sorted([(None, head())] + [(head(), head())] * 3, key=str)
+    check_schema(engine)
+
+
+def test_a_failed_migration_says_in_a_sentence_what_postgres_refused(engine: Engine) -> None:
+    migrate(engine, "base")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE deliveries ()")
+    with pytest.raises(SchemaMismatch) as failed:
+        migrate(engine)
+    assert str(failed.value) == (
+        "the schema could not be changed, and is as it was: Postgres says 'relation \"deliveries\" already exists'; "
+        "mend that and run `taskbridge migrate` again"
+    )
+
+
+def test_the_view_shows_no_pipeline_that_nobody_declared(engine: Engine) -> None:
+    def shown() -> set[str]:
+        with engine.connect() as connection:
+            return set(connection.exec_driver_sql("SELECT pipeline FROM record_states").scalars())
+
+    record_invoice(engine, "acme", "1", {})
+    assert shown() == {"invoices"}, "nobody has read invoices yet, and auditors see that they wait"
+    key = {"pipeline": "orders", "tenant": "acme", "token": "0000000000000001-aaaaaaaaaaaa"}
+    Cursors(engine).claim(key, 1, events=1, new_events=1, runs=1)
+    assert shown() == {"orders"}

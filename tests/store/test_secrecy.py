@@ -1,0 +1,103 @@
+"""A document stands in Postgres and nowhere else: in no error's text, no traceback and no `repr`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+import taskbridge
+from taskbridge.batch import Record
+from taskbridge.criteria import Match
+from taskbridge.errors import InvalidInput
+from taskbridge.settings import Settings
+from taskbridge.store import Cursors, Records, record_invoice
+
+MARK = "the-patients-name"
+KEY = {"pipeline": "invoices", "tenant": "acme", "token": "0000000000000001-aaaaaaaaaaaa"}
+BROKEN = {
+    "a constraint, whose detail has the row": "ALTER TABLE {table} ADD CONSTRAINT mine CHECK (tenant <> 'acme')",
+    "a trigger, whose context has its statement": """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN EXECUTE 'SELECT ' || quote_literal(NEW::text) || '::int'; RETURN NEW; END $$;
+        CREATE TRIGGER refuse AFTER INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION refuse_quietly()
+    """,
+    "no table": "DROP TABLE {table} CASCADE",
+    "no column": "ALTER TABLE {table} RENAME COLUMN tenant TO owner",
+    "an index that says what is there": "CREATE UNIQUE INDEX one ON {table} (({document}))",
+}
+QUIET = """
+    CREATE FUNCTION refuse_quietly() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN EXECUTE 'SELECT 1/(length(' || quote_literal(NEW::text) || ') * 0)'; RETURN NEW; END $$;
+"""
+
+
+@pytest.mark.parametrize("table", ["invoices", "records"])
+@pytest.mark.parametrize("broken", list(BROKEN))
+@pytest.mark.parametrize("own", [True, False], ids=["own transaction", "the caller's"])
+def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, broken: str, own: bool) -> None:
+    def write(number: str) -> object:
+        with engine.connect() as connection:
+            given = None if own else connection
+            if table == "invoices":
+                return record_invoice(engine, "acme", number, {"name": MARK}, given)
+            return Records(engine).write("alerts", number, f'{{"name": "{MARK}"}}', Match("acme", 1, "c"), given)
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql(QUIET)
+        document = "document" if table == "invoices" else "payload"
+        connection.exec_driver_sql(BROKEN[broken].replace("{table}", table).replace("{document}", document))
+    if "index" in broken:
+        own or write("0")
+        with engine.begin() as connection:
+            record_invoice(engine, "globex", "0", {"name": MARK}, connection)
+            Records(engine).write("alerts", "0", f'{{"name": "{MARK}"}}', Match("globex", 1, "c"), connection)
+    with pytest.raises(DBAPIError) as failed:
+        write("1")
+    assert_silent(failed.value)
+    # nor where a worker writes down what the handler met
+    cursors = Cursors(engine)
+    cursors.claim(KEY, 1, events=1, new_events=1, runs=1) if table == "records" else None
+    assert MARK not in f"{type(failed.value).__name__}: {failed.value}"
+
+
+def assert_silent(error: BaseException) -> None:
+    assert MARK not in str(error)
+    assert MARK not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"name": MARK, "at": object()}, {"name": MARK, "x": float("nan")}, {"name": MARK + chr(0xD800)}, [MARK]],
+    ids=["no JSON", "no number", "no text", "no object"],
+)
+def test_a_document_that_is_refused_is_not_quoted(engine: Engine, document: object) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        record_invoice(engine, "acme", "1", document)  # type: ignore[arg-type]
+    assert_silent(refused.value)
+
+
+def test_a_record_in_a_traceback_with_locals_shows_no_document() -> None:
+    assert MARK not in repr(Record("invoices", "acme", "1", 1, {"name": MARK}))
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda task: task.delay("alerts", {"name": MARK}),
+        lambda task: task.apply_async(("alerts",), {"payload": {"name": MARK}}, countdown=1),
+    ],
+    ids=["delay", "apply_async"],
+)
+def test_a_message_of_record_event_shows_no_document_to_logs_events_and_flower(send: Callable[..., object]) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    taskbridge.install(app, Settings(postgres_url="postgresql://h/d", redis_url="redis://h"))
+    send(app.tasks["taskbridge.record_event"])
+    with app.connection_for_read() as connection:
+        message = connection.SimpleQueue("taskbridge.first").get(timeout=5)
+    assert MARK in str(message.body), "the worker gets it"
+    assert MARK not in str(message.headers)
