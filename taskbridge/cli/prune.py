@@ -49,7 +49,8 @@ def prune(
 
     An invoice goes when every pipeline that reads invoices has handled or discarded it: name the modules of all
     pipelines in TASKBRIDGE_PIPELINES. A record with a criterion goes when its pipeline has; the newest one of each
-    pipeline stays. What is pending, in quarantine or about to be tried again stays, as does what no criterion matched.
+    pipeline stays. What is pending, in quarantine or about to be tried again stays, as does what no
+    criterion matched and nobody discarded.
     Rows of quarantine go with their record, or when it has changed since.
 
     A pruned invoice that is recorded again is new: it is delivered again, with a new revision and so another

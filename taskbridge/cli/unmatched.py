@@ -111,6 +111,39 @@ def _count(counts: dict[str, int], *, as_json: bool) -> None:
         console.print(screen.cell(f"{pipeline}: {count:,} unmatched"))
 
 
+@unmatched.command(
+    "discard",
+    short_help="Give them up.",
+    epilog=examples("taskbridge unmatched discard log-alerts ID ...", "taskbridge unmatched discard log-alerts --all"),
+)
+@click.argument("pipeline")
+@click.argument("message_ids", metavar="[ID]...", nargs=-1)
+@click.option("--reason", help="Those that have exactly this reason.")
+@click.option("--all", "everything", is_flag=True, help="All that are unmatched.")
+@data_dir_option
+@json_option
+def discard_them(
+    pipeline: str, message_ids: tuple[str, ...], reason: str | None, everything: bool, data_dir: Path, as_json: bool
+) -> None:
+    """Give unmatched records of PIPELINE up: they are listed and matched no more, and `taskbridge prune` deletes them.
+
+    A message that comes again with the id of a discarded one changes nothing, until that one is pruned.
+
+    Exit status: 0, also where there were none; 1 a server went away; 2 nothing is chosen.
+    """
+    if everything == bool(message_ids or reason):
+        raise click.UsageError("choose what to give up: IDs, --reason or both, or --all for all that are unmatched")
+    surroundings.need_data(data_dir)
+    with surroundings.enter(data_dir) as origin:
+        here = runtime(app)
+        surroundings.ready(here, migrate=origin is Origin.OURS)
+        done = here.records.discard(pipeline, list(message_ids) or None, reason)
+    if as_json:
+        screen.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
+    else:
+        screen.stdout().print(screen.cell(f"{pipeline}: {len(done):,} discarded"))
+
+
 def _as_json(record: UnmatchedRecord) -> dict[str, Any]:
     return record._asdict() | {"recorded_at": iso(record.recorded_at)}
 

@@ -108,6 +108,15 @@ class Records:
         with self._autocommit.connect() as connection:
             return list(connection.exec_driver_sql(query("unmatched_with_reason"), values).scalars())
 
+    def discard(self, pipeline: str, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
+        """Give unmatched records up, those with `message_ids` or all; return their message ids.
+
+        They are unmatched no more, and go with the next prune that they are old enough for.
+        """
+        values = {"pipeline": pipeline, "message_ids": message_ids, "reason": reason}
+        with self._autocommit.connect() as connection, patiently(connection, None):
+            return list(connection.exec_driver_sql(query("discard_unmatched"), values).scalars())
+
     def match_again(
         self, pipeline: str, match: Matcher, reason: str | None = None
     ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from taskbridge.store import RECORD_ROWS, Cursors, Prune, prune, record_invoice
+from taskbridge.criteria import Match
+from taskbridge.store import RECORD_ROWS, Cursors, Prune, Records, prune, record_invoice
 from taskbridge.store.queries import query
 from tests.quarantined import revision_of
 from tests.store.test_cursor import wait_for_lock
@@ -396,3 +397,20 @@ def reading(top: dict[str, Any]) -> int:
 
 def scans(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return (node for node in nodes(top) if "Relation Name" in node and node["Node Type"] != "ModifyTable")
+
+
+def test_what_no_criterion_matched_goes_once_somebody_gave_it_up(engine: Engine) -> None:
+    for number in "abc":
+        message(engine, number, None)
+    message(engine, "newest", "acme")
+    records = Records(engine)
+    assert counts(engine, MONTH)["records"] == 0
+    assert records.discard(ALERTS, ["a", "nix"]) == ["a"]
+    assert sorted(one.message_id for one in records.unmatched(ALERTS)) == ["b", "c"]
+    assert records.count_unmatched(ALERTS) == 2
+    assert list(records.match_again(ALERTS, lambda _: Match("acme", 1, "c"), "another reason")) == []
+    assert counts(engine, MONTH)["records"] == 1
+    assert left(engine) == {"b", "c", "newest"}
+    assert sorted(records.discard(ALERTS, None)) == ["b", "c"]
+    assert counts(engine, MONTH)["records"] == 2
+    assert left(engine) == {"newest"}

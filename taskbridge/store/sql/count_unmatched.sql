@@ -1,2 +1,2 @@
 -- How many records no criterion matched.
-SELECT count(*) FROM records WHERE pipeline = %(pipeline)s AND tenant IS NULL
+SELECT count(*) FROM records WHERE pipeline = %(pipeline)s AND tenant IS NULL AND discarded_at IS NULL

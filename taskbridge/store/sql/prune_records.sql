@@ -1,9 +1,10 @@
 -- One step of prune, as prune_invoices.sql is, over the records of pipelines with criteria: each has one reader. What no
--- criterion matched is nobody's, and stays.
+-- criterion matched stays until somebody gives it up.
 WITH page AS MATERIALIZED (
     SELECT id, pipeline, tenant, message_id AS external_id, revision, xid,
-           recorded_at < %(before)s AND tenant IS NOT NULL
+           recorded_at < %(before)s AND (tenant IS NOT NULL OR discarded_at IS NOT NULL)
                AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s) AS old,
+           discarded_at IS NOT NULL AS given_up,
            recorded_at < %(before)s AS any_old
     FROM records
     WHERE id > %(after)s
@@ -29,6 +30,7 @@ WITH page AS MATERIALIZED (
         AND q.revision = p.revision
     LEFT JOIN discarded d ON d.id = p.id
     WHERE p.old AND p.id <> ALL (%(newest)s::bigint[]) AND CASE
+        WHEN p.tenant IS NULL THEN p.given_up
         WHEN q.external_id IS NOT NULL THEN d.id IS NOT NULL
         WHEN c.snapshot IS NULL THEN false
         WHEN pg_visible_in_snapshot(p.xid, c.snapshot) THEN true
