@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from taskbridge.app import app, notify_event, notify_many, record_event, record_invoice
-from taskbridge.batch import Batch, Record, RetryAfter
-from taskbridge.criteria import Criterion
-from taskbridge.installation import install
-from taskbridge.pipeline import pipeline
-from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskbridge.app import app, notify_event, notify_many, record_event, record_invoice
+    from taskbridge.batch import Batch, Record, RetryAfter
+    from taskbridge.criteria import Criterion
+    from taskbridge.installation import install
+    from taskbridge.pipeline import pipeline
+    from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
 
 __all__ = [
     "Batch",
@@ -25,3 +31,33 @@ __all__ = [
     "record_event",
     "record_invoice",
 ]
+
+if not TYPE_CHECKING:
+    # A module is imported when one of its names is first used: a command's help needs no Celery, a policy no Postgres.
+    _MODULES = {
+        "app": ("app", "notify_event", "notify_many", "record_event", "record_invoice"),
+        "batch": ("Batch", "Record", "RetryAfter"),
+        "criteria": ("Criterion",),
+        "installation": ("install",),
+        "pipeline": ("pipeline",),
+        "policy": ("DelaySinceLastRun", "LatencyNeutral", "RateLimit"),
+    }
+    _PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        place = _PLACES.get(name)
+        if place is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(place), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+    class _Package(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Python sets a submodule under its name; `app` and `pipeline` mean the app and the decorator here.
+            if name not in _PLACES or not isinstance(value, ModuleType):
+                super().__setattr__(name, value)
+
+    sys.modules[__name__].__class__ = _Package

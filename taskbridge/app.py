@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from celery import Celery
@@ -31,9 +33,9 @@ DEFAULTS: Final[dict[str, Any]] = {
 def make_app(settings: Settings | None = None) -> Bridge:
     """Return TaskBridge on a Celery app of its own.
 
-    The app's configuration: defaults, then celeryconfig.py (or the module of CELERY_CONFIG_MODULE) where one can be
-    imported, then the broker of `settings`. Those are read from the environment when the app is first used, if none are
-    given.
+    The app's configuration: defaults, then the module of CELERY_CONFIG_MODULE, then the broker of `settings`. Without
+    that variable the program `celery`, and no other, takes celeryconfig.py where one can be imported. The settings are
+    read from the environment when the app is first used, if none are given.
     """
 
     def configuration() -> dict[str, Any]:
@@ -50,11 +52,18 @@ def make_app(settings: Settings | None = None) -> Bridge:
 
 
 def _celeryconfig() -> dict[str, Any]:
-    name = os.environ.get("CELERY_CONFIG_MODULE") or "celeryconfig"
-    if importlib.util.find_spec(name) is None:
-        return {}
+    name = os.environ.get("CELERY_CONFIG_MODULE")
+    if not name:
+        # Other programs, such as `taskbridge`, do not run what happens to lie in the directory that they are used in.
+        if not _is_celery(Path(sys.argv[0])) or importlib.util.find_spec("celeryconfig") is None:
+            return {}
+        name = "celeryconfig"
     module = importlib.import_module(name)
     return {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
+
+
+def _is_celery(program: Path) -> bool:
+    return program.stem == "celery" or (program.name == "__main__.py" and program.parent.name == "celery")
 
 
 _bridge = make_app()

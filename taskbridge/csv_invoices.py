@@ -4,11 +4,8 @@ These are money documents. An invoice that lacks a line has a wrong total and no
 goes on whole or not at all:
 
 - A line that is bad but tells its invoice number holds back that invoice.
-- A line whose number cannot be trusted holds back every invoice that it may belong to: the one before it, the one
-  after it, and all whose number stands in its text (two lines may have run together, a quote that was not closed may
-  have swallowed others). Where some invoice's lines stand apart, being a neighbour says nothing: then all are held
-  back. To search the text is cheap, and so is to hold back too many: the file is corrected and read again. A partial
-  invoice would be found by nobody.
+- A line whose number cannot be trusted may belong to any invoice, so it holds back all of the file.
+- A file whose quoting is broken is refused: nobody can tell which lines a stray quote swallowed.
 - No reader can see a change that makes another valid value: a digit for a digit, or a line that is gone without trace.
 
 How a line is told from the next is `taskbridge.csv_records`.
@@ -32,6 +29,7 @@ __all__ = ["JSON", "Invoice", "InvoiceFile", "Problem", "read_invoices"]
 JSON: TypeAlias = "bool | int | str | list[JSON] | dict[str, JSON] | None"
 
 MAX_NUMBER_LENGTH = 200
+MOST_PROBLEMS = 10_000
 
 _COLUMNS = ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID")
 _QUANTITY = re.compile(r"[+-]?[0-9]{1,18}")
@@ -58,7 +56,7 @@ class Invoice:
 class Problem:
     """Why a line cannot be taken: from `line` to `last_line` of the file, where 1 is its first line.
 
-    `invoice` is None where the line's invoice number cannot be trusted; `text` then names the invoices it held back.
+    `invoice` is None where the line's invoice number cannot be trusted; all invoices are then held back.
     """
 
     line: int
@@ -89,7 +87,8 @@ def read_invoices(
     The header names the columns InvoiceNo, StockCode, Description, Quantity, InvoiceDate, UnitPrice, CustomerID and
     `tenant_column`, in any order; others are ignored. Spaces and tabs around a field are dropped, except in
     Description. Memory grows with the file, because the lines of an invoice may stand anywhere in it: until the last
-    line is read no invoice is known to be whole.
+    line is read no invoice is known to be whole. A line of more than 1 MiB, more than 1 GiB of text, or more than
+    10,000 bad lines is refused.
 
     `progress` is told how many bytes of the file (compressed, if it is) have been read, about every 64 KiB of text; the
     last value is the file's size. It is not called for a pipe. What it raises passes through.
@@ -101,7 +100,7 @@ def read_invoices(
     header = next((record for record in records if not record.blank), None)
     if header is None:
         raise InvalidInput(f"{path} is empty: pass a CSV file with a header line and invoices")
-    reading = _Reading(_column_names(path, header, tenant_column), tenant_column)
+    reading = _Reading(path, _column_names(path, header, tenant_column), tenant_column)
     for record in records:
         if not record.blank:
             reading.add(record)
@@ -133,7 +132,6 @@ def _column_names(path: Path, header: Record, tenant_column: str) -> list[str]:
 class _Draft:
     """An invoice while its lines come in. Its first good line, number `line`, gives the `head` that all must share."""
 
-    position: int
     head: dict[str, str] = field(default_factory=dict)
     line: int = 0
     lines: list[JSON] = field(default_factory=list)
@@ -176,84 +174,61 @@ class _Draft:
         return Invoice(self.head[tenant_column], number, document)
 
 
-@dataclass(slots=True)
-class _Orphan:
-    """A line whose invoice number cannot be trusted, and the nearest numbers that can; "" where there is none."""
-
-    record: Record
-    fault: str
-    before: str
-    after: str = ""
-
-
 class _Reading:
     """What has been read so far: `add` takes the lines in order, `close` says which invoices are whole."""
 
-    def __init__(self, names: list[str], tenant_column: str) -> None:
+    def __init__(self, path: Path, names: list[str], tenant_column: str) -> None:
+        self._path = path
         self.lines = 0
         self._names = names
         self._tenant_column = tenant_column
         self._drafts: dict[str, _Draft] = {}
         self._problems: list[Problem] = []
-        self._orphans: list[_Orphan] = []
-        self._previous = ""
-        self._lines_stand_apart = False
+        self._hold_all = False
 
     def add(self, record: Record) -> None:
         self.lines += 1
         values = zip(self._names, record.fields, strict=False)
         row = {name: value if name == "Description" else value.strip(SPACE) for name, value in values}
         number = row.get("InvoiceNo", "")
-        orphaned = record.fault or _number_fault(number, len(record.fields), len(self._names))
+        if record.fault:
+            raise InvalidInput(
+                f"{self._path}: line {record.first} cannot be read: {record.fault}. Nothing of the file was taken: "
+                "correct its quotes, or export it again"
+            )
+        orphaned = _number_fault(number, len(record.fields), len(self._names))
         faults = [orphaned] if orphaned else _value_faults(record.text, row, self._tenant_column)
         # What is wrong with a line that spans others may come from them, and they were other invoices'.
         if orphaned or (faults and record.first != record.last):
-            self._orphans.append(_Orphan(record, "; ".join(faults), self._previous))
+            self._hold_all = True
+            text = f"{'; '.join(faults)}; its invoice number cannot be trusted, so all invoices are held back"
+            self._note(Problem(record.first, record.last, None, text))
             return
-        draft = self._place(number)
+        draft = self._drafts.setdefault(number, _Draft())
         head = {column: row[column] for column in (self._tenant_column, "InvoiceDate", "CustomerID")}
         faults = faults or draft.disagreements(head)
         if faults:
             draft.held = True
-            self._problems.append(Problem(record.first, record.last, number, "; ".join(faults)))
+            self._note(Problem(record.first, record.last, number, "; ".join(faults)))
         else:
             draft.add(record.first, head, row)
 
-    def _place(self, number: str) -> _Draft:
-        """Note where the number stands, and return its draft."""
-        if number in self._drafts and number != self._previous:
-            self._lines_stand_apart = True
-        self._previous = number
-        for orphan in reversed(self._orphans):
-            if orphan.after:
-                break
-            orphan.after = number
-        return self._drafts.setdefault(number, _Draft(len(self._drafts)))
+    def _note(self, problem: Problem) -> None:
+        if len(self._problems) == MOST_PROBLEMS:
+            raise InvalidInput(
+                f"{self._path}: {MOST_PROBLEMS:,} lines up to line {problem.line} are bad, the first because: "
+                f"{self._problems[0].text} (line {self._problems[0].line}). Correct or export the file again"
+            )
+        self._problems.append(problem)
 
     def close(self) -> InvoiceFile:
-        lengths = set(map(len, self._drafts))
-        for orphan in self._orphans:
-            suspects = self._hold_suspects(orphan, lengths)
-            text = f"{orphan.fault}; its invoice number cannot be trusted, so these are held back: {suspects}"
-            self._problems.append(Problem(orphan.record.first, orphan.record.last, None, text))
-        hold_all = bool(self._orphans) and self._lines_stand_apart
         invoices, held_back = [], []
         for number, draft in self._drafts.items():
-            if draft.held or hold_all:
+            if draft.held or self._hold_all:
                 held_back.append(number)
             else:
                 invoices.append(draft.invoice(number, self._tenant_column))
-        return InvoiceFile(invoices, sorted(self._problems, key=lambda problem: problem.line), held_back, self.lines)
-
-    def _hold_suspects(self, orphan: _Orphan, lengths: set[int]) -> str:
-        """Hold back the invoices that the line may belong to, and name them."""
-        if self._lines_stand_apart:
-            return "all invoices, because in this file some have lines that stand apart"
-        found = {orphan.before, orphan.after} | _pieces(orphan.record.text, lengths)
-        suspects = sorted(found & self._drafts.keys(), key=lambda number: self._drafts[number].position)
-        for number in suspects:
-            self._drafts[number].held = True
-        return _listed(suspects) or "none"
+        return InvoiceFile(invoices, self._problems, held_back, self.lines)
 
 
 def _number_fault(number: str, fields: int, columns: int) -> str:
@@ -291,12 +266,6 @@ def _value_faults(text: str, row: dict[str, str], tenant_column: str) -> list[st
     except InvalidName as error:
         faults.append(f"{tenant_column}: {error}")
     return faults
-
-
-def _pieces(text: str, lengths: set[int]) -> set[str]:
-    """Every piece of `text` that is as long as an invoice number; a lost line end glues a number to its neighbours."""
-    text = text.replace('""', '"')
-    return {text[start : start + length] for length in lengths for start in range(len(text) - length + 1)}
 
 
 def _short(value: str) -> str:

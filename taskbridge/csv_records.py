@@ -24,6 +24,10 @@ __all__ = ["CONVERT", "NOT_UTF8", "SPACE", "Record", "is_date", "read_records"]
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _CHUNK: Final = 65536
+LONGEST_LINE: Final = 1_048_576
+"""Bytes of one line, and characters of one that a quoted field makes of several."""
+MOST_TEXT: Final = 1_073_741_824
+"""Bytes of a file, unpacked."""
 SPACE: Final = " \t"
 """What is dropped around a field."""
 NOT_UTF8: Final = re.compile("[\ud800-\udfff]")
@@ -69,16 +73,23 @@ def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[
             packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
         stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
         byte_order_mark = codecs.BOM_UTF8
+        number, taken, told = 0, 0, 0
         while True:
+            number += 1
             with _translated_errors(path):
-                chunk = stream.readlines(_CHUNK)
-            for line in chunk:
-                yield line.removeprefix(byte_order_mark).decode("utf-8", "surrogateescape")
-                byte_order_mark = b""
-            if progress and file.seekable():
+                line = stream.readline(LONGEST_LINE + 1)
+            taken += len(line)
+            if len(line) > LONGEST_LINE:
+                raise InvalidInput(f"{path}: line {number} is longer than {LONGEST_LINE:,} bytes: is it a CSV file?")
+            if taken > MOST_TEXT:
+                raise InvalidInput(f"{path} holds more than {MOST_TEXT:,} bytes of text: split it into several files")
+            if progress and file.seekable() and (not line or taken - told >= _CHUNK):
+                told = taken
                 progress(file.tell())
-            if not chunk:
+            if not line:
                 return
+            yield line.removeprefix(byte_order_mark).decode("utf-8", "surrogateescape")
+            byte_order_mark = b""
 
 
 @contextmanager
@@ -100,7 +111,11 @@ def _records(lines: Iterator[str]) -> Iterator[Record]:
 
     def feed() -> Iterator[str]:
         nonlocal at_end
+        size = 0
         for line in lines:
+            size = size + len(line) if taken else len(line)
+            if size > LONGEST_LINE:
+                raise csv.Error(f"it spans more than {LONGEST_LINE:,} characters")
             taken.append(line)
             yield line
         at_end = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.metrics_server import MetricsStep
 from taskbridge.producer import Bridge
 from taskbridge.runtime import keys_of, runtime, serves
-from taskbridge.settings import Settings
+from taskbridge.settings import Settings, unknown_variables
 from taskbridge.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.ticker import TickerStep
 from taskbridge.turns import Turns
@@ -136,6 +137,8 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     app = sender.app
     if app not in _INSTALLED or not serves(app):
         return
+    for name, text in unknown_variables(os.environ):
+        sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
     try:
         runtime(app).check()
     except TaskBridgeError as error:

@@ -99,13 +99,16 @@ class Pipelines:
         self._declared[one.name] = one
 
     def load(self, modules: Iterable[str]) -> None:
-        """Import modules so that they declare their pipelines. The current directory is looked in as well.
+        """Import modules so that they declare their pipelines.
+
+        The current directory is looked in as well where modules are named, and else not.
 
         Raises:
             ConfigurationError: a module does not import; the message has its error.
         """
+        modules = tuple(modules)
         here = str(Path.cwd())
-        if here not in sys.path:
+        if modules and here not in sys.path:
             sys.path.append(here)
         for module in modules:
             try:

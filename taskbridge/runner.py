@@ -78,6 +78,8 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             all_wait=ending.all_wait,
         )
     if ending.error is not None:
+        # Celery logs the error with its notes, and says nothing of whose run it was.
+        ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
         raise ending.error
 
 

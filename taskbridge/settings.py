@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from taskbridge.errors import ConfigurationError
 from taskbridge.names import DEFAULT_PREFIX, check_key_prefix
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "unknown_variables"]
 
 LAST_PORT = 65_535
 
@@ -107,6 +107,26 @@ _SCHEMES: dict[str, tuple[str, ...]] = {
 
 def _variable(name: str) -> str:
     return f"TASKBRIDGE_{name.upper()}"
+
+
+OTHERS: Final = frozenset({"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TRACEBACK"})
+"""Variables of the command line."""
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variables TASKBRIDGE_... that nothing reads, each with what may have been meant.
+
+    Those of TASKBRIDGE_TEST_ are for tests.
+    """
+    known = sorted({_variable(field.name) for field in fields(Settings)} | OTHERS)
+    found = []
+    for name in sorted(environment):
+        if name.startswith("TASKBRIDGE_") and name not in known and not name.startswith("TASKBRIDGE_TEST_"):
+            from difflib import get_close_matches  # noqa: PLC0415 - slow, and hardly ever needed
+
+            close = get_close_matches(name, known, 1)
+            found.append((name, f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"))
+    return found
 
 
 def _parse(name: str, text: str) -> object:

@@ -12,6 +12,7 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
+from taskbridge.intake import count_parked
 from taskbridge.runtime import Runtime
 from taskbridge.store import check_cluster, check_schema, check_version
 from taskbridge.store.schema import head
@@ -75,6 +76,8 @@ def examine(here: Runtime, *, alone: bool) -> list[Finding]:
         usable(_workers_alone if alone else _workers, "workers")
     if redis and pipelines:
         usable(_overdue, "deadlines")
+    if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
+        usable(_work, "work")
     return found
 
 
@@ -199,6 +202,47 @@ def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
 
 def _workers_alone(here: Runtime) -> Findings:
     return _workers(here, Level.WARNING)
+
+
+def _work(here: Runtime) -> Findings:
+    """Look for work that does not go on."""
+    sound = True
+    for name in here.pipelines.names():
+        for trouble, remedy in _troubles(here, name):
+            sound = False
+            yield Finding(Level.WARNING, "work", f"{name}: {trouble}", remedy)
+    for name, count in here.records.unmatched_pipelines().items():
+        sound = False
+        yield Finding(
+            Level.WARNING, "work", f"{name}: {count:,} messages match no criterion", f"taskbridge unmatched list {name}"
+        )
+    with here.app.connection_for_write() as connection:
+        parked = count_parked(here.app, connection)
+    if parked:
+        sound = False
+        yield Finding(
+            Level.WARNING,
+            "work",
+            f"{parked:,} messages wait to be recorded",
+            "a worker's log says what keeps them",
+        )
+    if sound:
+        yield Finding(Level.OK, "work", "no circuit is open, no tenant fails, nothing is in quarantine or set aside")
+
+
+def _troubles(here: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
+    """Return what is wrong with the work of a pipeline, each with the remedy."""
+    circuit = here.gate.circuit(pipeline)
+    if circuit.open:
+        line = f"the circuit is open, {circuit.probes:,} probes failed, {circuit.in_line:,} tenants wait in line"
+        yield line, "look at what the handler calls; `taskbridge status` shows the errors"
+    counts = list(here.cursors.counts(pipeline))
+    failing = [row["tenant"] for row in counts if row["failures"]]
+    if failing:
+        yield f"{len(failing):,} tenants fail, such as {failing[0]!r}", "`taskbridge status` shows the errors"
+    quarantined = sum(row["quarantined"] for row in counts)
+    if quarantined:
+        yield f"{quarantined:,} records are in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
 
 
 def _overdue(here: Runtime) -> Findings:

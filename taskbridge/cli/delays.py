@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from taskbridge.cli import screen
 from taskbridge.cli.moments import ago, ahead, iso
 from taskbridge.cli.tenants import TenantView
 from taskbridge.runtime import Runtime
 from taskbridge.store import WaitingRecords
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 __all__ = ["Delays", "look"]
 

@@ -21,13 +21,16 @@ _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bo
 
 @click.command(short_help="Check a deployment, with remedies.", epilog=examples("taskbridge doctor"))
 @data_dir_option
+@click.option("--strict", is_flag=True, help="End with 1 for a warning as well.")
 @json_option
-def doctor(data_dir: Path, as_json: bool) -> None:
+def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
     """Check the servers, the schema, the broker, the workers and the pipelines.
 
     Each finding comes with its remedy. No password is shown.
 
-    Exit status: 0 all is well or there are warnings; 1 there is a problem.
+    An open circuit, tenants that fail, records in quarantine and messages that could not be recorded are warnings.
+
+    Exit status: 0 all is well or there are warnings; 1 there is a problem, or with --strict a warning.
     """
     with surroundings.enter(data_dir) as origin:
         findings = examine(runtime(app), alone=origin is Origin.OURS)
@@ -36,7 +39,7 @@ def doctor(data_dir: Path, as_json: bool) -> None:
         screen.emit_json({"level": _worst(findings), "findings": rows})
     else:
         _show(findings)
-    if _worst(findings) is Level.PROBLEM:
+    if _worst(findings) is Level.PROBLEM or (strict and _worst(findings) is not Level.OK):
         raise click.exceptions.Exit(1)
 
 

@@ -16,17 +16,20 @@ __all__ = ["env"]
 
 @click.command(
     short_help="Print the URLs in use, for other shells.",
-    epilog=examples("export $(taskbridge env)", 'set -a; eval "$(taskbridge env)"; set +a'),
+    epilog=examples('eval "$(taskbridge env)"'),
 )
 @data_dir_option
 def env(data_dir: Path) -> None:
-    """Print the URLs in use as KEY=value lines, passwords included.
+    """Print the URLs in use as KEY=value lines, passwords included, and a line that exports them.
 
-    The first way below works with the servers of `taskbridge up`; the second one also where your own URLs hold
-    characters that a shell would take for its own.
+    Where there are no servers, nothing is printed on stdout, so the shell's variables stay as they are.
     """
     surroundings.existing(data_dir)
     settings = Settings.read()
-    click.echo(f"{surroundings.POSTGRES}={shlex.quote(settings.postgres_url)}")
-    click.echo(f"{surroundings.REDIS}={shlex.quote(settings.redis_url)}")
-    click.echo(f"TASKBRIDGE_BROKER_URL={shlex.quote(settings.broker)}")
+    values = {
+        surroundings.POSTGRES: settings.postgres_url,
+        surroundings.REDIS: settings.redis_url,
+        "TASKBRIDGE_BROKER_URL": settings.broker,
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    click.echo("\n".join((*lines, f"export {' '.join(values)}")))

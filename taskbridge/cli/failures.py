@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
@@ -12,7 +14,6 @@ import click
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.screen import complain
 from taskbridge.errors import TaskBridgeError
-from taskbridge.translation import speaking_plainly
 
 __all__ = ["Commands"]
 
@@ -23,7 +24,32 @@ PIPE_CLOSED = 141
 
 
 class Commands(click.Group):
-    """A group whose commands end with a message and a status, and with a traceback only where one is asked for."""
+    """A group whose commands end with a message and a status, and with a traceback only where one is asked for.
+
+    `commands_in` has each command's module in this package and its short help, so that help imports none of them.
+    """
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._commands_in = commands_in
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
+        """Return the names of all commands."""
+        return sorted(self._commands_in)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command; its module is imported by this."""
+        if cmd_name not in self._commands_in:
+            return None
+        module = import_module(f"taskbridge.cli.{self._commands_in[cmd_name][0]}")
+        name = "import_command" if cmd_name == "import" else cmd_name
+        found: click.Command = getattr(module, name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._commands_in[name][1]) for name in sorted(self._commands_in)])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command.
@@ -32,15 +58,27 @@ class Commands(click.Group):
             click.exceptions.Exit: it failed; what was wrong stands on stderr.
         """
         try:
-            with speaking_plainly():
-                result = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (Exception, Interrupted) as error:
+            error = _spoken_plainly(error)
             status = _report(error, with_traceback=bool(ctx.params.get("traceback")))
             raise click.exceptions.Exit(status) from error
         return result
+
+
+def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
+    if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
+        return error
+    from taskbridge.translation import speaking_plainly  # noqa: PLC0415 - it imports the clients of all servers
+
+    try:
+        with speaking_plainly():
+            raise error
+    except Exception as meaning:
+        return meaning
 
 
 def _report(error: Exception | Interrupted, *, with_traceback: bool) -> int:

@@ -2,75 +2,78 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 import click
 
-from taskbridge.cli import interrupts
-from taskbridge.cli.bench import bench
-from taskbridge.cli.doctor import doctor
-from taskbridge.cli.env import env
+from taskbridge.cli import interrupts, screen
 from taskbridge.cli.failures import Commands
-from taskbridge.cli.import_command import import_command
-from taskbridge.cli.metrics import metrics
-from taskbridge.cli.migrate import migrate
-from taskbridge.cli.notify import notify
 from taskbridge.cli.options import examples
-from taskbridge.cli.pause import drain, pause, resume
-from taskbridge.cli.prune import prune
-from taskbridge.cli.quarantine import quarantine
-from taskbridge.cli.rebase import rebase
-from taskbridge.cli.record import record
-from taskbridge.cli.status import status
-from taskbridge.cli.unmatched import unmatched
-from taskbridge.cli.up import up
+from taskbridge.settings import unknown_variables
 
 __all__ = ["cli", "main"]
 
 
-def _version() -> str:
+COMMANDS: Final = {
+    "bench": ("bench", "Measure."),
+    "doctor": ("doctor", "Check a deployment, with remedies."),
+    "drain": ("pause", "Wait until all is handled, then pause."),
+    "env": ("env", "Print the URLs in use, for other shells."),
+    "import": ("import_command", "Import invoices from a CSV file."),
+    "metrics": ("metrics", "Print figures for Prometheus."),
+    "migrate": ("migrate", "Bring the schema up to date."),
+    "notify": ("notify", "Send one event."),
+    "pause": ("pause", "Hold a tenant, or a pipeline."),
+    "prune": ("prune", "Delete old records that are done with."),
+    "quarantine": ("quarantine", "Show the records that cannot be handled, try them again, or give them up."),
+    "rebase": ("rebase", "Go on after a restore into another cluster."),
+    "record": ("record", "Record messages from JSON lines."),
+    "resume": ("pause", "Let a tenant, or a pipeline, go on."),
+    "status": ("status", "Show how every tenant stands."),
+    "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
+    "up": ("up", "Run everything on this machine."),
+}
+"""Each command's module and short help. A module is imported when its command is used: most need Celery."""
+
+
+def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or context.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow, and for this option alone
+
     try:
-        return version("taskbridge")
+        found = version("taskbridge")
     except PackageNotFoundError:
-        return "of a checkout"
+        found = "of a checkout"
+    click.echo(f"taskbridge {found}")
+    context.exit()
 
 
 @click.group(
     cls=Commands,
+    commands_in=COMMANDS,
     epilog=examples("taskbridge up --import invoices.csv"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(_version(), prog_name="taskbridge", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.option("--traceback", is_flag=True, envvar="TASKBRIDGE_TRACEBACK", help="Show where in the code an error arose.")
-def cli(traceback: bool) -> None:
+def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
     """Latency-neutral batching on Celery, Redis and Postgres.
 
     The servers are those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. Where neither is set, they are the ones
     that `taskbridge up` serves in the data directory.
     """
-
-
-for command in (
-    up,
-    import_command,
-    record,
-    env,
-    notify,
-    status,
-    metrics,
-    quarantine,
-    pause,
-    resume,
-    drain,
-    unmatched,
-    prune,
-    migrate,
-    rebase,
-    doctor,
-    bench,
-):
-    cli.add_command(command)
+    for name, text in unknown_variables(os.environ):
+        screen.complain(f"the variable {name} is not known and does nothing: {text}")
 
 
 def main() -> None:

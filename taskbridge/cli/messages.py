@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rich.progress import TimeRemainingColumn
-
 from taskbridge.app import record_event
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
@@ -146,6 +144,6 @@ def _progress(path: Path) -> Iterator[Callable[[int], None]]:
     if path == STDIN:
         yield lambda _: None
         return
-    with screen.progress(TimeRemainingColumn()) as progress:
+    with screen.progress(time_left=True) as progress:
         task = progress.add_task("recording", total=path.stat().st_size if path.is_file() else None)
         yield lambda done: progress.update(task, completed=done)

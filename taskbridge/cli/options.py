@@ -9,8 +9,6 @@ from typing import Final
 
 import click
 
-from taskbridge.pipeline import INVOICES
-
 __all__ = [
     "DEFAULT_DATA_DIR",
     "data_dir_option",
@@ -36,7 +34,28 @@ data_dir_option = click.option(
     help="Where the embedded servers keep their data.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-pipeline_option = click.option("--pipeline", default=INVOICES, show_default=True, metavar="NAME", help="The pipeline.")
+
+
+def _the_only_one(_: click.Context, __: click.Parameter, name: str | None) -> str:
+    """Return the pipeline that was named, else the only one that is declared."""
+    if name is not None:
+        return name
+    from taskbridge.pipeline import DECLARED, INVOICES  # noqa: PLC0415 - help needs none of it
+    from taskbridge.settings import Settings  # noqa: PLC0415
+
+    modules = Settings.read().pipelines
+    if not modules:
+        return INVOICES
+    DECLARED.load(modules)
+    names = DECLARED.names()
+    if len(names) > 1:
+        raise click.UsageError(f"several pipelines are declared: name one with --pipeline: {', '.join(names)}")
+    return names[0] if names else INVOICES
+
+
+pipeline_option = click.option(
+    "--pipeline", callback=_the_only_one, metavar="NAME", help="The pipeline.  [default: the only one that is declared]"
+)
 tenant_column_option = click.option(
     "--tenant-column",
     default="Country",

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import TimeRemainingColumn
 
 from taskbridge import store
 from taskbridge.app import app
@@ -87,7 +86,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
 def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
     """Take the steps, with a progress bar; a signal ends it between two."""
-    with screen.progress(TimeRemainingColumn()) as progress:
+    with screen.progress(time_left=True) as progress:
         tasks: dict[str, Any] = {}
         while True:
             with uninterrupted(), speaking_plainly():

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = ["NARROW", "cell", "complain", "emit_json", "plain", "progress", "stderr", "stdout", "table", "tell"]
 
@@ -24,13 +25,6 @@ NARROW: Final = 74
 
 # Where no terminal gives a width, nothing is cut.
 _WIDTH_OF_A_PIPE = 100_000
-
-
-class _OurConsole(Console):
-    """A console that does not end the process when the reader of a pipe goes away."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 def stdout() -> Console:
@@ -44,7 +38,15 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool, narrowest: int) -> Console:
-    console = _OurConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    from rich.console import Console  # noqa: PLC0415 - slow, and most of what commands say needs none
+
+    class OurConsole(Console):
+        """A console that does not end the process when the reader of a pipe goes away."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = OurConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
     width = max(console.width, narrowest) if console.is_terminal else _WIDTH_OF_A_PIPE
     if width != console.width:
         console.width = width
@@ -52,17 +54,22 @@ def _console(*, stderr: bool, narrowest: int) -> Console:
 
 
 def plain(text: str) -> str:
-    """Return `text` with every character that is not printable, except a line end, as its number."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    """Return `text` on one line: every character that is not printable, a line end as well, is shown as its number."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def cell(text: str, style: str = "") -> Text:
     """Return text from outside as a cell of a table."""
-    return Text(plain(text).replace("\n", " "), style)
+    from rich.text import Text  # noqa: PLC0415
+
+    return Text(plain(text), style)
 
 
 def table(console: Console, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
     """Return an empty table: text, which may take several lines, in the first column and in `texts`, else numbers."""
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
     if console.is_terminal:
         gap = 1 if console.width > NARROW + 10 else 0
         made = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
@@ -77,16 +84,26 @@ def table(console: Console, *columns: str, title: str | None = None, texts: Cont
     return made
 
 
-def progress(*more: ProgressColumn) -> Progress:
-    """Return a progress bar on stderr, which shows itself on a terminal only."""
+def progress(*, of: bool = False, time_left: bool = False) -> Progress:
+    """Return a progress bar on stderr, which shows itself on a terminal only: with `of` and `time_left` as well."""
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), *more)
+    columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
+    columns += [MofNCompleteColumn()] if of else []
+    columns += [TimeRemainingColumn()] if time_left else []
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def tell(text: str) -> None:
-    """Write a line about the progress of a command to stderr."""
-    click.echo(plain(text), err=True)
+    """Write a line about the progress of a command to stderr; further lines of `text` are indented."""
+    click.echo("\n    ".join(map(plain, text.split("\n"))), err=True)
 
 
 def complain(text: str) -> None:

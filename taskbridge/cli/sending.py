@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
 from taskbridge.app import app, notify_event, record_invoice
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
@@ -97,7 +95,7 @@ def send(sending: Sending, meanwhile: Callable[[], None] = lambda: None) -> None
     Raises:
         Unavailable: Postgres or Redis cannot be used now.
     """
-    with screen.progress(MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+    with screen.progress(of=True, time_left=True) as progress:
         task = progress.add_task("sending", total=len(sending.file.invoices))
         for invoice in sending.file.invoices:
             with uninterrupted():

@@ -6,11 +6,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from taskbridge.app import app
 from taskbridge.cli import delays, screen, surroundings
@@ -25,7 +23,14 @@ from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.store import Pause
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 __all__ = ["status"]
+
+
+SHOWN_HELD: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,31 @@ class _Standing:
                 yield _paused(one.tenant, one.pause, _command("resume", self.pipeline, one.tenant))
             if one.counts["failures"]:
                 yield _failure(one)
+        yield from self._held()
         quarantined = sum(one.counts["quarantined"] for one in self.tenants)
         if quarantined:
             records = "1 record is" if quarantined == 1 else f"{quarantined:,} records are"
             yield f"{self.pipeline}: {records} in quarantine; `{_command('quarantine list', self.pipeline)}` shows why"
         if self.delays is not None and self.delays.unmatched:
             yield self.delays.sentence()
+
+    def held_because(self, one: TenantView) -> str | None:
+        """Say why a tenant is held; None: it is not."""
+        if not one.runner.held:
+            return None
+        if self.circuit.open:
+            return "the circuit is open, so it stands in line"
+        if one.counts["failures"]:
+            return "back-off after a failure"
+        return "its handler asked for it (RetryAfter), a rate limit, or a line for a free run"
+
+    def _held(self) -> Iterator[str]:
+        """Say until when tenants are held that have no failure to tell of, the first few by name."""
+        held = [one for one in self.tenants if one.next_try_at is not None and not one.counts["failures"]]
+        for one in held[:SHOWN_HELD]:
+            yield f"{one.tenant}: held, next try {ahead(one.due_seconds)}: {self.held_because(one)}"
+        if len(held) > SHOWN_HELD:
+            yield f"{self.pipeline}: {len(held) - SHOWN_HELD:,} more tenants are held"
 
 
 @click.command(
@@ -105,10 +129,19 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
         surroundings.ready(here, migrate=origin is Origin.OURS)
         names = here.pipelines.names() if pipeline is None else [here.pipelines[pipeline].name]
         found = {name: _look(here, name, tenant) for name in names}
+        strangers = {
+            name: count
+            for name, count in here.records.unmatched_pipelines().items()
+            if name not in here.pipelines.names()
+        }
     if as_json:
-        screen.emit_json({"pipelines": {name: _as_json(one) for name, one in found.items()}})
+        pipelines = {name: _as_json(one) for name, one in found.items()}
+        screen.emit_json({"pipelines": pipelines, "unmatched_elsewhere": strangers})
     else:
         _show(found)
+        for name, count in strangers.items():
+            text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
+            click.echo(screen.plain(f"{text}; `{_command('unmatched list', INVOICES, name)}` shows why"))
     if tenant is not None and not any(one.tenants for one in found.values()):
         screen.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
         raise click.exceptions.Exit(1)
@@ -127,7 +160,9 @@ def _look(here: Runtime, pipeline: str, tenant: str | None) -> _Standing:
 
 def _as_json(found: _Standing) -> dict[str, Any]:
     tenants = {
-        one.tenant: _tenant_as_json(one) | ({} if found.delays is None else found.delays.as_json(one))
+        one.tenant: _tenant_as_json(one)
+        | {"held_because": found.held_because(one)}
+        | ({} if found.delays is None else found.delays.as_json(one))
         for one in found.tenants
     }
     return {"tenants": tenants, **found.as_json()}

@@ -10,18 +10,19 @@ first call of `taskbridge.runtime.runtime`.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from taskbridge import embedded, store
-from taskbridge.embedded import Servers, lock
+from taskbridge import store
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.runtime import Runtime
 from taskbridge.settings import Settings
+
+if TYPE_CHECKING:
+    from taskbridge.embedded import Servers
 
 __all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "need_data", "ready", "served"]
 
@@ -63,6 +64,8 @@ def enter(data_dir: Path) -> Iterator[Origin]:
     if origin is not None:
         yield origin
         return
+    from taskbridge import embedded  # noqa: PLC0415 - not where servers are configured
+
     with embedded.serve(data_dir) as servers:
         _choose(servers)
         yield Origin.OURS
@@ -103,6 +106,8 @@ def served(data_dir: Path) -> Iterator[Origin]:
         with _held(data_dir):
             yield Origin.CONFIGURED
         return
+    from taskbridge import embedded  # noqa: PLC0415 - not where servers are configured
+
     with embedded.serve(data_dir) as servers:
         _choose(servers)
         yield Origin.OURS
@@ -111,6 +116,8 @@ def served(data_dir: Path) -> Iterator[Origin]:
 @contextmanager
 def _held(data_dir: Path) -> Iterator[None]:
     """Hold the directory for the logs of workers that use other servers."""
+    from taskbridge.embedded import lock  # noqa: PLC0415
+
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         stack = ExitStack()
@@ -124,6 +131,8 @@ def _held(data_dir: Path) -> Iterator[None]:
 def _find(data_dir: Path) -> Origin | None:
     if _configured():
         return Origin.CONFIGURED
+    from taskbridge import embedded  # noqa: PLC0415
+
     servers = embedded.running(data_dir)
     if servers is None:
         return None
@@ -132,10 +141,6 @@ def _find(data_dir: Path) -> Origin | None:
 
 
 def _configured() -> bool:
-    # As the `celery` command does, so that celeryconfig.py and pipeline modules are found beside it.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
     settings = Settings.read()
     if bool(settings.postgres_url) != bool(settings.redis_url):
         there, missing = (POSTGRES, REDIS) if settings.postgres_url else (REDIS, POSTGRES)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -115,11 +115,22 @@ class Watcher:
             return
         views = {name: view(self._here, name) for name in self._here.pipelines.names()}
         if self._live is not None:
-            self._live.update(_table(self._console, views), refresh=True)
+            warnings = [screen.cell(text, "yellow") for text in self._warnings(views)]
+            self._live.update(Group(_table(self._console, views), *warnings), refresh=True)
         else:
             self._print_change(views)
         after = time.monotonic()
         self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
+
+    def _warnings(self, views: dict[str, list[TenantView]]) -> Iterator[str]:
+        """Say what does not go on."""
+        for name, tenants in views.items():
+            if self._here.gate.circuit(name).open:
+                yield f"{name}: the circuit is open: everything fails; `taskbridge status` shows the errors"
+            failing = sorted(one.tenant for one in tenants if one.counts["failures"])
+            if failing:
+                errors = [one.counts["last_error"] for one in tenants if one.tenant == failing[0]]
+                yield f"{name}: {len(failing):,} tenants fail; {failing[0]}: {errors[0]}"
 
     def _print_change(self, views: dict[str, list[TenantView]]) -> None:
         parts = []
@@ -131,7 +142,7 @@ class Watcher:
             parts.append(
                 f"{name}: {handled:,} handled, {pending:,} pending, {quarantined:,} in quarantine, {active:,} active"
             )
-        line = "; ".join(parts)
+        line = "; ".join([*parts, *self._warnings(views)])
         if line != self._line:
             self._line = line
             screen.tell(line)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taskbridge.cli.main import COMMANDS
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,9 @@ SECONDS = 30.0
 
 # Children are forked from a process that has imported the program, because importing takes most of a command's time.
 _forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(["taskbridge.cli.main"])
+_forkserver.set_forkserver_preload(
+    ["taskbridge.cli.main", *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()), "taskbridge.translation"]
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,156 @@
+"""A command loads what it needs: help and version nothing but click, `status` no Alembic, no benchmarks, no servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import taskbridge
+from taskbridge.cli.main import COMMANDS, cli
+from tests.cli.program import Program
+
+SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}
+SLOW = {"alembic", "prometheus_client", "taskbridge.bench", "taskbridge.embedded", "rich.progress", "matplotlib"}
+
+
+def loaded(code: str, environment: dict[str, str]) -> set[str]:
+    """Run code in a process of its own and return the modules that it has at its end."""
+    tail = "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr)); "
+    ended = subprocess.run(
+        [sys.executable, "-c", tail + code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("LOADED")]
+    assert lines, ended.stderr
+    return set(lines[0].split())
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], [], ["-h"]])
+def test_help_and_version_load_no_client_of_a_server(bare: Program, arguments: list[str]) -> None:
+    found = loaded(
+        f"import sys; sys.argv[1:] = {arguments!r}; from taskbridge.cli.main import main; main()", bare.environment
+    )
+    assert "click" in found
+    assert not found & (SERVERS | SLOW | {"rich"})
+
+
+def test_status_loads_neither_alembic_nor_benchmarks_nor_embedded_servers(taskbridge: Program) -> None:
+    found = loaded(
+        "import sys; sys.argv[1:] = ['status']; from taskbridge.cli.main import main; main()", taskbridge.environment
+    )
+    assert "celery" in found
+    assert not found & SLOW
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import taskbridge", SERVERS | SLOW | {"rich", "click"}),
+        ("from taskbridge import notify_event, record_invoice, record_event, install", SLOW | {"rich"}),
+    ],
+)
+def test_a_producer_loads_no_more_than_it_uses(bare: Program, code: str, absent: set[str]) -> None:
+    assert not loaded(code, bare.environment) & absent
+
+
+def test_public_names_are_themselves_whatever_was_imported_before(bare: Program) -> None:
+    code = (
+        "import taskbridge.app, taskbridge.pipeline, types; from taskbridge import *; import taskbridge as t; "
+        "assert all(not isinstance(getattr(t, n), types.ModuleType) for n in t.__all__); "
+        "assert t.pipeline is pipeline and t.app is app and set(t.__all__) <= set(dir(t)); print('fine')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=bare.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout == "fine\n", ended.stderr
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(taskbridge, "nothing")  # noqa: B009 - mypy would refuse the plain form
+
+
+def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
+    context = click.Context(cli)
+    for name, (_, text) in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert (command.name, command.get_short_help_str(limit=200)) == (name, text)
+
+
+def test_a_celeryconfig_that_lies_about_is_not_run(bare: Program, configured: dict[str, str]) -> None:
+    mark = bare.directory / "mark"
+    (bare.directory / "celeryconfig.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    (bare.directory / "yaml.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    assert bare("status", **configured).status == 0
+    assert bare("notify", "acme", **configured).status == 0
+    assert not mark.exists()
+    # Who asks for it gets it, and so does the program `celery`.
+    asked = {**configured, "CELERY_CONFIG_MODULE": "celeryconfig", "PYTHONPATH": f".:{bare.environment['PYTHONPATH']}"}
+    assert bare("notify", "acme", **asked).status == 0
+    assert mark.exists()
+    mark.unlink()
+    (bare.directory / "yaml.py").unlink()
+    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "report"]
+    subprocess.run(
+        command,
+        cwd=bare.directory,
+        env={**bare.environment, **configured},
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert mark.exists()
+
+
+def test_a_command_uses_the_only_pipeline_and_lists_them_where_there_are_several(taskbridge: Program) -> None:
+    def declared(*names: str) -> dict[str, str]:
+        module = "pipelines_" + "_".join(names)
+        text = "".join(f"pipeline({name!r})(handler)\n" for name in names)
+        (taskbridge.directory / f"{module}.py").write_text(
+            f"from taskbridge import pipeline\n\n\ndef handler(batch: object) -> None: ...\n\n\n{text}"
+        )
+        return {"TASKBRIDGE_PIPELINES": module, "PYTHONPATH": f"{taskbridge.directory}:{Path.cwd()}"}
+
+    only = declared("orders")
+    for command in (["notify", "acme"], ["pause", "acme"], ["resume"], ["drain"], ["quarantine", "list"]):
+        ended = taskbridge(*command, **only)
+        assert ended.status == 0, ended.stderr
+    assert taskbridge("notify", "acme", "--json", **only).json["pipeline"] == "orders"
+    ended = taskbridge("notify", "acme", **declared("orders", "returns"))
+    assert ended.status == 2
+    assert "--pipeline: orders, returns" in ended.stderr
+
+
+def test_an_unknown_variable_is_told_with_the_closest_name(bare: Program) -> None:
+    ended = bare("env", TASKBRIDGE_POSTGRESS_URL="postgresql://x", TASKBRIDGE_TEST_ANY="1", TASKBRIDGE_DATA_DIR="here")
+    assert "TASKBRIDGE_POSTGRESS_URL is not known" in ended.stderr
+    assert "did you mean TASKBRIDGE_POSTGRES_URL?" in ended.stderr
+    assert "TASKBRIDGE_TEST_ANY" not in ended.stderr
+    assert "TASKBRIDGE_DATA_DIR is" not in ended.stderr
+
+
+@pytest.mark.parametrize("form", ['eval "$(taskbridge env)"', "export $(taskbridge env)"])
+def test_env_sets_and_exports_and_prints_nothing_where_it_fails(taskbridge: Program, form: str) -> None:
+    shell = f'taskbridge() {{ "{sys.executable}" -c "from taskbridge.cli.main import main; main()" "$@"; }}\n{form}\n'
+    keep = {"PATH": "/usr/bin:/bin", "PYTHONPATH": taskbridge.environment["PYTHONPATH"]}
+    urls = {name: value for name, value in taskbridge.environment.items() if name.endswith("_URL")}
+    found = subprocess.run(
+        ["/bin/sh", "-c", shell + "env"],
+        cwd=taskbridge.directory,
+        env=keep | urls,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"TASKBRIDGE_BROKER_URL={urls['TASKBRIDGE_REDIS_URL']}" in found.stdout.splitlines()
+    failed = subprocess.run(
+        ["/bin/sh", "-c", shell.replace("export", ": ")],
+        cwd=taskbridge.directory,
+        env=keep,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert failed.stdout == ""
+    assert "no servers" in failed.stderr
