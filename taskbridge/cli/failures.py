@@ -46,6 +46,12 @@ class Commands(click.Group):
         found: click.Command = getattr(module, name)
         return found
 
+    def all_commands(self) -> dict[str, click.Command]:
+        """Return every command by its name; all modules are imported by this."""
+        context = click.Context(self)
+        found = {name: self.get_command(context, name) for name in self.list_commands(context)}
+        return {name: command for name, command in found.items() if command is not None}
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of commands."""
         with formatter.section("Commands"):

@@ -19,7 +19,7 @@ from taskbridge.cli.surroundings import Origin
 from taskbridge.cli.tenants import TenantView, view
 from taskbridge.gate import CircuitStatus
 from taskbridge.names import check_tenant
-from taskbridge.pipeline import INVOICES
+from taskbridge.pipeline import DECLARED, INVOICES
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.store import Pause
 
@@ -141,7 +141,7 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
         _show(found)
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
-            click.echo(screen.plain(f"{text}; `{_command('unmatched list', INVOICES, name)}` shows why"))
+            click.echo(screen.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
     if tenant is not None and not any(one.tenants for one in found.values()):
         screen.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
         raise click.exceptions.Exit(1)
@@ -223,5 +223,5 @@ def _paused(what: str, pause: Pause, resume: str) -> str:
 
 def _command(name: str, pipeline: str, *arguments: str) -> str:
     """Return a command as it can be typed in a shell."""
-    option = () if pipeline == INVOICES else ("--pipeline", pipeline)
+    option = () if pipeline == INVOICES and len(DECLARED.names()) < 2 else ("--pipeline", pipeline)
     return shlex.join(("taskbridge", *name.split(), *arguments, *option))

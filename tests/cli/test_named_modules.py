@@ -30,8 +30,8 @@ def test_invoices_are_served_by_the_journal_only_where_no_module_is_named(export
 
 
 def test_an_event_for_invoices_is_refused(exporting: Program) -> None:
-    assert_one_clear_line(exporting("notify", "France"), NO_INVOICES, status=2)
-    assert exporting("notify", "France", "--pipeline", "exports").status == 0
+    assert_one_clear_line(exporting("notify", "France", "--pipeline", "invoices"), NO_INVOICES, status=2)
+    assert exporting("notify", "France").status == 0
 
 
 @pytest.mark.parametrize("command", ["import", "up --exit-when-idle --import"])

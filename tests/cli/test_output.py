@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from taskbridge.cli.main import cli
+from taskbridge.cli.main import COMMANDS, cli
 from tests.cli.files import line, write
 from tests.cli.program import MAIN, Program
 
@@ -69,7 +69,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(odd_tenants: Program) 
     assert ended.stderr == b""
 
 
-@pytest.mark.parametrize("command", [None, *sorted(cli.commands)])
+@pytest.mark.parametrize("command", [None, *sorted(COMMANDS)])
 def test_every_help_has_an_example_that_names_the_command(command: str | None) -> None:
     shown = CliRunner().invoke(cli, ["--help"] if command is None else [command, "--help"], prog_name="taskbridge")
     assert shown.exit_code == 0

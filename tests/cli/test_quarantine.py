@@ -256,7 +256,7 @@ def test_pipelines_with_criteria_have_a_quarantine(taskbridge: Program, engine: 
     file = write(taskbridge.directory / "a.jsonl", [alert(id="m1"), alert("WARNING", id="m2")])
     assert taskbridge("record", "alerts", file, "--id-field", "id").status == 0
     set_aside(engine, "billing", "m1", pipeline="alerts")
-    assert taskbridge("quarantine", "list", "--json").json["count"] == 0
+    assert taskbridge("quarantine", "list", "--pipeline", "invoices", "--json").json["count"] == 0
     (record,) = taskbridge("quarantine", "list", "--pipeline", "alerts", "--json").json["records"]
     assert (record["tenant"], record["external_id"]) == ("billing", "m1")
     assert taskbridge("quarantine", "discard", "m1", "--pipeline", "alerts", "--yes").status == 0
