@@ -76,6 +76,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             blame=ending.blame,
             owner=ending.owner,
             all_wait=ending.all_wait,
+            most_handed=(runtime.slots + 1) // 2,
         )
     if ending.error is not None:
         # Celery logs the error with its notes, and says nothing of whose run it was.

@@ -5,21 +5,24 @@ A forked child makes its own: connections are not shared across a fork.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
 from celery import Celery
+from kombu.pools import ProducerPool
 from sqlalchemy import Engine
 
 from taskbridge import message
 from taskbridge.errors import ConfigurationError, TaskBridgeError
-from taskbridge.gate import Gate, Keys, Queue, Timing
+from taskbridge.gate import Gate, Keys, Queue, Timing, client
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
 from taskbridge.histogram import Histogram
@@ -46,6 +49,13 @@ __all__ = ["Runtime", "afresh", "keys_of", "runtime", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
+log = logging.getLogger(__name__)
+
+BROKER_TIMEOUT: Final = 2.0
+"""Seconds that one attempt to publish a run may take where the broker is another server than the gate's."""
+BROKER_REST: Final = 1.0
+"""Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
+
 
 class Runtime:
     """One process's connections and pipelines."""
@@ -53,6 +63,12 @@ class Runtime:
     def __init__(self, app: Celery, settings: Settings) -> None:
         self.app = app
         self.settings = settings
+        self.slots = 1
+        """How many runs can be on at a time in the worker of this process."""
+        self.idle_slots: Callable[[], int] | None = None
+        """How many of these are free; None outside of a worker's main process."""
+        self.pid = os.getpid()
+        self._broker_away_until = 0.0
 
     @cached_property
     def pipelines(self) -> Pipelines:
@@ -80,9 +96,7 @@ class Runtime:
         if not self.settings.redis_url:
             raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
         try:
-            return redis.Redis.from_url(
-                self.settings.redis_url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5
-            )
+            return client(self.settings.redis_url)
         except ValueError:
             # The text may hold a part of the password.
             raise ConfigurationError(
@@ -161,6 +175,11 @@ class Runtime:
         return {}
 
     @cached_property
+    def handed(self) -> deque[float]:
+        """When this process's ticker gave tenants their turn lately, in seconds of the monotonic clock."""
+        return deque()
+
+    @cached_property
     def forgotten(self) -> Counter[str]:
         """How many tenants of each pipeline this process found with pending records and no runner."""
         return Counter()
@@ -211,8 +230,48 @@ class Runtime:
         self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
 
     def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
+        """Publish a run. Where the broker cannot be reached, say so in the log: its deadline publishes it again."""
         options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
-        self.app.tasks[task].apply_async(arguments, **options)
+        if self.eager:
+            self.app.tasks[task].apply_async(arguments, **options)
+            return
+        if time.monotonic() < self._broker_away_until:
+            return
+        for last in (False, True):
+            try:
+                with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
+                    self.app.tasks[task].apply_async(arguments, producer=producer, retry=False, **options)
+            except Exception as error:
+                # A connection that was there may lead to a server that is not the one any more.
+                self._drop_producers()
+                if last:
+                    log.warning(
+                        "a run of %s is not published: the broker cannot be used (%s); its deadline publishes again",
+                        arguments[0],
+                        type(error).__name__,
+                    )
+                    self._broker_away_until = time.monotonic() + BROKER_REST
+            else:
+                return
+
+    @cached_property
+    def _producers(self) -> Any:
+        """Connections to the broker that time out; those of the app need not."""
+        conf = self.app.conf
+        options = dict(conf.broker_transport_options)
+        if str(conf.broker_write_url).startswith(("redis", "sentinel")):
+            options = {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, **options}
+        connection = self.app.connection_for_write(connect_timeout=BROKER_TIMEOUT, transport_options=options)
+        limit = conf.broker_pool_limit
+        return ProducerPool(connection.Pool(limit), limit=limit, Producer=self.app.amqp.Producer)
+
+    def _drop_producers(self) -> None:
+        producers = self.__dict__.pop("_producers", None)
+        if producers is not None:
+            with suppress(Exception):
+                producers.force_close_all()
+            with suppress(Exception):
+                producers.connections.force_close_all()
 
     def close(self) -> None:
         """Close the connections that were opened."""
@@ -220,12 +279,16 @@ class Runtime:
             self.engine.dispose()
         if "redis" in self.__dict__:
             self.redis.close()
+        self._drop_producers()
 
     def forget(self) -> None:
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        self.__dict__ = {"app": self.app, "settings": self.settings}
+        app, settings, slots = self.app, self.settings, self.slots
+        self.__dict__.clear()
+        Runtime.__init__(self, app, settings)
+        self.slots = slots
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
@@ -239,6 +302,9 @@ def runtime(app: Celery, settings: Settings | None = None) -> Runtime:
     found = _RUNTIMES.get(app)
     if found is None:
         found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
+    elif found.pid != os.getpid():
+        # A child of a fork that Python was not told of.
+        found.forget()
     return found
 
 

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import redis
 from celery import Celery, bootsteps
+from celery.worker import state as worker_state
 
-from taskbridge.gate import Queue, Spacing, State
+from taskbridge.gate import Due, Queue, Spacing, State
 from taskbridge.runtime import Runtime, runtime, serves
 from taskbridge.store import Waiting
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
 MOST_TOGETHER: Final = 16
+HANDED_ARRIVES: Final = 0.2
+"""Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
 RECONCILE_CHECK: Final = 1.0
 AFTER_FAILED_LOOK: Final = 5.0
@@ -34,13 +37,12 @@ AFTER_FAILED_LOOK: Final = 5.0
 
 def fire_due(here: Runtime) -> float:
     """Act on every deadline that has passed; return the seconds until it is worth looking again."""
-    interval = here.settings.ticker_interval
-    wait = interval
+    wait, turns = here.settings.ticker_interval, 0
     for pipeline in here.pipelines.names():
         if here.resting.get(pipeline, 0.0) > time.monotonic():
             continue
         try:
-            next_ms = _fire(here, pipeline)
+            due = _fire(here, pipeline)
         except (redis.ConnectionError, redis.TimeoutError):
             raise  # there is nothing to be had for the others either
         except Exception as error:
@@ -48,20 +50,43 @@ def fire_due(here: Runtime) -> float:
             log.warning("%s: its deadlines wait: %s: %s", pipeline, type(error).__name__, error)
             here.resting[pipeline] = time.monotonic() + AFTER_ERROR
             continue
-        if next_ms is not None:
-            wait = min(wait, next_ms / 1000)
+        turns = due.turns
+        if due.next_ms is not None:
+            wait = min(wait, due.next_ms / 1000)
+    if turns:
+        _fill_slots(here)
     return max(wait, 0.001)
 
 
-def _fire(here: Runtime, pipeline: str) -> float | None:
-    """Act on the deadlines of one pipeline; return the milliseconds until its next one."""
+def _fire(here: Runtime, pipeline: str) -> Due:
+    """Act on the deadlines of one pipeline; return how its last tick found it."""
     while True:
         due = here.gate.tick(pipeline, AT_ONCE)
         if due.late_ms is not None:
             here.lateness[pipeline].observe(due.late_ms)
         _start(here, pipeline, due.tenants)
         if len(due.tenants) < AT_ONCE:
-            return due.next_ms
+            return due
+
+
+def _fill_slots(here: Runtime) -> None:
+    """Give as many tenants their turn as slots are free. Runs that end do the same; this is for slots that had none.
+
+    What was given lately and has not arrived is for these slots too. Whatever is older may lie with a worker that has
+    no free slot.
+    """
+    now, lately = time.monotonic(), here.handed
+    while lately and lately[0] < now - HANDED_ARRIVES:
+        lately.popleft()
+    if here.idle_slots is None:
+        handed, members = here.gate.turns(1)
+        free = 1 - handed
+    else:
+        free = here.idle_slots() - len(lately)
+        members = here.gate.turns(free)[1] if free > 0 else []
+    if free > 0:
+        here.gate.hand_over(members)
+        lately.extend(now for _ in members)
 
 
 def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
@@ -162,6 +187,8 @@ class TickerStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        # Before the pool's processes are forked, so that they know it too.
+        runtime(worker.app).slots = max(1, worker.concurrency)
 
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues. One that was told to serve others only has nothing to do with us."""
@@ -170,6 +197,7 @@ class TickerStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         """Start both threads. Forgotten records are looked for soon after a worker starts, whoever looked last."""
         app: Celery = worker.app
+        runtime(app).idle_slots = lambda: int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         with suppress(redis.RedisError):
             for pipeline in runtime(app).pipelines.names():
                 runtime(app).gate.release_reconcile(pipeline)

@@ -30,6 +30,8 @@ class TenantView:
         """The runner's state; a back-off, a rate limit or a pause is named."""
         if self.pause is not None and self.runner.state in (State.IDLE, State.WAITING):
             return "paused"
+        if self.runner.waits_for_turn:
+            return f"{self.runner.state}, its turn comes"
         return f"{self.runner.state}, held" if self.runner.held else str(self.runner.state)
 
     @property
@@ -52,11 +54,12 @@ class TenantView:
     @property
     def next_try_at(self) -> datetime | None:
         """When a tenant that a back-off or a rate limit holds is tried again."""
-        return self.due_at if self.runner.held and self.pause is None else None
+        return self.due_at if self.runner.held and not self.runner.waits_for_turn and self.pause is None else None
 
     @property
     def _due_ms(self) -> int | None:
-        return self.runner.deadline_ms if self.runner.state is State.WAITING else None
+        waits = self.runner.state is State.WAITING and not self.runner.waits_for_turn
+        return self.runner.deadline_ms if waits else None
 
 
 _NOTHING: dict[str, Any] = {

@@ -14,6 +14,7 @@ from taskbridge.gate.gate import (
 )
 from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.transitions import Answer, State
+from taskbridge.gate.wire import client
 from taskbridge.policy import Spacing
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "State",
     "Survey",
     "Timing",
+    "client",
 ]

@@ -1,22 +1,34 @@
--- A deadline passed: start what is due, publish again what got lost, replace a runner that died. With `early` a tenant
--- that waits is started before its deadline; with `together` the caller publishes.
--- KEYS: due runner queue counts
--- ARGV: pipeline tenant republish_ms longest_ms early together nonce now_ms
--- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {NOT_DUE}
+-- A deadline passed: start what is due, publish again what got lost, replace a runner that died. `why` may be that an
+-- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes.
+-- KEYS: due runner queue counts turns handed sent
+-- ARGV: pipeline tenant republish_ms longest_ms why together nonce now_ms
+-- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {NOT_DUE}
 local due_key, runner_key, queue_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local turns_key, handed_key, sent_key = KEYS[5], KEYS[6], KEYS[7]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local early, together, nonce, us = ARGV[5] == "1", ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
+local why, together, nonce, us = ARGV[5], ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
+local now, member = milliseconds(us), pipeline .. ":" .. tenant
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
 local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held")
 local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
-local is_past = deadline and tonumber(deadline) <= milliseconds(us)
-if not is_past and not (early and state == "waiting") then
+local in_turns = redis.call("ZSCORE", turns_key, member)
+local waits_for_turn = in_turns and held == "turn"
+local is_called = why == "turn" and waits_for_turn or why == "early" and state == "waiting"
+local is_past = why ~= "turn" and deadline and tonumber(deadline) <= now
+if in_turns and not waits_for_turn then
+  redis.call("ZREM", turns_key, member)
+end
+if not is_past and not is_called then
   return { NOT_DUE }
 end
 if not state then
   redis.call("ZREM", due_key, tenant)
   return { NOT_DUE }
+end
+if waits_for_turn and not is_called then
+  redis.call("ZADD", due_key, now + TURN_PATIENCE_MS, tenant)
+  return { POSTPONED }
 end
 
 local answer, wait_ms = PUBLISHED, republish_ms
@@ -31,12 +43,20 @@ end
 if held then
   redis.call("HDEL", runner_key, "held")
 end
+if waits_for_turn then
+  redis.call("ZREM", turns_key, member)
+end
 if answer ~= PUBLISHED then
   redis.call("HINCRBY", counts_key, answer == REISSUED and "replaced" or "republished", 1)
   -- 30 days, so that a pipeline that is no more leaves nothing.
   redis.call("PEXPIRE", counts_key, 2592000000)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
+if why == "turn" or redis.call("ZSCORE", handed_key, member) then
+  note_queued(handed_key, member, now + wait_ms)
+else
+  note_queued(sent_key, tenant, now + wait_ms)
+end
 if not together then
   publish(queue_key, pipeline, tenant, token, us)
 end

@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 LONGEST_REPUBLISH_MS: Final = 300_000
-MOST_QUEUED: Final = 100
-"""Messages in the continuation queue from which on no ticker adds to it: what lies there long is published twice."""
+MOST_SENT: Final = 100
+"""So many runs of a pipeline that deadlines published and that have not begun are enough; a ticker adds no more."""
 TICKER_HOLDS_MS: Final = 50
 """How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
 
@@ -100,12 +100,13 @@ class CircuitStatus(NamedTuple):
 class Due(NamedTuple):
     """Whom a ticker should start. Milliseconds until it should look again, and since the oldest deadline that passed.
 
-    None: there is no deadline, or none has passed.
+    None: there is no deadline, or none has passed. `turns` is how many tenants, of all pipelines, wait for their turn.
     """
 
     tenants: list[str]
     next_ms: int | None
     late_ms: int | None
+    turns: int = 0
 
 
 class Survey(NamedTuple):
@@ -132,6 +133,7 @@ class RunnerStatus:
     events: int
     runs: int
     held: bool
+    waits_for_turn: bool
     began_ms: int | None
     deadline_ms: int | None
     lease_ends_ms: int | None
@@ -205,7 +207,7 @@ class Gate:
         (0: any number) are on; the tenant stands in line.
         """
         times = (self._timing.runner_ttl, self._timing.republish, LONGEST_REPUBLISH_MS)
-        answer, *counts = self._run("begin", pipeline, tenant, None, tenant, token, *times, most_runs)
+        answer, *counts = self._run("begin", pipeline, tenant, None, pipeline, tenant, token, *times, most_runs)
         if answer != Answer.BEGUN:
             return Answer(answer)
         *counts, probe = counts
@@ -231,6 +233,7 @@ class Gate:
         blame: Blame = Blame.NOBODY,
         owner: str = "",
         all_wait: bool = False,
+        most_handed: int = 1,
     ) -> Answer:
         """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
@@ -239,6 +242,8 @@ class Gate:
         `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline
         waits as long, and then begins with one run at a time. With OUTRANKED goes `owner`, the token
         that Postgres holds.
+
+        A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued.
         """
         reply = self._run(
             "settle",
@@ -259,13 +264,31 @@ class Gate:
             owner,
             self._timing.republish,
             int(all_wait),
+            most_handed,
             _nonce(),
         )
-        next_in_line = reply.pop() if len(reply) == 3 else None
-        answer = self._published(reply, Queue.NEXT, pipeline, tenant)
-        if next_in_line is not None:
-            self.expire(pipeline, [next_in_line])
+        calls = reply[2:]
+        answer = self._published(reply[:2], Queue.NEXT, pipeline, tenant)
+        if len(calls) == 1:
+            self.expire(pipeline, calls)
+        elif calls:
+            self.hand_over(calls[1:])
         return answer
+
+    def turns(self, limit: int) -> tuple[int, list[str]]:
+        """Return how many tenants were given their turn and have not begun, and up to `limit` of those that are next.
+
+        Each is text that `hand_over` takes.
+        """
+        handed, *members = self._run("turn", "", "", None, limit)
+        return handed, members
+
+    def hand_over(self, members: Sequence[str]) -> None:
+        """Give those who wait for their turn theirs. Nothing happens to one that somebody else gave it meanwhile."""
+        for member in members:
+            pipeline, _, tenant = member.partition(":")
+            (reply,) = self._expire(pipeline, [tenant], "turn")
+            self._published(reply, Queue.NEXT, pipeline, tenant)
 
     def permit(
         self,
@@ -324,19 +347,19 @@ class Gate:
     def tick(self, pipeline: str, limit: int) -> Due:
         """Return up to `limit` tenants that this ticker should start, and when it should look again.
 
-        Nobody, while another ticker is at work or the continuation queue is long enough.
+        Nobody, while another ticker is at work or enough of them are queued.
         """
-        wait_ms, late_ms, *tenants = self._run(
-            "tick", pipeline, "", Queue.NEXT, limit, MOST_QUEUED, self._ticker, TICKER_HOLDS_MS
+        wait_ms, late_ms, turns, *tenants = self._run(
+            "tick", pipeline, "", None, limit, MOST_SENT, self._ticker, TICKER_HOLDS_MS
         )
-        return Due(tenants, None if wait_ms < 0 else wait_ms, None if late_ms < 0 else late_ms)
+        return Due(tenants, None if wait_ms < 0 else wait_ms, None if late_ms < 0 else late_ms, turns)
 
     def expire(self, pipeline: str, tenants: Sequence[str], *, early: bool = False) -> list[Answer]:
-        """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED or NOT_DUE each.
+        """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED, POSTPONED or NOT_DUE each.
 
         With `early` a tenant that waits, for whatever reason, is started before its deadline.
         """
-        replies = self._expire(pipeline, tenants, early=early)
+        replies = self._expire(pipeline, tenants, "early" if early else "")
         return [
             self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
         ]
@@ -346,21 +369,17 @@ class Gate:
 
         A run whose message never comes is published again when its new deadline passes.
         """
-        replies = self._expire(pipeline, tenants, together=True)
-        return [
-            (tenant, reply[1]) for reply, tenant in zip(replies, tenants, strict=True) if reply[0] != Answer.NOT_DUE
-        ]
+        replies = self._expire(pipeline, tenants, "", together=True)
+        return [(tenant, reply[1]) for reply, tenant in zip(replies, tenants, strict=True) if len(reply) == 2]
 
-    def _expire(
-        self, pipeline: str, tenants: Sequence[str], *, early: bool = False, together: bool = False
-    ) -> list[list[Any]]:
+    def _expire(self, pipeline: str, tenants: Sequence[str], why: str, *, together: bool = False) -> list[list[Any]]:
         times = (self._timing.republish, LONGEST_REPUBLISH_MS)
         return self._wire.call(
             self._scripts["expire"],
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, *times, int(early), int(together), _nonce(), self._now()),
+                    (pipeline, tenant, *times, why, int(together), _nonce(), self._now()),
                 )
                 for tenant in tenants
             ],
@@ -502,6 +521,7 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
         events=int(runner.get("events", 0)),
         runs=int(runner.get("runs", 0)),
         held="held" in runner,
+        waits_for_turn=runner.get("held") == "turn",
         began_ms=int(runner["began"]) if "began" in runner else None,
         deadline_ms=None if deadline is None else int(deadline),
         lease_ends_ms=None if lease_ends is None else int(lease_ends),

@@ -18,6 +18,7 @@ class Queue(StrEnum):
     NEXT = "taskbridge.next"
 
 
+OF_ALL: Final = frozenset({"turns", "handed"})
 OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenant_calls"})
 
 
@@ -43,6 +44,20 @@ class Keys:
     def clock(self) -> str:
         """Hash: the latest time that a ticker saw, and how far the server's clock is behind that. Microseconds."""
         return f"{self.prefix}:clock"
+
+    @property
+    def turns(self) -> str:
+        """Sorted set of who waits for its turn: member `{pipeline}:{tenant}`, score the microsecond it came to wait."""
+        return f"{self.prefix}:turns"
+
+    @property
+    def handed(self) -> str:
+        """Sorted set of who was given its turn and has not begun: member as in `turns`, score when it counts lost."""
+        return f"{self.prefix}:handed"
+
+    def sent(self, pipeline: str) -> str:
+        """Sorted set of runs that deadlines published and that have not begun: tenant, and when that counts as lost."""
+        return f"{self.prefix}:sent:{pipeline}"
 
     def due(self, pipeline: str) -> str:
         """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""
@@ -107,5 +122,7 @@ class Keys:
 
 def beginning(keys: Keys, kind: str, pipeline: str) -> tuple[str, bool]:
     """Return the key of a kind, as the scripts name it, and whether the tenant comes after it."""
+    if kind in OF_ALL:
+        return getattr(keys, kind), False
     make, of_a_tenant = getattr(keys, kind), kind in OF_A_TENANT
     return make(pipeline, "") if of_a_tenant else make(pipeline), of_a_tenant

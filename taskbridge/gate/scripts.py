@@ -35,14 +35,14 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "begin",
-            ("due", "runner", "lease", "circuit", "running", "line"),
-            ("tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
+            ("due", "runner", "lease", "circuit", "running", "line", "handed", "sent"),
+            ("pipeline", "tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
             uses=("line",),
         ),
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            ("due", "runner", "last", "queue", "circuit", "running", "line"),
+            ("due", "runner", "last", "queue", "circuit", "running", "line", "turns", "handed"),
             (
                 "pipeline",
                 "tenant",
@@ -58,10 +58,11 @@ SCRIPTS: dict[str, Script] = {
                 "owner",
                 "republish_ms",
                 "all_wait",
+                "most_handed",
                 "nonce",
                 "now_ms",
             ),
-            uses=("queueing", "line", "circuit"),
+            uses=("queueing", "turns", "line", "circuit"),
         ),
         Script(
             "permit",
@@ -83,17 +84,18 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "expire",
-            ("due", "runner", "queue", "counts"),
-            ("pipeline", "tenant", "republish_ms", "longest_ms", "early", "together", "nonce", "now_ms"),
-            uses=("queueing",),
+            ("due", "runner", "queue", "counts", "turns", "handed", "sent"),
+            ("pipeline", "tenant", "republish_ms", "longest_ms", "why", "together", "nonce", "now_ms"),
+            uses=("queueing", "turns"),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
         Script(
             "tick",
-            ("due", "queue", "ticking"),
+            ("due", "sent", "ticking", "turns"),
             ("limit", "most_queued", "ticker", "hold_ms", "now_ms"),
-            uses=("timekeeping",),
+            uses=("timekeeping", "turns"),
         ),
+        Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
         Script("claim", ("reconciled",), ("interval_ms", "now_ms")),
     )
 }

@@ -1,15 +1,18 @@
 -- The run ends: `more` records are left, all is `done`, `retry` after a while, or the cursor has an owner that
 -- `outranked` the token.
--- KEYS: due runner last queue circuit running line
--- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait nonce now_ms
+-- KEYS: due runner last queue circuit running line turns handed
+-- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait most_handed nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
--- the tenant that may begin in the place of this run as the third element, if one stands in line
+-- the tenant that may begin in the place of this run as the third element, if one stands in line, and as the fourth who
+-- is next among those that wait for their turn, if a turn is to be given
 local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local circuit_key, running_key, line_key = KEYS[5], KEYS[6], KEYS[7]
+local turns_key, handed_key = KEYS[8], KEYS[9]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 local empty_tick_ms, last_ttl_ms, owner = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-local republish_ms, all_wait, nonce, us = tonumber(ARGV[13]), ARGV[14] == "1", ARGV[15], clock_us(ARGV[16])
+local republish_ms, all_wait, most_handed = tonumber(ARGV[13]), ARGV[14] == "1", tonumber(ARGV[15])
+local nonce, us = ARGV[16], clock_us(ARGV[17])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
@@ -37,12 +40,17 @@ local function wait_until(deadline, answer)
   return { answer }
 end
 
--- More to do, and others wait for this run's place: behind them.
+-- More to do, and others wait for this run's place or for their turn: behind them.
 local function continue_in_turn()
   if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", line_key) > 0 then
     stand_in_line(runner_key, line_key, tenant, now, 1)
     return wait_until(now + republish_ms, POSTPONED)
   end
+  if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
+    wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
+    return { POSTPONED }
+  end
+  note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
   return continue(CONTINUED, token)
 end
 
@@ -143,6 +151,13 @@ if not is_open and not rests then
       reply[2] = reply[2] or false
       reply[3] = head
     end
+  end
+end
+-- A slot comes free: what lies in the queue is for it, and where that is too little, the next gets its turn.
+if not reply[3] then
+  local waits = redis.call("ZRANGE", turns_key, 0, 0)[1]
+  if waits and queued(handed_key, now) < most_handed then
+    reply[2], reply[3], reply[4] = reply[2] or false, false, waits
   end
 end
 return reply

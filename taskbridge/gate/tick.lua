@@ -1,10 +1,11 @@
 -- Which tenants a ticker should start now, and when to look again? One ticker at a time is told, else all would do the
--- same; and nobody is while the queue holds enough: in the sorted set those who wait keep their order and cost no message.
--- KEYS: due queue ticking
+-- same; and nobody is while enough of them are queued: in the sorted set those who wait keep their order and cost no
+-- message.
+-- KEYS: due sent ticking turns
 -- ARGV: limit most_queued ticker hold_ms now_ms
--- RETURNS: {wait_ms, late_ms, unpack(tenants)}: milliseconds until it is worth looking again, and since the oldest
--- deadline that passed, each -1 if there is none, and who is due
-local due_key, queue_key, ticking_key = KEYS[1], KEYS[2], KEYS[3]
+-- RETURNS: {wait_ms, late_ms, turns, unpack(tenants)}: milliseconds until it is worth looking again, and since the oldest
+-- deadline that passed, each -1 if there is none; how many wait for their turn; and who is due
+local due_key, sent_key, ticking_key, turns_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local limit, most_queued, ticker, hold_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local us = clock_us(ARGV[5])
 local now = milliseconds(us)
@@ -26,11 +27,12 @@ end
 if #tenants > 0 then
   -- Its end stands in the value: a server whose clock is behind would keep the key for longer.
   local holder, ends = string.match(redis.call("GET", ticking_key) or "", "^(%S+) (%d+)$")
-  if holder and holder ~= ticker and tonumber(ends) > now or redis.call("LLEN", queue_key) >= most_queued then
+  if holder and holder ~= ticker and tonumber(ends) > now or queued(sent_key, now) >= most_queued then
     wait_ms, tenants = hold_ms, {}
   else
     late_ms = now - first[2]
     redis.call("SET", ticking_key, ticker .. " " .. string.format("%.0f", now + hold_ms), "PX", hold_ms)
   end
 end
-return { wait_ms, late_ms, unpack(tenants) }
+local turns = redis.call("ZCARD", turns_key)
+return { wait_ms, late_ms, turns, unpack(tenants) }

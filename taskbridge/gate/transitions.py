@@ -91,15 +91,17 @@ class Condition(Enum):
     """What a row may ask before it applies; the value is the sentence that the docs print."""
 
     SPACING_OVER = "last run + delay is past, or there was no last run; and 200 ms since a run that took nothing"
-    HELD = "held after a failure, by a rate limit, a pause, an open circuit or the cap on runs"
+    HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
-    OVERDUE = "the deadline is past, or an operator starts a tenant that waits"
+    OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     NO_PLACE = (
         "the circuit is open and another tenant probes it, the downstream asked the pipeline to wait, or as many runs "
         "are on as the pipeline may have"
     )
+    IN_TURNS = "it waits for its turn, which has not come"
+    OTHERS_IN_TURNS = "others wait for their turn, or enough of those who got it are queued"
     OTHERS_IN_LINE = "others wait in line for the place of this run"
 
 
@@ -152,6 +154,7 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another runner took over"),
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_LINE), _W, Answer.POSTPONED, "held, at the end of the line"),
+    Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_TURNS), _W, Answer.POSTPONED, "held, at the end of the turns"),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
     Row(
@@ -161,6 +164,14 @@ TRANSITIONS: tuple[Row, ...] = (
         _W,
         Answer.POSTPONED,
         "held, at the end of the line",
+    ),
+    Row(
+        _R,
+        Verb.DONE,
+        (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER, _C.OTHERS_IN_TURNS),
+        _W,
+        Answer.POSTPONED,
+        "held, at the end of the turns",
     ),
     Row(
         _R,
@@ -206,6 +217,14 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token above the cursor's owner; publish to the continuation queue",
     ),
     *_everywhere(Verb.OUTRANKED, Answer.LOST, "none: another runner took over"),
+    Row(
+        _W,
+        Verb.DEADLINE,
+        (_C.OVERDUE, _C.IN_TURNS),
+        _W,
+        Answer.POSTPONED,
+        "held, keeps its turn; the deadline moves on",
+    ),
     Row(_W, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
     Row(
         _Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again with the same token; the wait doubles"

@@ -8,37 +8,80 @@ redis-py's client, which connects anew, tries again and loads scripts.
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.retry import Retry
 
-__all__ = ["Call", "Wire"]
+__all__ = ["SWITCHED", "Call", "Wire", "client"]
 
 CHUNK: Final = 500
 
-_kept: WeakKeyDictionary[redis.ConnectionPool, deque[Any]] = WeakKeyDictionary()
-# A forked child must not talk on its parent's connections.
-os.register_at_fork(after_in_child=_kept.clear)
+SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
+"""Errors of a server that is not, or not yet, the one to talk to: after a switchover an open connection leads there."""
+_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
+"""The same inside of a script's error, where redis-py makes no class of it."""
+
+_kept: WeakKeyDictionary[redis.ConnectionPool, tuple[int, deque[Any]]] = WeakKeyDictionary()
 
 Call = tuple[Sequence[str], Sequence[str | float]]
 """Keys and arguments of one call."""
 
 
+def client(url: str) -> redis.Redis:
+    """Return a client for `url`. It times out rather than hang where Redis does not answer.
+
+    Where the server is not the one to talk to any more, its connection is made anew. With `max_connections` in the URL,
+    whoever finds all of them in use waits for one.
+
+    Raises:
+        ValueError: the URL cannot be read.
+    """
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 5,
+        "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+        "retry_on_error": list(SWITCHED),
+    }
+    kind: type[redis.ConnectionPool] = redis.ConnectionPool
+    if "max_connections=" in url:
+        kind = redis.BlockingConnectionPool
+        options["timeout"] = options["socket_timeout"]
+    return redis.Redis.from_pool(kind.from_url(url, **options))
+
+
 class Wire:
-    """Calls scripts on connections kept of a client's pool: as many as threads ever called at the same time."""
+    """Calls scripts on connections kept of a client's pool: as many as threads ever called at the same time.
+
+    A pool that may not have many gets them back after each call.
+    """
 
     def __init__(self, client: redis.Redis) -> None:
         self._pool = client.connection_pool
-        self._free = _kept.setdefault(self._pool, deque())
+        self._keeps = not isinstance(self._pool, redis.BlockingConnectionPool)
+        self._pid = 0
+        self._connections: deque[Any] = deque()
 
     def call(self, script: Any, calls: Sequence[Call]) -> list[Any]:
         """Run a registered script once for each of `calls` and return the replies: one round trip for each 500.
 
-        Where the connection breaks, all that it carried may run twice.
+        Where the connection breaks, all that it carried may run twice. Where the server is not the one to talk to any
+        more, all connections are made anew and what it refused is sent once more.
 
         Raises: as redis-py's client, when all calls were made; the first error of several.
         """
@@ -46,8 +89,10 @@ class Wire:
         for start in range(0, len(calls), CHUNK):
             chunk = calls[start : start + CHUNK]
             answers = self._exchange(script.sha, chunk) or [NoScriptError()] * len(chunk)
+            if any(map(_is_switched, answers)):
+                self._drop()
             replies += [
-                script(*call) if isinstance(answer, NoScriptError) else answer
+                script(*call) if isinstance(answer, NoScriptError) or _is_switched(answer) else answer
                 for call, answer in zip(chunk, answers, strict=True)
             ]
         for reply in replies:
@@ -55,10 +100,30 @@ class Wire:
                 raise reply
         return replies
 
+    @property
+    def _free(self) -> deque[Any]:
+        """The connections that are kept. A forked child must not talk on its parent's, however it was forked."""
+        pid = os.getpid()
+        if self._pid != pid:
+            owner, free = _kept.get(self._pool) or (0, deque())
+            if owner != pid:
+                free = deque()
+                _kept[self._pool] = pid, free
+            self._pid, self._connections = pid, free
+        return self._connections
+
+    def _drop(self) -> None:
+        """Let the next calls connect anew."""
+        free = self._free
+        while free:
+            self._pool.release(free.pop())
+        self._pool.disconnect(inuse_connections=False)
+
     def _exchange(self, sha: str, calls: Sequence[Call]) -> list[Any] | None:
         """Send the calls and read their replies, errors of the server among them; None: the connection broke."""
+        free = self._free
         try:
-            connection = self._free.pop()
+            connection = free.pop()
         except IndexError:
             connection = self._pool.get_connection()
         try:
@@ -72,12 +137,19 @@ class Wire:
             if isinstance(error, redis.ConnectionError | redis.TimeoutError):
                 return None
             raise
-        self._free.append(connection)
+        if self._keeps:
+            free.append(connection)
+        else:
+            self._pool.release(connection)
         return replies
+
+
+def _is_switched(reply: Any) -> bool:
+    return isinstance(reply, SWITCHED) or (isinstance(reply, ResponseError) and bool(_NESTED.search(str(reply))))
 
 
 def _reply(connection: Any) -> Any:
     try:
         return connection.read_response()
-    except ResponseError as error:
+    except (ResponseError, BusyLoadingError) as error:
         return error

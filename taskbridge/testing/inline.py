@@ -68,7 +68,7 @@ def drain(
             continue
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
-        gate.expire(pipeline, [tenant])
+        gate.expire(pipeline, [tenant], early=True)
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:

@@ -38,6 +38,7 @@ from tests.model.reference import (
     Settle,
     Shared,
     Tenant,
+    Turns,
     step,
 )
 
@@ -93,10 +94,19 @@ class GateAndModel(RuleBasedStateMachine):
         # A whole second, so that an example is the same whenever it runs.
         self.gate.start_at(int(self.client.time()[0]) * 1_000_000 + DAY_US)
         self.model: dict[Subject, Tenant] = {subject: Tenant() for subject in self.everybody}
-        self.shared: dict[str, Shared] = defaultdict(lambda: Shared(self.most_runs))
+        self.turns = Turns()
+        self.shared: dict[str, Shared] = {}
+        self._share()
         self.tokens: dict[Subject, list[str]] = defaultdict(list)
         self.holding: dict[Subject, set[str]] = defaultdict(set)
         self.damaged: set[Subject] = set()
+
+    def _share(self) -> None:
+        self.turns = Turns()
+        self.shared = {
+            pipeline: Shared(most_runs=self.most_runs, pipeline=pipeline, turns=self.turns)
+            for pipeline, _ in self.everybody
+        }
 
     def teardown(self) -> None:
         self._delete(self._present())
@@ -104,6 +114,7 @@ class GateAndModel(RuleBasedStateMachine):
     @initialize(data=st.data())
     def choose_subjects(self, data: st.DataObject) -> None:
         self.active = self.choose(data)
+        self._share()
 
     def choose(self, data: st.DataObject) -> list[Subject]:
         return data.draw(st.lists(st.sampled_from(self.everybody), min_size=3, max_size=3))
@@ -251,6 +262,25 @@ class GateAndModel(RuleBasedStateMachine):
         self._agree(subject, Deadline(early), answer)
 
     @rule(which=subjects)
+    def it_is_given_its_turn(self, which: int) -> None:
+        subject = self.active[which]
+        self.gate.hand_over([":".join(subject)])
+        (us,), published = self._taken(1)
+        self._step(subject, Deadline(turn=True), None, SPACINGS[subject[0]], us, published)
+        assert published == []
+        self._look()
+
+    @rule()
+    def a_ticker_asks_whose_turn_it_is(self) -> None:
+        handed, members = self.gate.turns(100)
+        (us,), _ = self._taken(1)
+        waiting = sorted(
+            self.turns.waiting, key=lambda subject: (self.turns.waiting[subject], ":".join(subject).encode())
+        )
+        assert members == [":".join(subject) for subject in waiting]
+        assert handed == self.turns.queued(us // 1000)
+
+    @rule(which=subjects)
     def the_deadline_passes(self, which: int) -> None:
         deadline = self.model[self.active[which]].deadline
         if deadline is not None:
@@ -325,10 +355,12 @@ class GateAndModel(RuleBasedStateMachine):
         expires = isinstance(event, Deadline)
         given, published = self._taken(1 if expires else 2)
         self._step(subject, event, answer, spacing, given[0], published)
-        called = self.shared[subject[0]].called
+        called, turn = self.shared[subject[0]].called, self.shared[subject[0]].turn
         if called is not None:
             # A settle that gives its place to a tenant in line publishes that tenant's run as well.
             self._step((subject[0], called), Deadline(), None, spacing, given[1], published)
+        elif turn is not None:
+            self._step(turn, Deadline(turn=True), None, SPACINGS[turn[0]], given[1], published)
         else:
             assert len(given) == 1, "a second round trip, and nobody was called"
         assert published == []
@@ -395,6 +427,7 @@ class GateAndModel(RuleBasedStateMachine):
         assert found.deadline_ms == model.deadline
         assert found.lease_ends_ms == model.lease_end
         assert found.held is model.held
+        assert found.waits_for_turn is model.turn
         assert (found.events, found.runs) == (model.events, model.runs)
         if model.state is not State.IDLE:
             self._look_at_hash(fields, model)
@@ -409,7 +442,7 @@ class GateAndModel(RuleBasedStateMachine):
 
     def _look_at_hash(self, fields: dict[str, str], model: Tenant) -> None:
         """The fields that `look` does not show, but that decide what comes next."""
-        found = {name: int(value) for name, value in fields.items() if name not in ("state", "token")}
+        found = {name: int(value) for name, value in fields.items() if name not in ("state", "token", "held")}
         expected = {
             "events": model.events,
             "swept": model.swept,
@@ -419,7 +452,6 @@ class GateAndModel(RuleBasedStateMachine):
             "began": model.began,
             "before": model.before,
             "earliest": model.earliest,
-            "held": 1 if model.held else None,
             "joined": model.joined,
             "lease": model.lease,
             "failures": model.failures or None,
@@ -458,6 +490,11 @@ class GateAndModel(RuleBasedStateMachine):
                 expected.add(self.keys.lease(*subject))
             if model.last_end is not None:
                 expected.add(self.keys.last(*subject))
+        expected |= {self.keys.sent(pipeline) for pipeline, shared in self.shared.items() if shared.sent}
+        if self.turns.waiting:
+            expected.add(self.keys.turns)
+        if self.turns.handed:
+            expected.add(self.keys.handed)
         return expected
 
     def _delete(self, keys: set[str]) -> None:
@@ -511,7 +548,7 @@ class LossyGateAndModel(GateAndModel):
     def _lose_redis(self) -> None:
         self._delete(self._present())
         self.model = {subject: Tenant() for subject in self.everybody}
-        self.shared.clear()
+        self._share()
         self.holding.clear()
         self.damaged.clear()
         self._look()

@@ -109,6 +109,7 @@ class Places(GateAndModel):
                     self.expire(which)
         assert {self.model[subject].state for subject in self.active} == {State.IDLE}
         assert self.client.zcard(self.keys.line(self.active[0][0])) == 0
+        assert self.client.zcard(self.keys.turns) == 0
         for key in self._present():
             assert self.client.pttl(key) > 0, f"{key} stays for ever"
 
@@ -186,7 +187,7 @@ class LossyPlaces(LossyGateAndModel, Places):
 
     loses_keys = True
 
-    @rule(lost=st.sampled_from(("running", "line", "circuit")))
+    @rule(lost=st.sampled_from(("running", "line", "circuit", "turns")))
     def what_all_share_is_lost(self, lost: str) -> None:
         pipeline = self.active[0][0]
         shared = self.shared[pipeline]
@@ -196,6 +197,11 @@ class LossyPlaces(LossyGateAndModel, Places):
         elif lost == "line":
             self.client.delete(self.keys.line(pipeline))
             shared.line = {}
+        elif lost == "turns":
+            self.client.delete(self.keys.turns, self.keys.handed, self.keys.sent(pipeline))
+            shared.turns.waiting.clear()
+            shared.turns.handed.clear()
+            shared.sent.clear()
         else:
             self.client.delete(self.keys.circuit(pipeline))
             shared.circuit = Circuit()

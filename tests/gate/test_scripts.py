@@ -35,6 +35,7 @@ VERBS = {
     "permit": set[Verb](),
     "peek": set[Verb](),
     "tick": set[Verb](),
+    "turn": set[Verb](),
     "claim": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
@@ -343,6 +344,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "beat": lambda gate, token: gate.beat("invoices", "acme", token),
         "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),
+        "turn": lambda gate, _: gate.turns(3),
         "claim": lambda gate, _: gate.claim_reconcile("invoices", 30),
     }
     | {
@@ -496,6 +498,7 @@ def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
         keys.ticking,
         keys.counts,
         keys.running,
+        keys.sent,
         keys.line,
         keys.pipeline_rate,
         keys.pipeline_calls,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from taskbridge.gate import Gate, Keys, Queue
-from taskbridge.gate.gate import MOST_QUEUED
+from taskbridge.gate import Begun, Gate, Keys
+from taskbridge.gate.gate import MOST_SENT
 from taskbridge.policy import Spacing
 from tests.waiting import wait_until
 
@@ -34,7 +34,7 @@ def test_it_tells_who_is_due_in_order_and_when_the_next_is(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:
     let_wait(gates[0], redis_client, keys, later=60_000, c=-1, a=-3, b=-2)
-    tenants, wait_ms, late_ms = gates[0].tick("invoices", 10)
+    tenants, wait_ms, late_ms, _ = gates[0].tick("invoices", 10)
     assert tenants == ["a", "b", "c"]
     assert wait_ms is not None
     assert 50_000 < wait_ms <= 60_000
@@ -44,7 +44,7 @@ def test_it_tells_who_is_due_in_order_and_when_the_next_is(
 
 
 def test_nobody_is_due_and_nothing_is_written(gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys) -> None:
-    assert gates[0].tick("invoices", 10) == ([], None, None)
+    assert gates[0].tick("invoices", 10) == ([], None, None, 0)
     let_wait(gates[0], redis_client, keys, later=60_000)
     assert gates[0].tick("invoices", 10)[0] == []
     assert not redis_client.exists(keys.ticking("invoices"))
@@ -65,12 +65,29 @@ def test_a_second_ticker_is_told_nothing_until_the_first_is_done_or_dead(
 def test_a_queue_that_is_long_enough_gets_no_more(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:
-    let_wait(gates[0], redis_client, keys, a=-1)
-    queue = f"{keys.prefix}:{keys.queue(Queue.NEXT)}"
-    redis_client.rpush(queue, *range(MOST_QUEUED))
-    tenants, wait_ms, late_ms = gates[0].tick("invoices", 10)
+    """What is queued is counted in the gate: the broker may be another server."""
+    names = [f"t{at:03}" for at in range(MOST_SENT)]
+    let_wait(gates[0], redis_client, keys, **dict.fromkeys(names, -2), late=-1)
+    gates[0].expire("invoices", names)
+    tenants, wait_ms, late_ms, _ = gates[0].tick("invoices", 10)
     assert (tenants, late_ms) == ([], None)
     assert wait_ms is not None
     assert 0 < wait_ms < 1_000, "it looks again soon"
-    redis_client.rpop(queue)
-    assert gates[0].tick("invoices", 10)[0] == ["a"]
+
+    token = gates[0].look("invoices", ["t000"])[0].token
+    assert token is not None
+    assert isinstance(gates[0].begin("invoices", "t000", token), Begun)
+
+    assert gates[0].tick("invoices", 10)[0] == ["late"]
+
+
+def test_one_pipeline_that_has_enough_in_the_queue_holds_up_no_other(
+    gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
+) -> None:
+    names = [f"t{at:03}" for at in range(MOST_SENT)]
+    let_wait(gates[0], redis_client, keys, **dict.fromkeys(names, -2), late=-1)
+    gates[0].expire("invoices", names)
+    gates[0].notify("others", "b", SPACING)
+    redis_client.zadd(keys.due("others"), {"b": 0})
+
+    assert gates[0].tick("others", 10)[0] == ["b"]

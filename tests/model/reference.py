@@ -26,6 +26,7 @@ __all__ = [
     "Settle",
     "Shared",
     "Tenant",
+    "Turns",
     "step",
 ]
 
@@ -35,6 +36,8 @@ BEHIND = 100_000_000_000_000
 OPENS_AFTER = 5
 FIRST_WAIT, LONGEST_WAIT = 1_000, 30_000
 WALK = 16
+TURN_PATIENCE = 60_000
+GRACE = 1_000
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
 
@@ -59,6 +62,7 @@ class Tenant:
     before: int | None = None
     delay: int | None = None
     held: bool = False
+    turn: bool = False
     patience: int = 0
     deadline: int | None = None
     lease_end: int | None = None
@@ -109,12 +113,46 @@ class Circuit:
         return False
 
 
+Subject = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Turns:
+    """What the tenants of all pipelines share: who waits for its turn, since which microsecond, and who was given it.
+
+    `handed` has when a message counts as lost.
+    """
+
+    waiting: dict[Subject, int] = field(default_factory=dict)
+    handed: dict[Subject, int] = field(default_factory=dict)
+
+    def queued(self, now: int) -> int:
+        """Return how many were given their turn and have not begun."""
+        for subject in [subject for subject, lost in self.handed.items() if lost <= now - GRACE]:
+            del self.handed[subject]
+        return len(self.handed)
+
+    def next(self) -> Subject | None:
+        """Return whose turn is next."""
+        return min(
+            self.waiting,
+            key=lambda subject: (self.waiting[subject], ":".join(subject).encode()),
+            default=None,
+        )
+
+
 @dataclass(slots=True)
 class Shared:
     """What the tenants of one pipeline share; `step` changes it.
 
-    `due` has the deadlines of all tenants, `called` the one in line that the last settle gave its place to.
+    `due` has the deadlines of all tenants, `called` the one in line that the last settle gave its place to, `turn` the
+    one that it gave its turn to. `sent` has who was published by a deadline, and when that counts as lost.
     """
+
+    pipeline: str = ""
+    turns: Turns = field(default_factory=Turns)
+    sent: dict[str, int] = field(default_factory=dict)
+    turn: Subject | None = None
 
     most_runs: int = 0
     running: dict[str, int] = field(default_factory=dict)
@@ -190,9 +228,13 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A ticker looks at the tenant's deadline; with `early` an operator starts a tenant that waits."""
+    """A ticker looks at the tenant's deadline; with `early` an operator starts a tenant that waits.
+
+    With `turn` it is given its turn.
+    """
 
     early: bool = False
+    turn: bool = False
 
 
 Event = Notify | Begin | Beat | Settle | Deadline
@@ -219,6 +261,10 @@ class _Now:
     def ms(self) -> int:
         return self.us // 1000
 
+    @property
+    def subject(self) -> Subject:
+        return self.shared.pipeline, self.name
+
 
 def step(
     tenant: Tenant,
@@ -235,19 +281,22 @@ def step(
     The row that applied is added to `rows`. `shared` is changed, and with it the deadlines of other tenants.
     """
     now = _Now(now_us, spacing, timing, name, shared)
-    shared.called = None
+    shared.called = shared.turn = None
     if isinstance(event, Notify):
         tenant = _counted(tenant, now)
     if isinstance(event, Settle):
         tenant = _without_empty_run(tenant, event, now)
     row = choose(tenant.state, _verb(event), _holding(tenant, event, now))
     rows.add(row)
+    if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.turn:
+        del shared.turns.waiting[now.subject]
     after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
     _set_deadline(after, now)
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
         after = _judge(after, event, now)
         _pass_on_the_place(now)
-    elif row.answer is Answer.POSTPONED:
+        _give_the_next_its_turn(now)
+    elif row.answer is Answer.POSTPONED and isinstance(event, Begin):
         _call_who_may_probe(now)
     return replace(after, deadline=shared.due.get(name)), row.answer
 
@@ -277,13 +326,18 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     delay = now.spacing.delay if isinstance(event, Notify) else tenant.delay
     token = event.token if isinstance(event, Begin | Beat | Settle) else None
     early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
+    called = isinstance(event, Deadline) and event.turn
+    in_turns = tenant.turn and now.subject in now.shared.turns.waiting
+    past = not called and tenant.deadline is not None and tenant.deadline <= now.ms
     truths = {
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
         Condition.HELD: tenant.held,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
-        Condition.OVERDUE: early or (tenant.deadline is not None and tenant.deadline <= now.ms),
+        Condition.OVERDUE: early or past or (called and in_turns),
+        Condition.IN_TURNS: in_turns and not early and not called,
+        Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
         Condition.NO_PLACE: isinstance(event, Begin) and token == tenant.token and _has_no_place(tenant, now),
         Condition.OTHERS_IN_LINE: now.name in now.shared.running and bool(now.shared.line),
     }
@@ -294,6 +348,11 @@ def _start(tenant: Tenant, delay: int | None) -> int:
     """When the tenant's next run may start."""
     spaced = 0 if tenant.began is None or delay is None else tenant.began + delay
     return max(spaced, tenant.earliest or 0)
+
+
+def _others_in_turns(event: Event, now: _Now) -> bool:
+    turns = now.shared.turns
+    return isinstance(event, Settle) and (bool(turns.waiting) or turns.queued(now.ms) >= 1)
 
 
 def _has_no_place(tenant: Tenant, now: _Now) -> bool:
@@ -332,18 +391,34 @@ def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
 
 
 def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
-    return replace(tenant, token=token, patience=wait, held=False, deadline=now.ms + wait)
+    return replace(tenant, token=token, patience=wait, held=False, turn=False, deadline=now.ms + wait)
+
+
+def _note_queued(event: Event, deadline: int, now: _Now) -> None:
+    """Count a message that a deadline or a turn published."""
+    turns = now.shared.turns
+    if isinstance(event, Deadline):
+        turns.waiting.pop(now.subject, None)
+        if event.turn or now.subject in turns.handed:
+            turns.handed[now.subject] = deadline
+        else:
+            now.shared.sent[now.name] = deadline
+    elif isinstance(event, Settle) and event.outcome is not Outcome.OUTRANKED:
+        turns.handed[now.subject] = deadline
 
 
 def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     """Publish a new run: its token is above the tenant's last one, or above the one that outranked it."""
     floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
+    _note_queued(event, now.ms + now.timing.republish, now)
     return _queued(tenant, now, token, now.timing.republish)
 
 
-def _publish_again(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    return _queued(tenant, now, tenant.token, min(tenant.patience * 2, LONGEST_REPUBLISH))
+def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
+    wait = min(tenant.patience * 2, LONGEST_REPUBLISH)
+    _note_queued(event, now.ms + wait, now)
+    return _queued(tenant, now, tenant.token, wait)
 
 
 def _continue(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
@@ -357,8 +432,14 @@ def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     return replace(tenant, deadline=due)
 
 
+def _arrived(now: _Now) -> None:
+    now.shared.turns.handed.pop(now.subject, None)
+    now.shared.sent.pop(now.name, None)
+
+
 def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     shared = now.shared
+    _arrived(now)
     if shared.circuit.until is not None:
         shared.circuit.probe = now.name
     if tenant.joined is not None:
@@ -381,10 +462,16 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     )
 
 
-def _postpone(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
+def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
+    if Condition.IN_TURNS in row.when:
+        return replace(tenant, deadline=now.ms + TURN_PATIENCE)
+    if Condition.OTHERS_IN_TURNS in row.when:
+        now.shared.turns.waiting[now.subject] = now.us
+        return replace(tenant, failures=0, held=True, turn=True, deadline=now.ms + TURN_PATIENCE)
     if isinstance(event, Settle):
         tenant = _stand_in_line(replace(tenant, failures=0), now.ms, now)
         return replace(tenant, deadline=now.ms + now.timing.republish)
+    _arrived(now)
     joined = now.ms if tenant.joined is None else tenant.joined
     wait = min(LONGEST_REPUBLISH, max(now.timing.republish, now.ms - joined))
     return replace(_stand_in_line(tenant, joined, now), deadline=now.ms + wait)
@@ -392,7 +479,7 @@ def _postpone(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
 
 def _stand_in_line(tenant: Tenant, joined: int, now: _Now) -> Tenant:
     now.shared.line[now.name] = _score(tenant, joined)
-    return replace(tenant, held=True, joined=joined)
+    return replace(tenant, held=True, turn=False, joined=joined)
 
 
 def _call_who_may_probe(now: _Now) -> None:
@@ -449,6 +536,12 @@ def _pass_on_the_place(now: _Now) -> None:
         shared.running[shared.called] = now.ms + now.timing.republish
 
 
+def _give_the_next_its_turn(now: _Now) -> None:
+    shared = now.shared
+    if shared.called is None and shared.turns.waiting and shared.turns.queued(now.ms) < 1:
+        shared.turn = shared.turns.next()
+
+
 def _keep(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     if now.name in now.shared.running:
         now.shared.running[now.name] = now.ms + now.timing.runner_ttl
@@ -481,7 +574,9 @@ def _finish(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     assert isinstance(event, Settle)
-    return replace(tenant, held=True, failures=tenant.failures + event.failed, deadline=now.ms + event.retry)
+    return replace(
+        tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=now.ms + event.retry
+    )
 
 
 def _same(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:

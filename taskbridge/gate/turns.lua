@@ -1,0 +1,28 @@
+-- Part of the scripts that know the turns. Whoever has more to do than one run gets through waits for the next turn, in
+-- the order in which all tenants of the deployment, whatever their pipeline, came to wait. Members are
+-- `{pipeline}:{tenant}`; a pipeline's name has no colon.
+
+local SET_TTL_MS = 86400000
+-- The deadline of who waits for a turn is for when the set of turns was lost; else it only moves on.
+local TURN_PATIENCE_MS = 60000
+-- A message counts as queued until it is begun, or taken for lost and not published again for this long.
+local GRACE_MS = 1000
+
+local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
+  redis.call("HSET", runner_key, "state", "waiting", "held", "turn")
+  redis.call("ZADD", due_key, milliseconds(us) + TURN_PATIENCE_MS, tenant)
+  redis.call("ZADD", turns_key, us, pipeline .. ":" .. tenant)
+  redis.call("PEXPIRE", turns_key, SET_TTL_MS)
+end
+
+-- A message was published that counts as lost from `deadline` on.
+local function note_queued(queued_key, member, deadline)
+  redis.call("ZADD", queued_key, deadline, member)
+  redis.call("PEXPIRE", queued_key, SET_TTL_MS)
+end
+
+-- How many messages were published and not begun.
+local function queued(queued_key, now)
+  redis.call("ZREMRANGEBYSCORE", queued_key, "-inf", now - GRACE_MS)
+  return redis.call("ZCARD", queued_key)
+end

@@ -1,0 +1,230 @@
+"""Tenants with more to do than one run gets through: they take turns, and nobody's deadline waits behind them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import redis
+
+from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, State
+from taskbridge.runtime import runtime
+from taskbridge.ticker import fire_due
+from tests.deployment import Deployment
+from tests.gate.crowd import PIPELINE, SPACING, Crowd
+
+MANY = 300
+RUN_MS = 1_000
+
+
+@pytest.fixture
+def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
+    return Crowd(redis_client, keys)
+
+
+class Slots:
+    """Workers with so many slots: first events first, each run takes a second of the injected clock."""
+
+    def __init__(self, crowd: Crowd, slots: int) -> None:
+        self.crowd, self.slots = crowd, slots
+        self.queues: dict[Queue, deque[str]] = {queue: deque() for queue in Queue}
+        self.on: deque[str] = deque()
+        self.turns: list[str] = []
+        self.longest = 0
+
+    def take(self) -> None:
+        """Let free slots take messages."""
+        self._collect()
+        while len(self.on) < self.slots:
+            queue = next((queue for queue in self.queues.values() if queue), None)
+            if queue is None:
+                return
+            tenant = queue.popleft()
+            if isinstance(self.crowd.begin(tenant), Begun):
+                self.on.append(tenant)
+                self.turns.append(tenant)
+            self._collect()
+
+    def end(self, outcome: Outcome = Outcome.MORE) -> None:
+        """Let the oldest run end."""
+        self.crowd.settle(self.on.popleft(), outcome, handled=1)
+        self._collect()
+        self.take()
+
+    def tick(self) -> None:
+        """Let a ticker look, as `fire_due` does."""
+        self.crowd.client.delete(self.crowd.keys.ticking(PIPELINE))
+        due = self.crowd.gate.tick(PIPELINE, 200)
+        self.crowd.gate.expire(PIPELINE, due.tenants)
+        if due.turns:
+            self.crowd.gate.hand_over(self.crowd.gate.turns(self.slots - len(self.on))[1])
+        self.take()
+
+    def _collect(self) -> None:
+        for queue, tenant in self.crowd.published:
+            self.queues[queue].append(tenant)
+        self.crowd.published.clear()
+        self.longest = max(self.longest, len(self.queues[Queue.NEXT]))
+
+
+def backlog(crowd: Crowd, slots: Slots, count: int = MANY) -> list[str]:
+    """Let so many tenants have more to do than a run gets through."""
+    names = [f"t{at:03}" for at in range(count)]
+    crowd.notify(*names)
+    slots.take()
+    for _ in names:
+        slots.end()
+    slots.longest = 0
+    slots.turns = list(slots.on)
+    return names
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_deadline_behind_the_backlog_of_others(crowd: Crowd, slots: int) -> None:
+    workers = Slots(crowd, slots)
+    backlog(crowd, workers)
+    for _ in range(3):
+        workers.end()
+    crowd.notify("fresh")
+    crowd.gate.expire(PIPELINE, ["fresh"])
+    crowd.start("late")
+    crowd.fail("late", blame=Blame.NOBODY, retry_ms=1)
+    workers.turns.clear()
+    crowd.passes(10)
+    workers.tick()
+
+    for _ in range(slots + 2):
+        workers.end()
+
+    assert "late" in workers.turns, workers.turns
+    assert workers.turns.index("late") <= slots + 1
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_second_turn_before_all_others_had_theirs(crowd: Crowd, slots: int) -> None:
+    workers = Slots(crowd, slots)
+    backlog(crowd, workers)
+
+    for _ in range(2 * MANY):
+        crowd.passes(RUN_MS // slots)
+        workers.end()
+        workers.tick()
+
+    first, second = workers.turns[:MANY], workers.turns[MANY : 2 * MANY]
+    assert sorted(set(first)) == sorted(first)
+    assert sorted(set(second)) == sorted(second)
+    assert second == first
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("count", [1, 2, MANY])
+def test_a_slot_that_is_idle_while_somebody_waits(crowd: Crowd, slots: int, count: int) -> None:
+    workers = Slots(crowd, slots)
+    backlog(crowd, workers, count)
+
+    for _ in range(3 * count):
+        crowd.passes(RUN_MS // slots)
+        workers.end()
+        assert len(workers.on) == min(slots, count)
+
+
+def test_a_backlog_in_the_queue(crowd: Crowd) -> None:
+    workers = Slots(crowd, 4)
+    backlog(crowd, workers)
+
+    for _ in range(MANY):
+        crowd.passes(RUN_MS // 4)
+        workers.end()
+        workers.tick()
+
+    assert workers.longest <= 4
+
+
+def test_slots_that_come_free_with_nothing_to_hand_on_are_filled_again(crowd: Crowd) -> None:
+    workers = Slots(crowd, 4)
+    backlog(crowd, workers)
+    workers.on.clear()  # A worker was killed.
+
+    workers.tick()
+
+    assert len(workers.on) == 4
+
+
+def test_an_event_of_a_tenant_that_waits_for_its_turn_is_counted_and_starts_nothing(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    crowd.settle("a", Outcome.MORE)
+    assert crowd.settle("b", Outcome.MORE) is Answer.POSTPONED
+
+    assert crowd.gate.notify(PIPELINE, "b", SPACING) is Answer.ABSORBED
+
+    status = crowd.status("b")
+    assert (status.state, status.held, status.waits_for_turn, status.events) == (State.WAITING, True, True, 2)
+
+
+def test_an_operator_starts_a_tenant_that_waits_for_its_turn(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    crowd.settle("a", Outcome.MORE)
+    crowd.settle("b", Outcome.MORE)
+
+    assert crowd.expire("b", early=True) == [Answer.PUBLISHED]
+
+    assert isinstance(crowd.begin("b"), Begun)
+    assert crowd.gate.turns(10)[1] == []
+
+
+def test_a_turn_that_is_kept_however_long_it_takes(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    crowd.settle("a", Outcome.MORE)
+    crowd.settle("b", Outcome.MORE)
+
+    for _ in range(5):
+        assert crowd.deadline_passes("b") is Answer.POSTPONED
+
+    assert crowd.gate.turns(10)[1] == [f"{PIPELINE}:b"]
+
+
+def test_tenants_whose_turns_were_lost_come_back_by_their_deadlines(crowd: Crowd) -> None:
+    crowd.start("a", "b")
+    crowd.settle("a", Outcome.MORE)
+    crowd.settle("b", Outcome.MORE)
+    crowd.client.delete(crowd.keys.turns)
+
+    assert crowd.deadline_passes("b") is Answer.PUBLISHED
+    assert isinstance(crowd.begin("b"), Begun)
+
+
+def test_the_message_of_a_turn_that_gets_lost_is_published_again(crowd: Crowd) -> None:
+    crowd.start("a")
+    crowd.settle("a", Outcome.MORE)
+
+    assert crowd.deadline_passes("a") is Answer.REPUBLISHED
+    assert crowd.gate.turns(0)[0] == 1, "it is queued once"
+    assert isinstance(crowd.begin("a"), Begun)
+    assert crowd.gate.turns(0)[0] == 0
+
+
+def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
+    for name in ("x", "y"):
+        for pipeline in ("one", "two"):
+            crowd.gate.notify(pipeline, name, SPACING)
+            crowd.gate.begin(pipeline, name, crowd.tokens[name])
+            crowd.gate.settle(pipeline, name, crowd.tokens[name], Outcome.MORE, SPACING)
+
+    assert crowd.gate.turns(10) == (1, ["two:x", "one:y", "two:y"])
+
+
+def test_a_ticker_gives_turns_where_no_run_ends(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    for name in ("a", "b"):
+        here.gate.notify("invoices", name, SPACING)
+        token = here.gate.look("invoices", [name])[0].token
+        assert token is not None
+        assert isinstance(here.gate.begin("invoices", name, token), Begun)
+        here.gate.settle("invoices", name, token, Outcome.MORE, SPACING)
+    token = here.gate.look("invoices", ["a"])[0].token
+    assert token is not None
+    here.gate.begin("invoices", "a", token)
+
+    fire_due(here)
+
+    assert here.gate.look("invoices", ["b"])[0].state is State.QUEUED
