@@ -8,15 +8,21 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
 from sqlalchemy import Connection
 
+from taskbridge.texts import storable
+
 __all__ = ["Batch", "Record", "RetryAfter"]
 
-LONGEST_REASON: Final = 2_000
 LONGEST_WAIT: Final = 86_400
+WAIT_UNTOLD: Final = 30.0
+"""Seconds to wait where the downstream asks to, and does not say for how long."""
 
 _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 
@@ -27,26 +33,50 @@ class RetryAfter(Exception):
     It counts as no failure. Events meanwhile are absorbed.
 
     Args:
-        seconds: how long; 0 to 86,400.
+        seconds: how long; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date. None,
+            as of a header that is not there, and a text that is neither: 30 s. More than a day is a day, and a moment
+            that is past is 0.
         scope: who waits. "tenant": this tenant; others go on. "pipeline": all tenants of the pipeline, in all workers,
             where the downstream has one limit for all of them. When the time is over, one run begins, and with each
             that handles something twice as many.
 
     Raises:
-        ValueError: `seconds` is not a number from 0 to 86,400, or `scope` is neither.
+        ValueError: `seconds` is none of these, or not a number (NaN); or `scope` is neither.
     """
 
-    def __init__(self, seconds: float, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
+    def __init__(self, seconds: float | str | None, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
         if scope not in ("tenant", "pipeline"):
             raise ValueError(f"the scope of RetryAfter is 'tenant' or 'pipeline', not {scope!r}")
-        if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST_WAIT:
-            raise ValueError(f"RetryAfter takes seconds from 0 to {LONGEST_WAIT:,}, not {seconds!r}")
         super().__init__(seconds, scope)
-        self.seconds: Final = float(seconds)
+        self.seconds: Final = min(max(_seconds(seconds), 0.0), float(LONGEST_WAIT))
         self.scope: Final = scope
 
     def __str__(self) -> str:
         return f"wait {self.seconds:g} s" + (" with the whole pipeline" if self.scope == "pipeline" else "")
+
+
+def _seconds(given: object) -> float:
+    if given is None:
+        return WAIT_UNTOLD
+    if isinstance(given, str):
+        return _seconds_of_header(given)
+    if not isinstance(given, int | float) or isinstance(given, bool) or given != given:
+        raise ValueError(f"RetryAfter takes seconds or the text of a Retry-After header, not {given!r}")
+    return float(min(given, LONGEST_WAIT))
+
+
+def _seconds_of_header(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(text)
+        except (TypeError, ValueError, OverflowError):
+            return WAIT_UNTOLD
+        # Without a zone, or with -0000: an HTTP date is always in UTC.
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return (moment - datetime.now(UTC)).total_seconds()
+    return WAIT_UNTOLD if math.isnan(seconds) else seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +160,16 @@ class Batch(Sequence[Record]):
         Raises:
             ValueError: the record is not of this batch, or the reason is empty.
         """
-        if record not in self._records:
+        if record != self._by_id.get(record.external_id):
             raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
-        if not str(reason).strip():
+        text = storable(reason)
+        if not text.strip():
             raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is rejected without a reason")
-        self._rejected[record.external_id] = str(reason)[:LONGEST_REASON]
+        self._rejected[record.external_id] = text
+
+    @cached_property
+    def _by_id(self) -> dict[str, Record]:
+        return {record.external_id: record for record in self._records}
 
     @property
     def rejected(self) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ TaskBridgeError
 │   ├── UnknownPipeline    no module that was loaded declares it
 │   └── InvalidInput       a file or document that cannot be read
 ├── ConfigurationError     a setting, or a handler module that does not import
+├── HandlerMistake         a handler did what none may do
 ├── Unavailable            Postgres, Redis or the broker cannot be used now
 │   ├── AlreadyRunning     another process serves this data directory
 │   └── ForeignCluster     the database was restored into another cluster and not rebased yet
@@ -23,6 +24,7 @@ __all__ = [
     "AlreadyRunning",
     "ConfigurationError",
     "ForeignCluster",
+    "HandlerMistake",
     "InvalidInput",
     "InvalidName",
     "InvalidPolicy",
@@ -64,6 +66,10 @@ class InvalidInput(UsageError):
 
 class ConfigurationError(TaskBridgeError):
     """A setting that is missing or wrong, or a handler module that does not import."""
+
+
+class HandlerMistake(TaskBridgeError):
+    """A handler did what none may do: end the program, or the transaction of its batch, which counts as failed."""
 
 
 class Unavailable(TaskBridgeError):

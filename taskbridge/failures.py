@@ -7,27 +7,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import psycopg
 import redis
 from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy.exc import DBAPIError
 
-__all__ = ["Narrowing", "backoff", "is_downstream"]
+from taskbridge.batch import RetryAfter
+
+__all__ = ["LONGEST_OUTAGE_BACKOFF", "Narrowing", "asked_to_wait", "backoff", "is_downstream"]
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
+LONGEST_OUTAGE_BACKOFF: Final = 30.0
+"""Of a tenant whose downstream seems to be away; as often an open circuit is probed."""
 
 DOWNSTREAM: Final = (ConnectionError, TimeoutError, redis.ConnectionError, redis.TimeoutError, BrokerError)
 _PIPELINES_DOWN: Final = ("08", "53", "57P")
 """SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
 
 
-def backoff(failures: int) -> float:
-    """Seconds until the next try after `failures` before this one: 0.5, doubling to 300.
+def backoff(failures: int, longest: float | None = None) -> float:
+    """Seconds until the next try after `failures` before this one: 0.5, doubling to `longest`, or else to 300.
 
     Less up to a quarter, so that tenants that failed together do not come back together.
     """
-    longest = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
-    return longest * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
+    seconds = min(longest or LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
+    return seconds * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
 
 
 def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
@@ -35,20 +40,42 @@ def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) 
     return any(isinstance(one, (*DOWNSTREAM, *also)) or _is_lost_database(one) for one in _with_causes(error))
 
 
+def asked_to_wait(error: BaseException) -> RetryAfter | None:
+    """Return the RetryAfter that `error` is, or the longest of a group of nothing else (as a `TaskGroup` raises it)."""
+    if isinstance(error, RetryAfter):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    told = [asked_to_wait(one) for one in error.exceptions]
+    return max((one for one in told if one is not None), key=lambda one: one.seconds) if all(told) else None
+
+
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
         seen.add(id(one))
         yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        left.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
 
 
 def _is_lost_database(error: BaseException) -> bool:
-    if not isinstance(error, DBAPIError):
-        return False
-    state = getattr(error.orig, "sqlstate", None)
-    return error.connection_invalidated or (state or "").startswith(_PIPELINES_DOWN)
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or _says_so(error.orig)
+    return _says_so(error)
+
+
+def _says_so(error: BaseException | None) -> bool:
+    """Whether an error of psycopg has a state that says so, or none at all, as where the connection broke."""
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        return type(error) is psycopg.OperationalError
+    return str(state).startswith(_PIPELINES_DOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from taskbridge.batch import Batch, Record
+from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Begun, Blame, Outcome
 from taskbridge.heartbeat import Lease
 from taskbridge.pipeline import Pipeline
 from taskbridge.runtime import Runtime
-from taskbridge.store import Aside, Cursors, Page, Transaction
-from taskbridge.time_limit import soft_time_limit
+from taskbridge.shutdown import ends_process
+from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
+from taskbridge.texts import error_text
+from taskbridge.time_limit import interrupts, soft_time_limit
 
 __all__ = ["Ending", "HandlerFailed", "Run", "hand_over", "try_alone"]
 
@@ -76,36 +80,59 @@ class Ending(NamedTuple):
 
 
 class HandlerFailed(Exception):
-    """The handler raised `error` over `page`; nothing of it took effect."""
+    """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect."""
 
-    def __init__(self, page: Page, error: Exception) -> None:
+    def __init__(self, page: Page, error: BaseException) -> None:
         super().__init__(error)
         self.page = page
         self.error = error
+
+    @property
+    def exception(self) -> Exception:
+        """What the run raises: `error`, unless that would end more than the run, as SystemExit does."""
+        if isinstance(self.error, Exception):
+            return self.error
+        mistake = HandlerMistake(
+            f"the handler raised {error_text(self.error)}, which ends no worker: raise an Exception"
+        )
+        mistake.__cause__ = self.error
+        return mistake
 
 
 def hand_over(this: Run, page: Page) -> None:
     """Call the handler with the page's records and advance the cursor past them.
 
+    Records that cannot be decoded are not handed over: they go to quarantine.
+
     Raises:
-        HandlerFailed: the handler raised.
+        HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
         CursorLost: the cursor is another run's.
     """
     first_event_ms = None
     if this.begun.runs == 1 and this.took == 0 and page.records:
         first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
     with this.cursors.transaction(this.key) as transaction:
-        narrowing, rejected = page.narrowing, {}
+        narrowing, reasons = page.narrowing, dict(page.undecodable)
+        if records := page.decoded:
+            reasons |= _call(this, page, records, transaction)
         if page.records:
-            rejected = _call(this, page, page.records, transaction)
             narrowing = narrowing.handled(len(page.records), this.pipeline.batch_size)
-        aside = Aside(rejected, "rejected") if rejected else None
-        transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
+        aside = Aside(reasons, "rejected") if reasons else None
+        used = transaction.used
+        try:
+            transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
+        except CursorLost:
+            raise
+        except Exception as error:
+            # What the handler wrote may break a constraint at the commit, or its transaction may be aborted.
+            if used:
+                raise HandlerFailed(page, error) from error
+            raise
     this.took += len(page.records)
-    this.handled += len(page.records) - len(rejected)
+    this.handled += len(page.records) - len(reasons)
 
 
-def try_alone(this: Run, page: Page, at: int) -> None:
+def try_alone(this: Run, page: Page, record: Record) -> None:
     """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
 
     What the handler wrote through the batch's connection is rolled back; the record comes again in its turn.
@@ -114,7 +141,7 @@ def try_alone(this: Run, page: Page, at: int) -> None:
         HandlerFailed: the handler raised.
     """
     with this.cursors.transaction(this.key) as transaction:
-        _call(this, page, page.records[at : at + 1], transaction)
+        _call(this, page, (record,), transaction)
     this.cursors.note_success(this.key)
 
 
@@ -132,8 +159,21 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
     )
     try:
         with soft_time_limit(limit):
-            this.pipeline.handler(batch)
-    except Exception as error:
+            _finish(this, this.pipeline.handler(batch), batch)
+    except BaseException as error:
+        if ends_process(error):
+            raise
         raise HandlerFailed(page, error) from error
     this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)
+
+
+def _finish(this: Run, returned: Any, batch: Batch) -> None:
+    """Run what the handler returned to its end, where that has not run yet."""
+    if inspect.isawaitable(returned):
+        in_time = math.isinf(batch.seconds_left) or interrupts()
+        this.runtime.event_loop.run(returned, None if in_time else batch.seconds_left)
+    elif inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        raise HandlerMistake(
+            f"the handler returned a generator ({returned.__qualname__}), of which nothing has run: return nothing"
+        )

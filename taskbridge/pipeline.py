@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
@@ -22,7 +23,8 @@ MOST_ATTEMPTS: Final = 1_000
 MOST_RUNS: Final = 100_000
 LONGEST_LIMIT: Final = 86_400
 
-Handler = Callable[[Batch], None]
+Handler = Callable[[Batch], Awaitable[None] | None]
+H = TypeVar("H", bound=Handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_pipeline_name(self.name)
+        self._check_handler()
         self._check_whole("batch_size", 1, LARGEST_BATCH)
         self._check_whole("max_attempts", 1, MOST_ATTEMPTS)
         self._check_whole("max_runs", 0, MOST_RUNS)
@@ -61,6 +64,15 @@ class Pipeline:
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
+
+    def _check_handler(self) -> None:
+        # An object that is called has its code in its class.
+        for one in (self.handler, type(self.handler).__call__):
+            if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+                raise InvalidPolicy(
+                    f"pipeline {self.name}: the handler {_place(self.handler)} is a generator function, so calling it "
+                    "would run nothing of it: write a function without `yield`"
+                )
 
     def _check_whole(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)
@@ -150,8 +162,8 @@ def pipeline(
     tenant_rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
     soft_time_limit: float | None = None,
     downstream_errors: Iterable[type[Exception]] = (),
-) -> Callable[[Handler], Handler]:
-    """Declare the decorated function as the handler of a pipeline.
+) -> Callable[[H], H]:
+    """Declare the decorated function as the handler of a pipeline. It may be a coroutine function (`async def`).
 
     Args:
         name: 1 to 63 of a-z, 0-9, `_` and `-`; pinned in messages, keys and tables, so it must not change.
@@ -166,17 +178,17 @@ def pipeline(
         tenant_rate_limit: the same for each tenant.
         soft_time_limit: seconds that one call of the handler may take. `Batch.seconds_left` counts down, and where the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
-            in the handler; in other pools the handler has to look.
+            in the handler; in other pools the handler has to look. A coroutine is cancelled in all pools.
         downstream_errors: exceptions, beside Python's `ConnectionError` and `TimeoutError` and lost connections of
             Postgres, Redis and the broker, that say "what I call is down" and nothing about a record: they lead to no
             quarantine, and five in a row open the pipeline's circuit.
 
     Raises:
         InvalidName: the name is not allowed.
-        InvalidPolicy: a value is out of range, or the name is taken.
+        InvalidPolicy: a value is out of range, the name is taken, or the handler is a generator function.
     """
 
-    def declare(handler: Handler) -> Handler:
+    def declare(handler: H) -> H:
         DECLARED.declare(
             Pipeline(
                 name,

@@ -63,25 +63,33 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             ending = Ending(Outcome.OUTRANKED, owner=higher.owner)
         except Exception as error:
             ending = setbacks.after_lost_server(this, error)
-        gate.settle(
-            pipeline_name,
-            tenant,
-            token,
-            ending.outcome,
-            pipeline.policy.spacing,
-            took=this.took,
-            handled=this.handled,
-            retry_ms=ending.retry_ms,
-            failed=ending.error is not None,
-            blame=ending.blame,
-            owner=ending.owner,
-            all_wait=ending.all_wait,
-            most_handed=(runtime.slots + 1) // 2,
-        )
+        except BaseException:
+            # The process was told to end. Its batch comes again at once, elsewhere.
+            _settle(this, Ending(Outcome.MORE))
+            raise
+        _settle(this, ending)
     if ending.error is not None:
         # Celery logs the error with its notes, and says nothing of whose run it was.
         ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
         raise ending.error
+
+
+def _settle(this: Run, ending: Ending) -> None:
+    this.runtime.gate.settle(
+        this.pipeline.name,
+        this.tenant,
+        this.token,
+        ending.outcome,
+        this.pipeline.policy.spacing,
+        took=this.took,
+        handled=this.handled,
+        retry_ms=ending.retry_ms,
+        failed=ending.error is not None,
+        blame=ending.blame,
+        owner=ending.owner,
+        all_wait=ending.all_wait,
+        most_handed=(this.runtime.slots + 1) // 2,
+    )
 
 
 def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
@@ -112,8 +120,9 @@ def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str,
                 break
     finally:
         timer.cancel()
-    if rest := list(_taken(left)):
-        runtime.publish_together(pipeline_name, rest)
+        # Also where the process was told to end: those that have not begun must not wait for their deadlines.
+        if rest := list(_taken(left)):
+            runtime.publish_together(pipeline_name, rest)
     if errors:
         raise errors[0]
 
@@ -147,6 +156,11 @@ def _sweep(this: Run) -> Ending:
     paused, or waits for a rate limit.
     """
     page = this.claim(this.most_records())
+    if this.begun.died and page.records:
+        counted = setbacks.after_death(this, page)
+        if isinstance(counted, Ending):
+            return counted
+        page = counted
     while True:
         if page.held:
             return setbacks.PAUSED

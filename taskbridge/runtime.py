@@ -22,6 +22,7 @@ from sqlalchemy import Engine
 
 from taskbridge import message
 from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.event_loop import EventLoop
 from taskbridge.gate import Gate, Keys, Queue, Timing, client
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
@@ -201,6 +202,11 @@ class Runtime:
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this process's runs."""
         return Heartbeat(self.settings.runner_ttl)
+
+    @cached_property
+    def event_loop(self) -> EventLoop:
+        """The event loop of this process's handlers."""
+        return EventLoop()
 
     @cached_property
     def eager(self) -> bool:

@@ -1,30 +1,48 @@
-"""What follows when a handler fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
+"""What follows when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
 
 A record goes to quarantine when it failed alone `max_attempts` times and something else of its pipeline was handled
-since its last failure. If nothing was, the tenant's next record is tried. If that fails too, it looks like the
-downstream and not like a record: the circuit opens and nothing is quarantined. Where a tenant has no other record, two
-such records may go to quarantine in a row; at the third the circuit opens.
+since its last failure. If nothing was, other records of its tenant are tried. If those fail too, it looks like the
+downstream and not like a record: the tenant waits, nothing is quarantined, and where a second tenant says the same the
+circuit opens. Where a tenant has no other record, two such records may go to quarantine in a row.
+
+An error that says itself that the downstream is away needs stronger evidence: another record of the same tenant is
+handled and then this one fails again; or, where none is, four times as many failures while other tenants are handled.
+
+A run whose process died counts as a failure of the batch that its successor reads.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
-from taskbridge.batch import RetryAfter
-from taskbridge.failures import Narrowing, backoff, is_downstream
+from taskbridge.batch import Record, RetryAfter
+from taskbridge.errors import HandlerMistake
+from taskbridge.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
 from taskbridge.gate import Blame, Outcome
 from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, try_alone
 from taskbridge.store import Aside, Page
+from taskbridge.texts import error_text
 
-__all__ = ["PAUSED", "after_failure", "after_lost_server", "probe"]
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "probe"]
 
 log = logging.getLogger(__name__)
 
 PAUSED: Final = Ending(Outcome.RETRY, retry_ms=60_000)
 """A paused tenant is looked at again after a minute, should word of its resumption get lost."""
 MOST_IN_A_ROW: Final = 2
+LEAST_DEATHS: Final = 5
+"""So often a run must die over one record alone at the least: a kill from outside must not cost an innocent record."""
+DOWNSTREAM_FACTOR: Final = 4
+LOOKS_AHEAD: Final = 256
+"""So many records of a tenant at the least are looked at for one that can be handled."""
+DIED: Final = (
+    "the run before this one did not end: its process died or held the interpreter for longer than the runner TTL, or "
+    "Redis could not be reached for as long"
+)
 
 
 def after_failure(this: Run, failed: HandlerFailed) -> Ending:
@@ -34,35 +52,64 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
         CursorLost: the cursor is another run's.
     """
     error, page = failed.error, failed.page
-    if isinstance(error, RetryAfter):
-        log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, error)
-        wait_ms = math.ceil(error.seconds * 1000)
-        return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=error.scope == "pipeline")
-    text = f"{type(error).__name__}: {error}"
+    if (told := asked_to_wait(error)) is not None:
+        return _as_told(this, told)
+    text = error_text(error)
     downstream = is_downstream(error, this.pipeline.downstream_errors)
-    if downstream or this.begun.probe is not None:
+    blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
+    if this.begun.probe is not None:
         this.cursors.fail(this.key, text)
-        blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
-        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=error)
+        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
 
     narrowing = page.narrowing.failed(len(page.records))
-    blame = Blame.RECORD
+    told = None
     if narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts:
-        if _is_the_records_fault(this):
-            _set_aside(this, page, narrowing, text)
-            return Ending(Outcome.MORE)
-        blame = Blame.PIPELINE
+        try:
+            if _is_the_records_fault(this, page, narrowing, downstream=downstream):
+                _set_aside(this, page, narrowing, text)
+                return Ending(Outcome.MORE)
+            blame = blame if downstream else Blame.PIPELINE
+        except RetryAfter as asked:
+            told = asked
     this.cursors.fail(this.key, text, narrowing)
-    return Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.attempts - 1)), blame, error=error)
+    if told is not None:
+        return _as_told(this, told)
+    failures = max(narrowing.attempts - 1, this.begun.failures if downstream else 0)
+    longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
+    return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
+
+
+def after_death(this: Run, page: Page) -> Page | Ending:
+    """Count the death of the run before this one as a failure of `page`, before any of it is handed over again.
+
+    Returns what to hand over at once after the first failure in a row; else how this run ends.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    narrowing = page.narrowing.failed(len(page.records))
+    log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
+    if narrowing.is_alone and narrowing.attempts >= max(this.pipeline.max_attempts, LEAST_DEATHS):
+        try:
+            if _is_the_records_fault(this, page, narrowing, downstream=False):
+                _set_aside(this, page, narrowing, DIED)
+                return Ending(Outcome.MORE)
+        except RetryAfter as told:
+            this.cursors.fail(this.key, DIED, narrowing)
+            return _as_told(this, told)
+    if this.cursors.fail(this.key, DIED, narrowing) > 1:
+        wait_ms = _milliseconds(max(0, narrowing.attempts - 1))
+        return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
+    return replace(page.first(narrowing.limit or len(page.records)), narrowing=narrowing)
 
 
 def after_lost_server(this: Run, error: Exception) -> Ending:
     """Wait for the back-off: Postgres failed, or this program did. It says nothing about a record."""
     try:
-        this.cursors.fail(this.key, f"{type(error).__name__}: {error}")
+        this.cursors.fail(this.key, error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
-        log.warning("the failure of tenant %r could not be written down: %s", this.tenant, second)
+        log.warning("the failure of tenant %r could not be written down: %s", this.tenant, error_text(second))
     return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), error=error)
 
 
@@ -79,9 +126,13 @@ def probe(this: Run) -> Ending:
     page = this.claim((this.begun.probe or 0) + 1, narrowed=False)
     if page.held:
         return PAUSED
-    at = min(this.begun.probe or 0, len(page.records) - 1)
-    if at > 0:
-        try_alone(this, page, at)
+    if this.begun.died and page.records:
+        # Which record the run before tried is not known, so the next probe tries another.
+        this.cursors.fail(this.key, DIED)
+        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
+    others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
+    if this.begun.probe and others:
+        try_alone(this, page, others[-1])
         this.handled = 1
         return Ending(Outcome.MORE)
     page = page.first(1)
@@ -90,19 +141,52 @@ def probe(this: Run) -> Ending:
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
 
-def _is_the_records_fault(this: Run) -> bool:
-    """Whether other records of the pipeline are handled while this one fails."""
+def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, *, downstream: bool) -> bool:
+    """Whether other records of the pipeline are handled while this one fails.
+
+    Raises:
+        RetryAfter: asked for when another record was tried.
+    """
+    (record,) = page.records
     evidence = this.cursors.evidence(this.key)
-    if evidence.others_succeed:
+    enough = this.pipeline.max_attempts * (DOWNSTREAM_FACTOR if downstream else 1)
+    if evidence.others_succeed and narrowing.attempts >= enough:
         return True
-    beyond = this.cursors.read(this.key, 2, narrowed=False)
-    if len(beyond.records) < 2:
-        return evidence.in_a_row < MOST_IN_A_ROW
+    ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False)
+    # A record that somebody took out of quarantine meanwhile may stand before this one.
+    others = [other for other in ahead.decoded if other.external_id != record.external_id]
+    if not others:
+        return not downstream and evidence.in_a_row < MOST_IN_A_ROW
+    for at in _steps(len(others), narrowing.attempts - this.pipeline.max_attempts):
+        if _is_handled(this, ahead, others[at]):
+            # The downstream may have come back in between.
+            return not downstream or not _is_handled(this, page, record)
+        if this.seconds_left <= 0:
+            break
+    return False
+
+
+def _steps(count: int, turn: int) -> Iterator[int]:
+    """Yield places among `count` records, further and further ahead, and others at each turn."""
+    step = 1
+    while step <= count:
+        yield (turn + step - 1) % count
+        step *= 2
+
+
+def _is_handled(this: Run, page: Page, record: Record) -> bool:
     try:
-        try_alone(this, beyond, 1)
-    except HandlerFailed:
+        try_alone(this, page, record)
+    except HandlerFailed as failed:
+        if (told := asked_to_wait(failed.error)) is not None:
+            raise told from None
         return False
     return True
+
+
+def _as_told(this: Run, told: RetryAfter) -> Ending:
+    log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, told)
+    return Ending(Outcome.RETRY, retry_ms=math.ceil(told.seconds * 1000), all_wait=told.scope == "pipeline")
 
 
 def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
@@ -123,5 +207,5 @@ def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
     )
 
 
-def _milliseconds(failures: int) -> int:
-    return round(backoff(failures) * 1000)
+def _milliseconds(failures: int, longest: float | None = None) -> int:
+    return round(backoff(failures, longest) * 1000)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import mmap
+import signal
+import threading
 from typing import Any, Final
 
+from billiard import common as billiard
 from celery import signals
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 
-__all__ = ["is_stopping"]
+__all__ = ["ends_process", "is_stopping"]
 
 # Shared with the processes of a prefork pool, which no signal tells that their worker stops.
 _FLAG: Final = mmap.mmap(-1, 1)
@@ -16,6 +20,20 @@ _FLAG: Final = mmap.mmap(-1, 1)
 def is_stopping() -> bool:
     """Whether the worker of this process was told to stop."""
     return _FLAG[0] != 0
+
+
+def ends_process(error: BaseException) -> bool:
+    """Whether `error` was raised because somebody told this process to end, and not by what it was doing.
+
+    Celery and its pool raise SystemExit in the main thread; Python raises KeyboardInterrupt where nobody else handles
+    Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    told = isinstance(error, WorkerShutdown | WorkerTerminate) or billiard.terminate_handler_fired()  # type: ignore[attr-defined]
+    return told and isinstance(error, SystemExit)
 
 
 @signals.worker_init.connect(weak=False)

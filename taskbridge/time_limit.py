@@ -10,16 +10,21 @@ from types import FrameType
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-__all__ = ["soft_time_limit"]
+__all__ = ["interrupts", "soft_time_limit"]
+
+
+def interrupts() -> bool:
+    """Whether the limit can be raised in this thread: Python interrupts none but the main thread of a process."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
 def soft_time_limit(seconds: float | None) -> Iterator[None]:
     """Raise SoftTimeLimitExceeded in the block after `seconds` (None: never), in the main thread of a process.
 
-    In other threads, which Python cannot interrupt, nothing is raised.
+    In other threads nothing is raised.
     """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
+    if seconds is None or not interrupts():
         yield
         return
 

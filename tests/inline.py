@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any, Final
 
 from taskbridge import runner
@@ -27,7 +26,7 @@ class Inline:
 
     def handle(
         self,
-        handler: Callable[[Batch], None],
+        handler: Handler,
         batch_size: int = 500,
         policy: Policy = AT_ONCE,
         pipeline: str = "invoices",
@@ -35,9 +34,9 @@ class Inline:
     ) -> None:
         """Let `handler` be the one of `pipeline`, declared with `options`; what it was given is in `seen`."""
 
-        def noting(batch: Batch) -> None:
+        def noting(batch: Batch) -> Any:
             self.seen += [record.external_id for record in batch]
-            handler(batch)
+            return handler(batch)
 
         pipelines = Pipelines()
         named: Handler = noting

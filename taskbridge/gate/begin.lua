@@ -1,7 +1,7 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the run has to stand in line.
 -- KEYS: due runner lease circuit running line handed sent
 -- ARGV: pipeline tenant token ttl_ms patience_ms longest_ms most_runs now_ms
--- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe} | {POSTPONED} | {REFUSED}
+-- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, line_key = KEYS[4], KEYS[5], KEYS[6]
 local handed_key, sent_key = KEYS[7], KEYS[8]
@@ -11,9 +11,10 @@ local us = clock_us(ARGV[8])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
-  "began", "runs", "joined")
+  "began", "runs", "joined", "died")
 local state, current, events, swept, failures, first, last, runs, joined =
   runner[1], runner[2], runner[3], runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
+local died = runner[10] and 1 or 0
 if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
@@ -67,10 +68,12 @@ end
 local probe = -1
 if open_until then
   redis.call("HSET", circuit_key, "probe", tenant)
-  probe = walk and probes % WALK or 0
+  -- Without `walk` only the first; with it the first, then the 2nd, 3rd, 5th, 9th and so on.
+  local turn = walk and probes % WALK or 0
+  probe = turn > 0 and 2 ^ (turn - 1) or 0
 end
 
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest")
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died")
 local fields = { "state", "running", "swept", events, "began", now, "runs", runs + 1 }
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
@@ -92,4 +95,5 @@ if most_runs > 0 then
   take_place(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
-return { BEGUN, tonumber(events), events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe }
+return { BEGUN, tonumber(events), events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe,
+  died }

@@ -1,37 +1,48 @@
 -- The circuit of a pipeline, judged by how each run ends; put before `settle`. Fields of its hash:
---   failures  failures in a row that blame the downstream
+--   failures  failures in a row that blame the downstream or the pipeline
 --   first, second  tenants that failed since something was handled
+--   says      the first tenant whose failure blamed the downstream or the pipeline
+--   agreed    another tenant's did too
 --   until     open, until this millisecond; then one tenant at a time may probe
 --   wait      how long it was opened for
 --   probe     the tenant that probes
 --   probes    probes in a row that failed
---   walk      the records may be at fault: probes try others than the first
+--   walk      the records may be at fault, or it is open for long: probes try others than the first
 --   opened, opened_at, closed_at  for people
 --   rest      the downstream asked the whole pipeline to wait until this millisecond
 --   width     how many runs may be on since then; doubles with each that handled something
 local OPENS_AFTER = 5
+local WALKS_AFTER = 5
 local FIRST_WAIT_MS = 1000
 local LONGEST_WAIT_MS = 30000
 
--- Whether this failure, beside those before it, is not one tenant's or one record's.
+-- Whether this failure, beside those before it, is not one tenant's or one record's. One tenant alone never says so.
 local function is_general(circuit_key, tenant, blame)
-  if blame == "pipeline" then
-    return true
-  end
-  if blame == "downstream" and redis.call("HINCRBY", circuit_key, "failures", 1) >= OPENS_AFTER then
-    return true
-  end
-  local seen = redis.call("HMGET", circuit_key, "first", "second")
+  local seen = redis.call("HMGET", circuit_key, "first", "second", "says", "agreed")
   if not seen[1] then
     redis.call("HSET", circuit_key, "first", tenant)
   elseif seen[1] ~= tenant and not seen[2] then
     redis.call("HSET", circuit_key, "second", tenant)
   end
-  return seen[1] and seen[2] and seen[1] ~= tenant and seen[2] ~= tenant
+  local third = seen[1] and seen[2] and seen[1] ~= tenant and seen[2] ~= tenant
+  if blame == "record" then
+    return third
+  end
+  local agreed = seen[4]
+  if not seen[3] then
+    redis.call("HSET", circuit_key, "says", tenant)
+  elseif seen[3] ~= tenant and not agreed then
+    redis.call("HSET", circuit_key, "agreed", 1)
+    agreed = true
+  end
+  -- Who blames the pipeline has tried several records, often.
+  local failures = redis.call("HINCRBY", circuit_key, "failures", blame == "pipeline" and OPENS_AFTER or 1)
+  return third or agreed and failures >= OPENS_AFTER
 end
 
 local function close(circuit_key, due_key, line_key, now)
-  redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures")
+  redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures",
+    "says", "agreed")
   redis.call("HSET", circuit_key, "closed_at", now)
   for _, tenant in ipairs(redis.call("ZRANGE", line_key, 0, -1)) do
     redis.call("ZADD", due_key, now, tenant)
@@ -48,7 +59,7 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
     return
   end
   if handled > 0 and (circuit[4] or circuit[5]) then
-    redis.call("HDEL", circuit_key, "first", "second", "failures")
+    redis.call("HDEL", circuit_key, "first", "second", "failures", "says", "agreed")
   end
   if is_probe then
     redis.call("HDEL", circuit_key, "probe")
@@ -60,6 +71,7 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
     return
   end
 
+  local probes = 0
   local opens = not is_open and is_general(circuit_key, tenant, blame)
   if opens then
     wait_ms = FIRST_WAIT_MS
@@ -67,7 +79,7 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
     redis.call("HINCRBY", circuit_key, "opened", 1)
   elseif is_probe then
     wait_ms = math.min(wait_ms * 2, LONGEST_WAIT_MS)
-    redis.call("HINCRBY", circuit_key, "probes", 1)
+    probes = redis.call("HINCRBY", circuit_key, "probes", 1)
   end
   if is_open or opens then
     -- So that whoever closes it calls this tenant too, however long its back-off is by then.
@@ -75,7 +87,7 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
   end
   if opens or is_probe then
     redis.call("HSET", circuit_key, "until", now + wait_ms, "wait", wait_ms)
-    if blame ~= "downstream" then
+    if blame ~= "downstream" or probes >= WALKS_AFTER then
       redis.call("HSET", circuit_key, "walk", 1)
     end
     call_head(due_key, line_key, now + wait_ms)

@@ -38,6 +38,8 @@ else
   token = new_token(us, token, nonce)
   if state == "running" then
     answer = REISSUED
+    -- For the run that comes after it: what it handed over may be why it died.
+    redis.call("HSET", runner_key, "died", 1)
   end
 end
 if held then

@@ -71,7 +71,8 @@ class Begun(NamedTuple):
 
     Counts of this burst (all its events, those since the last run, its runs with this one), how many runs before this
     one failed in a row, and in the burst's first run the milliseconds since its first event. `probe` is None unless the
-    run probes an open circuit: then it says which of the tenant's records to try, counted from 0.
+    run probes an open circuit: then it says which of the tenant's records to try, counted from 0. `died`: the tenant's
+    run before this one did not end, and was replaced.
     """
 
     events: int
@@ -80,6 +81,7 @@ class Begun(NamedTuple):
     failures: int
     age_ms: int
     probe: int | None = None
+    died: bool = False
 
 
 class CircuitStatus(NamedTuple):
@@ -210,8 +212,8 @@ class Gate:
         answer, *counts = self._run("begin", pipeline, tenant, None, pipeline, tenant, token, *times, most_runs)
         if answer != Answer.BEGUN:
             return Answer(answer)
-        *counts, probe = counts
-        return Begun(*counts)._replace(probe=None if probe < 0 else probe)
+        *counts, probe, died = counts
+        return Begun(*counts)._replace(probe=None if probe < 0 else probe, died=bool(died))
 
     def beat(self, pipeline: str, tenant: str, token: str) -> bool:
         """Move the run's deadline on. False: another runner took over."""

@@ -1,8 +1,8 @@
 -- Part of the scripts that know the line: tenants that wait for a place or for the circuit.
 
 local DAY_MS = 86400000
--- Probes of an open circuit try the first record of a tenant, then the second, up to this many, then the first again.
-local WALK = 16
+-- So many probes of an open circuit in a row try records further and further ahead; the next tries the first again.
+local WALK = 13
 -- More milliseconds than any clock shows: added to when a continuation joined the line.
 local BEHIND = 100000000000000
 

@@ -12,7 +12,8 @@ States, how each is left, and who frees it when its owner dies
               published again by the ticker with the same token, after 5 s, then 10 s, 20 s ...
     running   a run holds the token and moves its deadline on while it works. Left by its settle. A run that died stops
               moving its deadline: the ticker issues a new token and publishes, and from then on the old one opens
-              nothing, neither here nor in Postgres.
+              nothing, neither here nor in Postgres. The next run learns of the death when it begins, and counts it as
+              a failure of the batch that it reads.
 
 Why no event is lost
     `notify` asks whether a runner is alive and `settle` asks whether it may stop; both are atomic and both look at the
@@ -149,7 +150,14 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_PLACE), _W, Answer.POSTPONED, "held, in line for a free place"),
-    Row(_Q, Verb.BEGIN, (_C.CURRENT,), _R, Answer.BEGUN, "swept = events; last run = now; deadline = now + runner TTL"),
+    Row(
+        _Q,
+        Verb.BEGIN,
+        (_C.CURRENT,),
+        _R,
+        Answer.BEGUN,
+        "swept = events; last run = now; deadline = now + runner TTL; learns whether the run before it died",
+    ),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another runner took over"),
@@ -235,7 +243,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_C.OVERDUE,),
         _Q,
         Answer.REISSUED,
-        "new token, which fences the old run off; publish to the continuation queue",
+        "new token, which fences the old run off; note that it died; publish to the continuation queue",
     ),
     *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was quicker"),
 )

@@ -16,23 +16,25 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.batch import Record
+from taskbridge.errors import HandlerMistake
 from taskbridge.failures import Narrowing
 from taskbridge.histogram import bucket
+from taskbridge.store.documents import decoded
 from taskbridge.store.engine import Bounded, NoAnswer, patiently
 from taskbridge.store.queries import INVOICE_ROWS, Source, query
+from taskbridge.texts import storable
 
 __all__ = ["Aside", "CursorLost", "Cursors", "Evidence", "Outranked", "Page", "Transaction"]
 
-LONGEST_ERROR: Final = 2_000
 LONG_LOOK: Final = 60.0
 """Seconds for a look at all tenants of a pipeline."""
 LOCKED: Final = 2.0
@@ -40,6 +42,10 @@ LOCKED: Final = 2.0
 _BLOCKED: Final = ("55P03", "57014")
 """SQLSTATEs of a statement that ended because of a lock or of its time-out."""
 NOTHING_SUSPECTED: Final = Narrowing()
+ENDED_TRANSACTION: Final = (
+    "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
+    "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
+)
 
 
 class CursorLost(Exception):
@@ -66,6 +72,7 @@ class Page:
     committed since are not part of it. `held`: a pause holds the tenant or the pipeline, and nothing was read. The
     first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
     `aside` has the external ids of those of which quarantine has a row, be it of an earlier revision.
+    `undecodable` says by external id why a record's document cannot be decoded.
     """
 
     records: tuple[Record, ...]
@@ -79,6 +86,14 @@ class Page:
     aside: frozenset[str]
     narrowing: Narrowing
     failing_since: datetime | None
+    undecodable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def decoded(self) -> tuple[Record, ...]:
+        """The records that a handler can be given."""
+        if not self.undecodable:
+            return self.records
+        return tuple(record for record in self.records if record.external_id not in self.undecodable)
 
     @property
     def moves_cursor(self) -> bool:
@@ -99,9 +114,12 @@ class Page:
         """Return the batch of the first `count` records alone."""
         if count >= len(self.records):
             return self
+        records = self.records[:count]
+        ids = {record.external_id for record in records} if self.undecodable else ()
         return replace(
             self,
-            records=self.records[:count],
+            records=records,
+            undecodable={one: reason for one, reason in self.undecodable.items() if one in ids},
             finished=False,
             retried=min(self.retried, count),
             positions=self.positions[: max(0, count - self.retried)],
@@ -224,14 +242,19 @@ class Cursors:
         finally:
             transaction.close()
 
-    def fail(self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None) -> None:
-        """Keep the text of a failure, shortened to 2,000 characters, and how far the search for a bad record got."""
+    def fail(self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None) -> int:
+        """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
+
+        Raises:
+            CursorLost: the token does not own the cursor.
+        """
         narrowed = _columns(narrowing or NOTHING_SUSPECTED)
         with self._autocommit.connect() as connection:
-            connection.exec_driver_sql(
-                query("fail"),
-                {**key, **narrowed, "narrow": narrowing is not None, "error": error[:LONGEST_ERROR].replace("\0", "")},
-            )
+            values = {**key, **narrowed, "narrow": narrowing is not None, "error": storable(error)}
+            failures = connection.exec_driver_sql(query("fail"), values).scalar()
+        if failures is None:
+            raise CursorLost
+        return int(failures)
 
     def evidence(self, key: Mapping[str, str]) -> Evidence:
         """Return what the pipeline's other records say about one of this tenant that fails alone."""
@@ -334,11 +357,15 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Page:
     cursor = _Standing._make(rows[0][:columns])
     found = [row[columns:] for row in rows if row[columns] is not None]
     pipeline, tenant = key["pipeline"], key["tenant"]
+    records, undecodable = [], {}
+    for _, _, external_id, revision, text, *_ in found:
+        document, reason = decoded(text)
+        if reason is not None:
+            undecodable[external_id] = reason
+        records.append(Record(pipeline, tenant, external_id, revision, document))
     return Page(
-        records=tuple(
-            Record(pipeline, tenant, external_id, revision, document)
-            for _, _, external_id, revision, document, *_ in found
-        ),
+        records=tuple(records),
+        undecodable=undecodable,
         sweeps=cursor.sweeps,
         target=cursor.target,
         finished=len(found) < cursor.size,
@@ -375,6 +402,12 @@ class Transaction:
         self._timeout = timeout
         self._own_patience: float | None = None
         self._connection: Connection | None = None
+        self._transaction: RootTransaction | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody asked for the connection."""
+        return self._connection is not None
 
     def connect(self) -> Connection:
         """Return the transaction's connection, opening it at the first call.
@@ -383,8 +416,22 @@ class Transaction:
         one replaced: a frozen process keeps the locks on all that its handler wrote.
         """
         if self._connection is None:
-            self._connection = self._engine.connect()
-            driver = self._connection.connection.driver_connection
+            try:
+                self._begin()
+            except NoAnswer:
+                raise
+            except psycopg.OperationalError:
+                # A server that restarted broke every connection that lies in the pool.
+                self._engine.dispose()
+                self._begin()
+        assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
+        return self._connection
+
+    def _begin(self) -> None:
+        connection = self._engine.connect()
+        try:
+            transaction = connection.begin()
+            driver = connection.connection.driver_connection
             assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of its role, not those of ours.
@@ -393,16 +440,23 @@ class Transaction:
                 driver.execute(
                     query("announce"), {"session": session_name(self._key), "idle": f"{round(self._timeout * 1000)}ms"}
                 )
-            if isinstance(driver, Bounded) and driver.patience is not None:
-                self._own_patience, driver.patience = driver.patience, self._timeout
-        return self._connection
+                driver.execute(query("begin_batch"), self._key)
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        if isinstance(driver, Bounded) and driver.patience is not None:
+            self._own_patience, driver.patience = driver.patience, self._timeout
+        self._connection, self._transaction = connection, transaction
 
     def _limit_own_statements(self) -> None:
         """From here on the statements are ours, and not the handler's."""
-        if self._connection is not None and self._own_patience is not None and not self._connection.invalidated:
-            driver = self._connection.connection.driver_connection
-            if isinstance(driver, Bounded):
-                driver.patience = self._own_patience
+        connection = self._connection
+        if connection is None or self._own_patience is None or connection.closed or connection.invalidated:
+            return
+        driver = connection.connection.driver_connection
+        if isinstance(driver, Bounded):
+            driver.patience = self._own_patience
 
     def advance(
         self,
@@ -418,6 +472,7 @@ class Transaction:
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
+            HandlerMistake: the handler ended the transaction.
         """
         reasons = aside.reasons if aside else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
@@ -430,10 +485,13 @@ class Transaction:
                 raise CursorLost
             return
         connection = self.connect()
+        if connection.closed or connection.get_transaction() is not self._transaction:
+            raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
-        if connection.exec_driver_sql(query("advance"), values).first() is None:
+        moved = connection.exec_driver_sql(query("advance"), values).first()
+        if moved is None or moved.batch != self._key["token"]:
             connection.rollback()
-            raise CursorLost
+            raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
         if leaving:
             connection.exec_driver_sql(query("leave_quarantine"), {**self._key, "external_ids": leaving})
         if aside is not None and reasons:
@@ -462,7 +520,7 @@ class Transaction:
                 **self._key,
                 "external_ids": [record.external_id for record in records],
                 "revisions": [record.revision for record in records],
-                "reasons": [aside.reasons[record.external_id].replace("\0", "") for record in records],
+                "reasons": [storable(aside.reasons[record.external_id]) for record in records],
                 "attempts": aside.attempts,
                 "cause": aside.cause,
                 "failing_since": page.failing_since,

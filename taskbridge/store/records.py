@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.errors import InvalidInput
 from taskbridge.names import check_tenant
+from taskbridge.store.documents import unreadable
 from taskbridge.store.queries import query
 
 __all__ = ["json_text", "record_invoice"]
@@ -75,4 +76,6 @@ def json_text(where: str, document: object) -> str:
         raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
     if _NUL.search(text):
         raise InvalidInput(f"{where}: the document holds a NUL character, which jsonb cannot: remove it")
+    if why := unreadable(text):
+        raise InvalidInput(f"{where}: no worker can read the document: {why}. Make it a string, or parts of their own")
     return text

@@ -10,7 +10,7 @@ from typing import Any
 from taskbridge import runner
 from taskbridge.batch import Batch
 from taskbridge.gate import CircuitStatus, RunnerStatus
-from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.policy import Limits
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
@@ -39,12 +39,12 @@ class Drill:
     def now_ms(self) -> int:
         return (self.gate.us - self.start_us) // 1000
 
-    def handle(self, handler: Callable[[Batch], None], **options: Any) -> None:
+    def handle(self, handler: Handler, **options: Any) -> None:
         """Let `handler` be the one of the pipeline invoices, declared with `options`."""
 
-        def noting(batch: Batch) -> None:
+        def noting(batch: Batch) -> Any:
             self.calls.append((batch.tenant, [record.external_id for record in batch]))
-            handler(batch)
+            return handler(batch)
 
         for name in {"rate_limit", "tenant_rate_limit"} & options.keys():
             options[name] = Limits.of(name, options[name])

@@ -81,6 +81,13 @@ class Crowd:
             assert isinstance(self.begin(tenant), Begun), tenant
             self.fail(tenant, blame)
 
+    def another_says_so(self) -> None:
+        """Let a tenant blame the downstream, find nothing to do at its next try, and be idle again."""
+        self.fails("another")
+        self.come("another")
+        self.begin("another")
+        assert self.settle("another", took=0) is Answer.FINISHED
+
     def come(self, tenant: str) -> None:
         """Publish the tenant's run: by an event, or by its deadline."""
         state = self.status(tenant).state

@@ -18,8 +18,9 @@ def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
 
 @pytest.fixture
 def broken(crowd: Crowd) -> Crowd:
-    """A crowd whose circuit was opened by "opener", as a failure that blames the downstream."""
-    crowd.fails(*["opener"] * 5)
+    """A crowd whose circuit was opened by "opener": it blames the downstream, as another did before."""
+    crowd.another_says_so()
+    crowd.fails(*["opener"] * 4)
     assert crowd.circuit().open
     return crowd
 
@@ -105,10 +106,24 @@ def test_failures_that_blame_a_record_do_not_count_against_the_downstream(crowd:
     assert not crowd.circuit().open
 
 
-def test_one_failure_that_blames_the_pipeline(crowd: Crowd) -> None:
-    crowd.fails("a", blame=Blame.PIPELINE)
+@pytest.mark.parametrize("blame", [Blame.PIPELINE, Blame.DOWNSTREAM])
+def test_one_failure_that_blames_the_pipeline_beside_another_tenants(crowd: Crowd, blame: Blame) -> None:
+    crowd.fails("a", blame=blame)
+    assert not crowd.circuit().open
+
+    crowd.fails("b", blame=Blame.PIPELINE)
 
     assert crowd.circuit().open
+
+
+@pytest.mark.parametrize("blame", [Blame.PIPELINE, Blame.DOWNSTREAM])
+def test_one_tenant_alone_never_opens_it(crowd: Crowd, blame: Blame) -> None:
+    crowd.fails(*"a" * 20, blame=blame)
+    crowd.fails("b", blame=Blame.RECORD)
+    crowd.fails("a", blame=blame)
+
+    assert not crowd.circuit().open
+    assert crowd.start("healthy").probe is None
 
 
 def test_a_failure_that_blames_nobody_never(crowd: Crowd) -> None:
@@ -131,6 +146,7 @@ def test_the_circuit_of_another_pipeline_is_another(broken: Crowd) -> None:
 
 
 def test_what_people_see(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.fails("a", blame=Blame.PIPELINE)
     opened_at = crowd.gate.us // 1000
     crowd.line_up("b")
@@ -311,19 +327,22 @@ def test_an_operator_who_starts_a_tenant_early_does_not_lose_the_probe(broken: C
 
 
 def test_a_probe_tries_the_first_record_while_the_downstream_is_to_blame(broken: Crowd) -> None:
-    for _ in range(3):
+    tried = []
+    for _ in range(8):
         broken.come("opener")
         begun = broken.begin("opener")
         assert isinstance(begun, Begun)
-        assert begun.probe == 0
+        tried.append(begun.probe)
         broken.fail("opener")
 
+    assert tried == [0, 0, 0, 0, 0, 16, 32, 64], "and others once it is open for half a minute: the first may be bad"
 
-@pytest.mark.parametrize(("blame", "tenants"), [(Blame.RECORD, "abc"), (Blame.PIPELINE, "a")])
+
+@pytest.mark.parametrize(("blame", "tenants"), [(Blame.RECORD, "abc"), (Blame.PIPELINE, "ab")])
 def test_probes_try_other_records_where_the_first_may_be_at_fault(crowd: Crowd, blame: Blame, tenants: str) -> None:
     crowd.fails(*tenants, blame=blame)
     tried = []
-    for _ in range(18):
+    for _ in range(15):
         head = crowd.line()[0]
         crowd.come(head)
         begun = crowd.begin(head)
@@ -331,7 +350,7 @@ def test_probes_try_other_records_where_the_first_may_be_at_fault(crowd: Crowd, 
         tried.append(begun.probe)
         crowd.fail(head, blame=Blame.DOWNSTREAM)
 
-    assert tried == [*range(16), 0, 1]
+    assert tried == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 0, 1]
 
 
 def test_a_probe_that_fails_because_of_its_record_lets_the_next_try_another(broken: Crowd) -> None:
@@ -342,6 +361,23 @@ def test_a_probe_that_fails_because_of_its_record_lets_the_next_try_another(brok
 
     assert isinstance(begun, Begun)
     assert begun.probe == 1
+
+
+def test_a_run_learns_once_that_the_one_before_it_died(crowd: Crowd) -> None:
+    assert not crowd.start("a").died
+    assert crowd.deadline_passes("a") is Answer.REISSUED
+    assert crowd.deadline_passes("a") is Answer.REPUBLISHED
+
+    begun = crowd.begin("a")
+
+    assert isinstance(begun, Begun)
+    assert begun.died
+    crowd.settle("a", Outcome.RETRY, retry_ms=10)
+    assert not crowd.start("b").died
+    crowd.come("a")
+    begun = crowd.begin("a")
+    assert isinstance(begun, Begun)
+    assert not begun.died
 
 
 def test_a_run_under_a_closed_circuit_is_no_probe(crowd: Crowd) -> None:
@@ -369,6 +405,7 @@ def test_a_probe_that_handles_something_closes_it_and_calls_all_in_line(broken: 
 
 
 def test_a_run_that_was_on_before_it_opened_closes_it_too(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.start("long")
     crowd.fails("a", blame=Blame.PIPELINE)
 
@@ -378,6 +415,7 @@ def test_a_run_that_was_on_before_it_opened_closes_it_too(crowd: Crowd) -> None:
 
 
 def test_a_run_that_was_on_before_it_opened_and_failed_in_the_end_does_not(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.start("long")
     crowd.fails("a", blame=Blame.PIPELINE)
     until = crowd.opens_until()
@@ -390,6 +428,7 @@ def test_a_run_that_was_on_before_it_opened_and_failed_in_the_end_does_not(crowd
 
 
 def test_a_run_that_was_on_before_it_opened_does_not_end_anothers_probe(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.start("long", "longer")
     crowd.fails("a", blame=Blame.PIPELINE)
     crowd.come("a")
@@ -437,7 +476,8 @@ def test_it_opens_again_as_if_it_had_never_been_open(broken: Crowd) -> None:
     broken.come("opener")
     broken.begin("opener")
     broken.settle("opener", handled=1)
-    broken.fails(*["opener"] * 4)
+    broken.another_says_so()
+    broken.fails(*["opener"] * 3)
     assert not broken.circuit().open
 
     broken.fails("opener")
@@ -450,6 +490,7 @@ def test_it_opens_again_as_if_it_had_never_been_open(broken: Crowd) -> None:
 
 
 def test_the_place_of_a_run_that_may_not_begin_is_given_back(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.most_runs = 1
     crowd.start("a")
     crowd.line_up("b")
@@ -464,6 +505,7 @@ def test_the_place_of_a_run_that_may_not_begin_is_given_back(crowd: Crowd) -> No
 
 
 def test_while_it_is_open_a_place_that_gets_free_calls_nobody(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.most_runs = 1
     crowd.start("a")
     crowd.line_up("b")
@@ -476,6 +518,7 @@ def test_while_it_is_open_a_place_that_gets_free_calls_nobody(crowd: Crowd) -> N
 
 
 def test_a_probe_without_a_place_leaves_the_probe_to_another(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.most_runs = 2
     crowd.start("a", "b")
     crowd.fail("a", blame=Blame.PIPELINE)
@@ -493,6 +536,7 @@ def test_a_probe_without_a_place_leaves_the_probe_to_another(crowd: Crowd) -> No
 
 
 def test_who_has_no_place_to_probe_in_does_not_come_again_at_once(crowd: Crowd) -> None:
+    crowd.another_says_so()
     crowd.most_runs = 2
     crowd.start("long", "a")
     crowd.fail("a", blame=Blame.PIPELINE)

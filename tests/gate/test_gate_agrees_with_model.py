@@ -156,6 +156,7 @@ class GateAndModel(RuleBasedStateMachine):
                 before.failures,
                 0 if before.first is None else now_ms - before.first,
                 shared.circuit.record,
+                before.died,
             )
         self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
 
@@ -455,6 +456,7 @@ class GateAndModel(RuleBasedStateMachine):
             "joined": model.joined,
             "lease": model.lease,
             "failures": model.failures or None,
+            "died": int(model.died) or None,
             "patience": model.patience if model.state is State.QUEUED else None,
         }
         if model.state is not State.QUEUED:

@@ -224,10 +224,13 @@ def _fields(circuit: Circuit) -> dict[str, str]:
         "probes": circuit.probes or None,
         "walk": int(circuit.walk) or None,
         "failures": circuit.failures or None,
+        "agreed": int(circuit.agreed) or None,
         "opened": circuit.opened or None,
         "opened_at": circuit.opened_at,
         "closed_at": circuit.closed_at,
     }
+    if circuit.says is not None:
+        tenants_that_failed["says"] = circuit.says
     return tenants_that_failed | {name: str(value) for name, value in numbers.items() if value is not None}
 
 

@@ -35,7 +35,7 @@ EMPTY_TICK = 200
 BEHIND = 100_000_000_000_000
 OPENS_AFTER = 5
 FIRST_WAIT, LONGEST_WAIT = 1_000, 30_000
-WALK = 16
+WALK, WALKS_AFTER = 13, 5
 TURN_PATIENCE = 60_000
 GRACE = 1_000
 
@@ -72,6 +72,7 @@ class Tenant:
     last_earliest: int | None = None
     joined: int | None = None
     lease: int | None = None
+    died: bool = False
 
     @property
     def is_first_event(self) -> bool:
@@ -89,6 +90,8 @@ class Circuit:
     walk: bool = False
     failures: int = 0
     failed: tuple[str, ...] = ()
+    says: str | None = None
+    agreed: bool = False
     opened: int = 0
     opened_at: int | None = None
     closed_at: int | None = None
@@ -98,19 +101,20 @@ class Circuit:
         """Which record a probe tries; None while closed."""
         if self.until is None:
             return None
-        return self.probes % WALK if self.walk else 0
+        turn = self.probes % WALK if self.walk else 0
+        return int(2 ** (turn - 1)) if turn else 0
 
     def is_general(self, tenant: str, blame: Blame) -> bool:
         """Count a failure; return whether it is more than one tenant's or one record's."""
-        if blame is Blame.PIPELINE:
-            return True
-        self.failures += blame is Blame.DOWNSTREAM
-        if blame is Blame.DOWNSTREAM and self.failures >= OPENS_AFTER:
-            return True
-        if len({*self.failed, tenant}) == 3:
-            return True
-        self.failed = tuple(dict.fromkeys((*self.failed, tenant)))
-        return False
+        third = len({*self.failed, tenant}) == 3
+        if not third:
+            self.failed = tuple(dict.fromkeys((*self.failed, tenant)))
+        if blame is Blame.RECORD:
+            return third
+        self.says = self.says or tenant
+        self.agreed = self.agreed or self.says != tenant
+        self.failures += OPENS_AFTER if blame is Blame.PIPELINE else 1
+        return third or (self.agreed and self.failures >= OPENS_AFTER)
 
 
 Subject = tuple[str, str]
@@ -412,7 +416,8 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
     _note_queued(event, now.ms + now.timing.republish, now)
-    return _queued(tenant, now, token, now.timing.republish)
+    died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
+    return replace(_queued(tenant, now, token, now.timing.republish), died=died)
 
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
@@ -456,6 +461,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         delay=None,
         joined=None,
         first=None,
+        died=False,
         lease=tenant.lease_end if (tenant.lease_end or 0) > now.ms else None,
         runs=tenant.runs + 1,
         deadline=now.ms + now.timing.runner_ttl,
@@ -504,7 +510,7 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
         shared.line.clear()
         return tenant
     if event.handled:
-        circuit.failures, circuit.failed = 0, ()
+        circuit.failures, circuit.failed, circuit.says, circuit.agreed = 0, (), None, False
     if is_probe:
         circuit.probe = None
     if not blame:
@@ -520,7 +526,7 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
         tenant = _stand_in_line(tenant, now.ms, now)
     if is_probe or opens:
         circuit.until = now.ms + circuit.wait
-        circuit.walk = circuit.walk or blame is not Blame.DOWNSTREAM
+        circuit.walk = circuit.walk or blame is not Blame.DOWNSTREAM or (is_probe and circuit.probes >= WALKS_AFTER)
         shared.call_head(circuit.until)
     return tenant
 

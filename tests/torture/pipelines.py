@@ -101,7 +101,7 @@ pipeline(
     batch_size=BATCH_SIZE,
     max_attempts=MAX_ATTEMPTS,
     soft_time_limit=SOFT_TIME_LIMIT,
-)(handle_async if "TORTURE_ASYNC" in os.environ else handle)  # type: ignore[arg-type]
+)(handle_async if "TORTURE_ASYNC" in os.environ else handle)
 
 
 def _do(batch: Batch, record: Record) -> None:

@@ -1,6 +1,7 @@
 -- A batch was handled: move the cursor past it, if it still stands where the batch was read and still is ours. No row:
 -- it is not, so nothing may take effect. Should the process freeze between this statement and its commit, the server
 -- ends the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
+-- `batch` is the mark that `begin_batch.sql` set, where there is a transaction around this statement.
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
 UPDATE sync_cursors
 SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot END,
@@ -21,4 +22,5 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END,
     succeeded_at = CASE WHEN %(handled)s > 0 THEN clock_timestamp() ELSE succeeded_at END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s AND sweeps = %(sweeps)s
-RETURNING set_config('idle_in_transaction_session_timeout', %(patience)s, true)
+RETURNING set_config('idle_in_transaction_session_timeout', %(patience)s, true),
+          current_setting('taskbridge.batch', true) AS batch

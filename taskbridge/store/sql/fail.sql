@@ -1,5 +1,6 @@
 -- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
--- the search for that record has come. A run that was replaced changes nothing.
+-- the search for that record has come. No row: another run owns the cursor, and nothing is
+-- changed.
 UPDATE sync_cursors
 SET failures = failures + 1,
     failed_runs = failed_runs + 1,
@@ -10,3 +11,4 @@ SET failures = failures + 1,
     suspects = CASE WHEN %(narrow)s THEN %(suspects)s ELSE suspects END,
     attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
+RETURNING failures

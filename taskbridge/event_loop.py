@@ -1,0 +1,91 @@
+"""The event loop of a process, for handlers that are coroutines.
+
+One loop in one thread, whatever the pool, so that a client which belongs to a loop (an HTTP session, say) can be kept
+from call to call. The thread that called waits: heartbeats, the soft time limit and the batch's connection are as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from celery.exceptions import SoftTimeLimitExceeded
+
+__all__ = ["EventLoop"]
+
+log = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """Runs coroutines for the threads of a process. Its own thread starts with the first."""
+
+    def __init__(self) -> None:
+        self._starting: Final = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> None:
+        """Wait until `awaitable` has ended. If this wait is interrupted, it is cancelled and ends first.
+
+        Raises:
+            SoftTimeLimitExceeded: it took longer than `seconds`.
+            BaseException: what it raised.
+        """
+        call = _Call(awaitable)
+        loop = self._started()
+        try:
+            loop.call_soon_threadsafe(call.start)
+            if not call.ended.wait(seconds):
+                raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
+        except BaseException:
+            loop.call_soon_threadsafe(call.cancel)
+            # Until it has ended it may use the batch's connection.
+            call.ended.wait()
+            raise
+        if call.error is not None:
+            raise call.error
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(self._loop,), name="taskbridge-event-loop", daemon=True).start()
+            return self._loop
+
+
+class _Call:
+    """One awaitable as a task of the loop; `start` and `cancel` are called in its thread."""
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self._awaitable = awaitable
+        self._task: asyncio.Task[None] | None = None
+        self.ended: Final = threading.Event()
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(lambda _: self.ended.set())
+
+    def cancel(self) -> None:
+        if self._task is None:
+            self.ended.set()
+        else:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            await self._awaitable
+        except BaseException as error:
+            self.error = error
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    while not loop.is_closed():
+        try:
+            loop.run_forever()
+        except BaseException:
+            # A task of the handler's own, which nobody waited for, wanted to end the program.
+            log.exception("a task on the event loop raised what ends a program; the loop goes on")

@@ -1,0 +1,26 @@
+"""Texts from outside (errors, reasons), made so that Postgres, logs and messages take them, whatever they hold."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["LONGEST_TEXT", "error_text", "storable"]
+
+LONGEST_TEXT: Final = 2_000
+
+
+def storable(value: object, longest: int = LONGEST_TEXT) -> str:
+    r"""Return `str(value)`, shortened to `longest` characters, without what UTF-8 or Postgres cannot hold.
+
+    A NUL and a lone surrogate become `\x00` and `\ud83d`. A value whose text cannot be made is named by its type.
+    """
+    try:
+        text = str.__getitem__(str(value), slice(longest))
+    except BaseException as error:
+        text = f"({type(value).__name__}, whose text cannot be made: {type(error).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")[:longest]
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error's type and text, as `status`, quarantine and the logs show it."""
+    return storable(f"{type(error).__name__}: {storable(error)}")

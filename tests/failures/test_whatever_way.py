@@ -1,0 +1,511 @@
+"""In whichever way a record fails, it is in quarantine after a bounded number of tries, and the rest go on.
+
+What ends a process is in `tests/faults/test_deaths.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from taskbridge import runner
+from taskbridge.batch import Batch
+from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
+from taskbridge.gate import Answer
+from taskbridge.handlers.journal import journal
+from taskbridge.pipeline import Pipeline
+from taskbridge.policy import LatencyNeutral
+from taskbridge.store import record_invoice
+from taskbridge.texts import error_text, storable
+from tests.failures.drill import Drill
+
+NUMBERS = [f"{number:02}" for number in range(20)]
+BAD = "07"
+
+
+class Custom(BaseException):
+    """An exception that is no Exception."""
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Numb(Exception):
+    def __str__(self) -> Any:
+        return 7  # noqa: PLE0307 - on purpose
+
+
+def raising(error: BaseException) -> Callable[[Batch], None]:
+    def way(_: Batch) -> None:
+        raise error
+
+    return way
+
+
+def exits(_: Batch) -> None:
+    sys.exit(1)
+
+
+def aborts_its_transaction(batch: Batch) -> None:
+    try:
+        batch.connection.exec_driver_sql("SELECT 1 / 0")
+    except Exception:
+        batch.reject(batch[0], "swallowed")
+
+
+def fails_at_commit(batch: Batch) -> None:
+    batch.connection.exec_driver_sql("INSERT INTO parts VALUES (7)")
+
+
+def commits(batch: Batch) -> None:
+    batch.connection.commit()
+
+
+def commits_behind_our_back(batch: Batch) -> None:
+    batch.connection.exec_driver_sql("COMMIT")
+    batch.connection.exec_driver_sql("SELECT 1")
+
+
+def rolls_back(batch: Batch) -> None:
+    batch.connection.rollback()
+
+
+def closes(batch: Batch) -> None:
+    with batch.connection as connection:
+        connection.exec_driver_sql("SELECT 1")
+
+
+def breaks_its_session(batch: Batch) -> None:
+    try:
+        batch.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+    except Exception:
+        logging.getLogger(__name__).info("swallowed")
+
+
+def a_generator(_: Batch) -> Any:
+    return (number for number in range(3))
+
+
+WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
+    "SystemExit": (exits, "SystemExit: 1"),
+    "CancelledError": (raising(asyncio.CancelledError()), "CancelledError: "),
+    "KeyboardInterrupt in a worker": (raising(KeyboardInterrupt()), "KeyboardInterrupt: "),
+    "GeneratorExit": (raising(GeneratorExit()), "GeneratorExit: "),
+    "a BaseException of its own": (raising(Custom("stop")), "Custom: stop"),
+    "a lone surrogate": (raising(ValueError(json.loads('"\\ud83d!"'))), "ValueError: \\ud83d!"),
+    "a NUL": (raising(ValueError("a\0b")), "ValueError: a\\x00b"),
+    "10 MB": (raising(ValueError("x" * 10_000_000)), "ValueError: xxx"),
+    "a text that raises": (raising(Wordless()), "Wordless: (Wordless, whose text cannot be made: RuntimeError)"),
+    "a text that is none": (raising(Numb()), "Numb: (Numb, whose text cannot be made: TypeError)"),
+    "aborts its transaction": (aborts_its_transaction, "InternalError: "),
+    "fails at commit": (fails_at_commit, "IntegrityError: "),
+    "commits": (commits, "HandlerMistake: the handler committed, rolled back or closed"),
+    "commits behind": (commits_behind_our_back, "HandlerMistake: the handler committed, rolled back or closed"),
+    "rolls back": (rolls_back, "HandlerMistake: the handler committed, rolled back or closed"),
+    "closes": (closes, "HandlerMistake: the handler committed, rolled back or closed"),
+    "breaks its session": (breaks_its_session, "PendingRollbackError: "),
+    "ConnectionError": (raising(ConnectionError("refused")), "ConnectionError: refused"),
+    "TimeoutError": (raising(TimeoutError("no answer")), "TimeoutError: no answer"),
+    "a generator": (a_generator, "HandlerMistake: the handler returned a generator"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_that_cannot_be_handled_goes_to_quarantine_and_the_rest_go_on(
+    drill: Drill, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail, text = WAYS[way]
+    if way.startswith("KeyboardInterrupt"):
+        # As in a worker, whose own handler of SIGINT stands there.
+        monkeypatch.setattr("signal.getsignal", lambda _: None)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE whole (id int PRIMARY KEY)")
+        connection.exec_driver_sql("CREATE TABLE parts (whole int REFERENCES whole DEFERRABLE INITIALLY DEFERRED)")
+
+    def handler(batch: Batch) -> Any:
+        taken = [record for record in batch if record.external_id != BAD]
+        if len(taken) == len(batch):
+            return journal(batch)
+        return fail(batch)
+
+    drill.handle(handler, max_attempts=3)
+    drill.save("acme", *NUMBERS)
+    drill.go_on(steps=200)
+
+    assert drill.states() == {"handled": 19, "quarantined": 1}
+    ((tenant, number, cause, reason, attempts),) = drill.quarantine()
+    assert (tenant, number, cause) == ("acme", BAD, "failed")
+    assert reason.startswith(text), reason
+    assert len(reason) <= 2_000
+    assert attempts >= 3
+    assert len(drill.calls) < 30
+    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]
+    assert drill.circuit().opened == 0
+    assert drill.standing() == []
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("bad")], ids=str)
+def test_a_tenant_whose_first_fifty_records_are_bad_gets_to_the_rest(drill: Drill, error: Exception) -> None:
+    numbers = [f"{number:02}" for number in range(80)]
+
+    def handler(batch: Batch) -> None:
+        if any(record.external_id < "50" for record in batch):
+            raise error
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", *numbers)
+    drill.go_on()
+    assert drill.states() == {"quarantined": 50, "handled": 30}
+
+
+def test_the_only_record_of_a_tenant_that_says_downstream_goes_while_others_are_handled(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch.tenant == "acme":
+            raise TimeoutError("no answer")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", "a")
+    for number in range(10):
+        drill.save("other", f"{number}")
+        drill.go_on(within_ms=31_000)
+    assert drill.states("acme") == {"quarantined": 1}
+    assert drill.states("other") == {"handled": 10}
+    ((*_, attempts),) = drill.quarantine()
+    assert attempts == 8
+
+
+def test_a_downstream_that_comes_back_during_the_trial_costs_no_record(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if len(drill.calls) <= 4:
+            raise ConnectionError("refused")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", "a", "b")
+    drill.go_on()
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 2}
+    assert len(drill.deployment.deliveries()) == 2
+
+
+def test_a_record_taken_out_of_quarantine_meanwhile_is_not_taken_for_the_next(drill: Drill) -> None:
+    drill.handle(lambda batch: batch.reject(batch[0], "first") if batch[0].external_id == "z" else None)
+    drill.save("acme", "z")
+    drill.go_on()
+
+    def handler(batch: Batch) -> None:
+        if batch[0].external_id == "a":
+            with drill.deployment.engine.begin() as connection:
+                connection.exec_driver_sql("UPDATE quarantine SET retry_at = now()")
+            raise ValueError("bad")
+        journal(batch)
+
+    drill.calls.clear()
+    drill.handle(handler, max_attempts=1)
+    drill.save("acme", "a")
+    assert drill.run_one()
+    assert drill.calls == [("acme", ["a"]), ("acme", ["z"])]
+    assert drill.states() == {"quarantined": 1, "pending": 1}
+    assert drill.circuit().opened == 0
+
+
+def test_a_process_that_is_told_to_end_hands_its_batch_over_and_ends(drill: Drill) -> None:
+    def interrupted(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            raise KeyboardInterrupt
+        journal(batch)
+
+    drill.handle(interrupted)
+    drill.save("acme", "a")
+    message = drill.inline.message()
+    assert message is not None
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(drill.here, *message)
+    assert drill.run_one(), "at once"
+    assert drill.states() == {"handled": 1}
+    assert drill.deployment.rows("SELECT failed_runs FROM sync_cursors") == [(0,)]
+
+
+def test_neighbours_in_a_message_do_not_wait_when_the_process_is_told_to_end(drill: Drill) -> None:
+    def interrupted(_: Batch) -> None:
+        raise KeyboardInterrupt
+
+    drill.handle(interrupted)
+    tenants = [f"tenant {number}" for number in range(5)]
+    for tenant in tenants:
+        drill.save(tenant, "a")
+    together = [message for _ in tenants if (message := drill.inline.message()) is not None]
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_together(drill.here, "invoices", [(tenant, token) for _, tenant, token in together])
+    queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
+    for tenant in tenants:
+        assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
+
+
+def test_a_text_that_is_no_text() -> None:
+    assert storable("\ud83d\0é") == "\\ud83d\\x00é"
+    assert len(storable("\ud83d" * 2_000)) == 2_000
+    assert storable(None) == "None"
+    assert error_text(ValueError("a")) == "ValueError: a"
+
+
+def test_twenty_thousand_rejections_take_no_time(drill: Drill) -> None:
+    took: list[float] = []
+
+    def handler(batch: Batch) -> None:
+        started = time.monotonic()
+        for record in batch:
+            batch.reject(record, "no")
+        took.append(time.monotonic() - started)
+
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO invoices (tenant, number, document) "
+            "SELECT 'acme', number::text, '{}' FROM generate_series(1, 20000) number"
+        )
+    drill.handle(handler, batch_size=20_000)
+    drill.deployment.notify_event.delay("acme")
+    drill.go_on()
+    assert drill.states() == {"quarantined": 20_000}
+    assert sum(took) < 5
+
+
+# What a worker cannot decode
+
+UNDECODABLE = {
+    "nested": "[" * 2_000 + "]" * 2_000,
+    "an integer of 5,001 digits": "1e5000",
+    "an integer of 4,400 digits": "7" * 4_400,
+    "a float that overflows": "1e400, 1" + "0" * 400 + ".5",
+}
+
+
+@pytest.mark.parametrize("what", UNDECODABLE)
+def test_a_document_that_cannot_be_decoded_costs_no_other(drill: Drill, what: str) -> None:
+    drill.handle(journal)
+    with drill.deployment.engine.begin() as connection:
+        for number in NUMBERS:
+            document = f'{{"a": [{UNDECODABLE[what]}]}}' if number == BAD else "{}"
+            connection.exec_driver_sql(
+                "INSERT INTO invoices (tenant, number, document) VALUES ('acme', %s, %s)", (number, document)
+            )
+    drill.deployment.notify_event.delay("acme")
+    drill.go_on(steps=20)
+    assert drill.states() == {"handled": 19, "quarantined": 1}
+    ((_, number, cause, reason, _),) = drill.quarantine()
+    assert (number, cause) == (BAD, "rejected")
+    assert reason.startswith("the document cannot be decoded: "), reason
+    assert len(drill.calls) == 1
+
+
+def nested(levels: int) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        document = {"[": document}
+    return document
+
+
+def test_what_no_worker_could_read_is_refused_at_the_producer(drill: Drill) -> None:
+    engine = drill.deployment.engine
+    assert record_invoice(engine, "acme", "deep", nested(500))
+    with pytest.raises(InvalidInput, match="invoice 'too deep': no worker can read the document: it is nested more"):
+        record_invoice(engine, "acme", "too deep", nested(501))
+    assert record_invoice(engine, "acme", "wide", {"a": [[]] * 5_000, "b": "[" * 5_000, "c": "7" * 5_000})
+    assert record_invoice(engine, "acme", "long", {"a": 10**4_299})
+    digits = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        with pytest.raises(InvalidInput, match="an integer of more than 4,300 digits"):
+            record_invoice(engine, "acme", "too long", {"a": 10**4_300})
+    finally:
+        sys.set_int_max_str_digits(digits)
+    drill.handle(journal)
+    drill.deployment.notify_event.delay("acme")
+    drill.go_on()
+    assert drill.states() == {"handled": 3}
+
+
+# Coroutines
+
+
+def test_a_coroutine_function_is_run_and_what_it_raises_is_a_failure(drill: Drill) -> None:
+    loops = set()
+
+    async def handler(batch: Batch) -> None:
+        await asyncio.sleep(0)
+        loops.add(id(asyncio.get_running_loop()))
+        if any(record.external_id == BAD for record in batch):
+            raise ValueError("bad")
+        batch.reject(batch[0], "no") if batch[0].external_id == "00" else None
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+    assert drill.states() == {"handled": 18, "quarantined": 2}
+    assert len(drill.deployment.deliveries()) == 18
+    assert len(loops) == 1, "one loop for the process"
+
+
+class Handler:
+    async def __call__(self, batch: Batch) -> None:
+        await asyncio.sleep(0)
+        journal(batch)
+
+
+async def _partial(_: str, batch: Batch) -> None:
+    await Handler()(batch)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [lambda batch: _partial("a", batch), functools.partial(_partial, "a"), Handler()],
+    ids=["lambda", "partial", "object"],
+)
+def test_what_returns_a_coroutine_is_run(drill: Drill, handler: Any) -> None:
+    drill.handle(handler)
+    drill.save("acme", "a")
+    drill.go_on()
+    assert drill.deployment.deliveries() == [("acme", "a")]
+
+
+def test_a_task_of_a_coroutine_that_exits_ends_no_loop(drill: Drill) -> None:
+    async def exits() -> None:
+        sys.exit(1)
+
+    async def handler(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            await asyncio.create_task(exits())
+        journal(batch)
+
+    drill.handle(handler)
+    drill.save("acme", "a")
+    drill.go_on()
+    assert [type(error) for error in drill.errors] == [HandlerMistake]
+    assert drill.states() == {"handled": 1}
+
+
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+def test_a_coroutine_is_cancelled_at_its_soft_time_limit_in_every_thread(drill: Drill, where: str) -> None:
+    ended: list[str] = []
+
+    async def handler(_: Batch) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    drill.handle(handler, soft_time_limit=0.1)
+    drill.save("acme", "a")
+    if where == "the main thread":
+        drill.run_one()
+    else:
+        thread = threading.Thread(target=drill.run_one)
+        thread.start()
+        thread.join(timeout=30)
+    assert ended == ["cancelled"]
+    assert [type(error) for error in drill.errors] == [SoftTimeLimitExceeded]
+
+
+def generator(batch: Batch) -> Iterator[Batch]:
+    yield batch
+
+
+async def async_generator(batch: Batch) -> AsyncIterator[Batch]:
+    yield batch
+
+
+class Generator:
+    def __call__(self, batch: Batch) -> Iterator[Batch]:
+        yield batch
+
+
+@pytest.mark.parametrize(
+    "handler", [generator, async_generator, functools.partial(generator), Generator()], ids=lambda one: str(type(one))
+)
+def test_a_generator_function_is_refused_at_its_declaration(handler: Any) -> None:
+    with pytest.raises(InvalidPolicy, match=r"pipeline invoices: the handler .* is a generator function"):
+        Pipeline("invoices", handler, LatencyNeutral(), 500)
+
+
+# Runs that do not end
+
+
+def dies(drill: Drill) -> None:
+    """Let the next run begin and not come back, as if its process were killed; then let its deadline pass."""
+    message = drill.inline.message()
+    assert message is not None
+    drill.gate.begin(*message)
+    _, tenant, _ = message
+    (status,) = drill.gate.look("invoices", [tenant])
+    assert status.deadline_ms is not None
+    drill.gate.pass_to(status.deadline_ms)
+    assert drill.gate.expire("invoices", [tenant]) == [Answer.REISSUED]
+
+
+def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
+    drill.handle(journal)
+    drill.save("acme", *NUMBERS)
+    dies(drill)
+    assert drill.run_one()
+    assert drill.states() == {"handled": 20}
+    ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM sync_cursors")
+    assert failed == 1
+    assert error.startswith("the run before this one did not end: its process died")
+    assert drill.errors == []
+
+
+def test_from_the_second_death_in_a_row_on_the_tenant_waits(drill: Drill) -> None:
+    drill.handle(journal)
+    drill.save("acme", *NUMBERS)
+    dies(drill)
+    dies_after_a_claim(drill)
+    drill.run_one()
+    assert drill.calls == []
+    (status,) = drill.standing()
+    assert status.held
+    drill.go_on()
+    assert drill.states() == {"handled": 20}
+
+
+def dies_after_a_claim(drill: Drill) -> None:
+    """As `dies`, after the run counted the death before it."""
+    message = drill.inline.message()
+    assert message is not None
+    pipeline, tenant, token = message
+    begun = drill.gate.begin(*message)
+    assert not isinstance(begun, Answer)
+    key = {"pipeline": pipeline, "tenant": tenant, "token": token}
+    drill.here.cursors.claim(key, 500, events=1, new_events=0, runs=1)
+    if begun.died:
+        drill.here.cursors.fail(key, "as the run would")
+    (status,) = drill.gate.look("invoices", [tenant])
+    assert status.deadline_ms is not None
+    drill.gate.pass_to(status.deadline_ms)
+    assert drill.gate.expire("invoices", [tenant]) == [Answer.REISSUED]
+
+
+def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> None:
+    drill.handle(journal, max_attempts=1, batch_size=1)
+    for number in NUMBERS:
+        drill.save("acme", number)
+        for _ in range(3):
+            dies(drill)
+            drill.go_on(until=lambda: bool(drill.deployment.redis.llen("taskbridge.next")))
+        drill.go_on()
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 20}
