@@ -41,6 +41,15 @@ def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables
         page["place_order"]("acme", order, amount)
     drain("acme")
     drain("acme")
+    sent: list[object] = []
+
+    async def send(_: str, document: object) -> None:
+        sent.append(document)
+
+    page["send"] = send
+    page["notify_event"].delay("acme", "shipments")
+    drain("acme", "shipments")
+    assert sent == [{"order": order} for order in range(3)]
     with own_tables.connect() as connection:
         totals = connection.exec_driver_sql("SELECT customer, amount::text FROM totals").all()
     assert [tuple(row) for row in totals] == [("acme", "6.75")]

@@ -509,3 +509,45 @@ def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> Non
         drill.go_on()
     assert drill.quarantine() == []
     assert drill.states() == {"handled": 20}
+
+
+def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:
+    """As one that kills its process, or holds the interpreter: the gate hears no more of the run."""
+    entered, released, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def handler(batch: Batch) -> None:
+        if any(record.external_id == BAD for record in batch):
+            entered.set()
+            released.wait()
+        journal(batch)
+
+    def run_one_aside() -> bool:
+        entered.clear()
+        thread = threading.Thread(target=run_one)
+        thread.start()
+        threads.append(thread)
+        while thread.is_alive() and not entered.wait(0.01):
+            pass
+        return ran.pop() if ran else True
+
+    ran: list[bool] = []
+    original = drill.run_one
+
+    def run_one() -> None:
+        ran.append(original())
+
+    drill.run_one = run_one_aside  # type: ignore[method-assign]
+    drill.handle(handler, max_attempts=3)
+    drill.save("acme", *NUMBERS)
+    drill.go_on(until=lambda: bool(drill.quarantine()), steps=200)
+    released.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    drill.run_one = original  # type: ignore[method-assign]
+    drill.go_on()
+
+    assert drill.states() == {"handled": 19, "quarantined": 1}
+    ((_, number, _, reason, attempts),) = drill.quarantine()
+    assert (number, attempts) == (BAD, 5)
+    assert reason.startswith("the run before this one did not end")
+    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]
