@@ -136,7 +136,7 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
         }
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
-        screen.emit_json({"pipelines": pipelines, "unmatched_elsewhere": strangers})
+        screen.emit_json({"pipelines": pipelines} | ({"unmatched_elsewhere": strangers} if strangers else {}))
     else:
         _show(found)
         for name, count in strangers.items():

@@ -8,11 +8,12 @@ from threading import Barrier
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
 from taskbridge.store import Cursors, check_schema, migrate, record_invoice
-from taskbridge.store.schema import VERSION_TABLE, current, head
+from taskbridge.store.schema import VERSION_TABLE, _known, _migrations, current, head
 from taskbridge.store.tables import METADATA
 
 OURS = """
@@ -32,6 +33,11 @@ def test_down_and_up_again_gives_the_same_schema(engine: Engine) -> None:
     assert objects(engine) == {VERSION_TABLE, f"{VERSION_TABLE}_pkc"}
     assert migrate(engine) == (None, head())
     assert objects(engine) == before
+
+
+def test_the_revisions_are_those_that_alembic_knows() -> None:
+    scripts = ScriptDirectory(str(_migrations()))
+    assert (_known(), head()) == ({one.revision for one in scripts.walk_revisions()}, scripts.get_current_head())
 
 
 def test_the_migrations_make_the_tables_that_the_code_knows(engine: Engine) -> None:
