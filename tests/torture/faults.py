@@ -38,10 +38,16 @@ class Bound:
     seconds: Callable[[Settings, float], float]
 
 
-def _search(formula: str, each: Callable[[Settings], float], alone: int = MAX_ATTEMPTS) -> Bound:
-    """Return the bound of a search for a bad record whose tries take so long `each`."""
+def _search(
+    formula: str, each: Callable[[Settings], float], alone: int = MAX_ATTEMPTS, *, doubling: bool = False
+) -> Bound:
+    """Return the bound of a search for a bad record whose tries take so long `each`.
+
+    The back-off doubles while the record is alone, or from the first try on.
+    """
     among, count = tries(work.RECORDS_OF_FATAL, 0), tries(work.RECORDS_OF_FATAL, alone)
-    backoffs = FIRST_BACKOFF * (among + sum(2**number for number in range(alone)))
+    doubled = [FIRST_BACKOFF * 2**number for number in range(count - 1)]
+    backoffs = sum(doubled if doubling else [FIRST_BACKOFF] * among + doubled[: alone - 1])
     return Bound(
         f"{count} tries of {formula}{LOOK:g} s + back-offs of {backoffs:g} s",
         lambda settings, _: count * (each(settings) + LOOK) + backoffs,
@@ -69,6 +75,7 @@ TURN = Bound(
 WAIT = Bound("2 s", lambda _, __: LONGEST_WAIT)
 TRIES = _search("", lambda _: 0.0)
 DEATHS = _search("runner TTL + ", lambda settings: settings.runner_ttl, LEAST_DEATHS)
+OUTAGES = _search("", lambda _: 0.0, doubling=True)
 HANGS = _search("soft time limit + ", lambda _: SOFT_TIME_LIMIT)
 
 
@@ -121,7 +128,7 @@ FAULTS: Final[dict[str, Fault]] = {
         RECONCILE,
         servers.redis_switched,
     ),
-    "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", EITHER, servers.redis_clock),
+    "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", RECONCILE, servers.redis_clock),
     "postgres_fast": Fault(
         "postgres", "Postgres stopped (fast), started", "it answers again", BACKOFF, servers.postgres_fast
     ),
@@ -168,7 +175,7 @@ FAULTS: Final[dict[str, Fault]] = {
             ("commits_badly", "fails at the commit", TRIES),
             ("swallows", "swallows an error of the database", TRIES),
             ("odd_text", "ends in a surrogate, a NUL, 10 MB of text", TRIES),
-            ("cannot_reach", "always meets TimeoutError, ConnectionError", TRIES),
+            ("cannot_reach", "always meets TimeoutError, ConnectionError", OUTAGES),
             ("asks_to_wait", "asks to wait", WAIT),
         )
     },
