@@ -142,7 +142,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "postgres", "SIGSTOP of a session in its handler", "SIGCONT or SIGKILL", BACKOFF, servers.session_silent
     ),
     "sessions_silent": Fault(
-        "postgres", "SIGSTOP of all workers' sessions that are idle", "SIGSTOP", SILENCE, servers.sessions_silent
+        "postgres", "SIGSTOP of one process's idle sessions", "SIGSTOP", SILENCE, servers.sessions_silent
     ),
     "messages_lost": Fault("messages", "run messages lost", "the notify", REPUBLISH, work.messages_lost),
     "messages_doubled": Fault(

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import psutil
-
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.waiting import wait_until
@@ -147,15 +145,20 @@ def session_silent(scene: Scene, planned: Planned) -> Struck:
 
 
 def sessions_silent(scene: Scene, planned: Planned) -> Struck:
-    """Stop all sessions of workers that are between two transactions: the next claims and reads get no answer."""
-    scene.working(planned.moment)
-    ours = [one.laddr.port for one in psutil.Process().net_connections()]
-    sessions = scene.arena.rows(
-        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'taskbridge%%' AND state = 'idle' "
-        "AND client_port <> ALL(%(ours)s)",
-        ours=ours,
-    )
-    struck, end = time.monotonic(), _silence(scene, [pid for (pid,) in sessions], killed=planned.part < 0.5)
+    """Stop the sessions of one process, between their transactions: its next claims and reads get no answer."""
+    tenant = scene.working(planned.moment)
+    worker, handed_over = scene.worker_of(tenant), scene.arena.ledger.of(tenant)
+    at_port = {
+        port: pid
+        for pid, port in scene.arena.rows(
+            "SELECT pid, client_port FROM pg_stat_activity WHERE state = 'idle' OR pid = %(session)s",
+            session=handed_over[-1].session if handed_over else 0,
+        )
+    }
+    owned = [[at_port[port] for port in ports & at_port.keys()] for ports in worker.ports()]
+    known = [sessions for sessions in owned if handed_over and handed_over[-1].session in sessions]
+    sessions = max(known or owned, key=len, default=[])
+    struck, end = time.monotonic(), _silence(scene, sessions, killed=planned.part < 0.5)
     return Struck(struck, tuple(scene.busy() for _ in range(4)), undo=end)
 
 

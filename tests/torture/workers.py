@@ -8,8 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log
@@ -66,6 +69,15 @@ class Worker:
         """Return the last line that tells why it ended."""
         lines = [line for line in self.text().splitlines() if line[:1] not in (" ", "[", "")]
         return f"status {self.process.poll()}: {lines[-1] if lines else ''}"
+
+    def ports(self) -> list[set[int]]:
+        """Return the ports of the connections of its own process and of each of its pool."""
+        found = []
+        with suppress(psutil.Error):  # it may be struck meanwhile
+            own = psutil.Process(self.process.pid)
+            for process in (own, *own.children(recursive=True)):
+                found.append({one.laddr.port for one in process.net_connections()})
+        return found
 
     def signal_all(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
