@@ -72,11 +72,11 @@ class Worker:
 
     def ports(self) -> list[set[int]]:
         """Return the ports of the connections of its own process and of each of its pool."""
-        found = []
+        found: list[set[int]] = []
         with suppress(psutil.Error):  # it may be struck meanwhile
             own = psutil.Process(self.process.pid)
-            for process in (own, *own.children(recursive=True)):
-                found.append({one.laddr.port for one in process.net_connections()})
+            processes = (own, *own.children(recursive=True))
+            found += [{one.laddr.port for one in process.net_connections()} for process in processes]
         return found
 
     def signal_all(self, number: signal.Signals) -> None:
