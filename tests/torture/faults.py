@@ -9,6 +9,7 @@ from typing import Final
 
 from taskbridge.failures import FIRST_BACKOFF
 from taskbridge.settings import Settings
+from taskbridge.store.engine import GRACE
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_work as work
 from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
@@ -67,7 +68,10 @@ TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
 FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
-SILENCE = Bound("runner TTL + circuit's first wait", lambda settings, _: settings.runner_ttl + CIRCUIT_OPENS_FOR)
+SILENCE = Bound(
+    f"statement_timeout + {GRACE:g} s + circuit's first wait",
+    lambda settings, _: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR,
+)
 TURN = Bound(
     f"tick + run budget + {work.FLOOD_RECORDS * work.FLOOD_SECONDS:g} s for a call",
     lambda settings, _: work.POLICY.tick + settings.run_budget + work.FLOOD_RECORDS * work.FLOOD_SECONDS,
