@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.torture import report
@@ -48,7 +49,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--arenas", type=int, default=1, help="how many run at the same time (default: 1)")
     parser.add_argument("--schedule", type=int, metavar="SEED", help="run the schedule with this seed again, alone")
     parser.add_argument("--only", type=_faults, default=tuple(available()), metavar="FAULT,...", help="draw these only")
-    parser.add_argument("--without", choices=GUARDS, help="take this guard out of the workers")
+    parser.add_argument("--without", type=_guards, metavar="GUARD,...", help="take these guards out of the workers")
     parser.add_argument("--first", action="store_true", help="end at the first violation")
     parser.add_argument("--margin", type=float, default=1.0, help="seconds that each bound is given (default: 1)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page with the table to FILE")
@@ -57,10 +58,18 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _faults(text: str) -> tuple[str, ...]:
+    return _names(text, "fault", FAULTS)
+
+
+def _guards(text: str) -> str:
+    return ",".join(_names(text, "guard", GUARDS))
+
+
+def _names(text: str, what: str, known: Collection[str]) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in FAULTS:
-            raise argparse.ArgumentTypeError(f"no fault is called {name!r}; there are: {', '.join(FAULTS)}")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no {what} is called {name!r}; there are: {', '.join(known)}")
     return names
 
 

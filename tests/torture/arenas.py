@@ -27,7 +27,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """What all schedules of one command share. `keep`: where books of arenas are copied; `without`: a guard."""
+    """What all schedules of one command share. `keep`: where books of arenas are copied; `without`: guards."""
 
     only: Sequence[str] = tuple(FAULTS)
     margin: float = 1.0

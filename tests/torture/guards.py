@@ -10,12 +10,15 @@ from taskbridge.store import cursor
 
 __all__ = ["GUARDS", "take_out"]
 
-# Per guard: the text that is patched (`.sql` or `.lua`), what stands there, and what replaces it.
+# Per guard: the text that is patched (`.sql` or `.lua`; EVERY: all scripts), what stands there, and what replaces it.
+EVERY = "every script"
 TEXTS = {
     "owner": ("advance", "AND owner = %(token)s AND sweeps = %(sweeps)s", ""),
     "counter": ("settle", "if events > swept then", "if false then"),
     "closing": ("settle", "if lease_end then", "if false then"),
     "begin-token": ("begin", 'if state ~= "queued" or current ~= token then', 'if state ~= "queued" then'),
+    "end-replaced": ("end_replaced", "WHERE application_name LIKE", "WHERE false AND application_name LIKE"),
+    "clock": (EVERY, "behind_us = math.max(0, (clock[2] or 0) - us)", "behind_us = 0"),
 }
 GUARDS = (*TEXTS, "reconcile")
 
@@ -39,7 +42,7 @@ def take_out(guard: str) -> None:
 
     def patched_render(script: Any, publish: str) -> str:
         text: str = render(script, publish)
-        return patched(text) if script.name == name else text
+        return patched(text) if name in (script.name, EVERY) else text
 
     vars(cursor)["query"] = patched_query
     vars(gate)["render"] = patched_render
