@@ -62,6 +62,7 @@ TTL = Bound("runner TTL", lambda settings, _: settings.runner_ttl)
 REPUBLISH = Bound("republish_after", lambda settings, _: settings.republish_after)
 RECONCILE = Bound("reconcile interval", lambda settings, _: settings.reconcile_interval)
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
+SWITCH = Bound("2 s + reconcile interval", lambda settings, _: 2.0 + settings.reconcile_interval)
 LEASE = Bound("lease", lambda _, __: work.POLICY.lease)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most

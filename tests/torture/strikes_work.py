@@ -11,15 +11,17 @@ from typing import Any, Final
 
 import redis
 
-from taskbridge import LatencyNeutral
+from taskbridge import LatencyNeutral, app
 from taskbridge.bench.queued import runs_in
 from taskbridge.failures import FIRST_BACKOFF
 from taskbridge.gate import Queue
+from taskbridge.notify import notify_many
 from tests.torture.acts import ACTS, UNDECODABLE
 from tests.torture.ledger import HandOver
 from tests.torture.producer import Expected
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
+from tests.waiting import wait_until
 
 POLICY: Final = LatencyNeutral()
 QUEUES: Final = [queue.value for queue in Queue]
@@ -203,11 +205,13 @@ def _beside_others(scene: Scene, planned: Planned, **what: Any) -> Struck:
 FLOOD_RECORDS: Final = 6
 FLOOD_SECONDS: Final = 0.05
 """So that a run's budget is over before a tenant's records are."""
+NOTIFIED: Final = 0.2
+"""Moments before it let producers notify the flood; they are drawn from 0 to 0.4."""
 
 
 def tenants_flood(scene: Scene, planned: Planned) -> Struck:
     """Let hundreds or thousands of tenants have a backlog, and look at deadlines of others: ticks and a back-off."""
-    count = 10_000 if planned.part > 0.97 else round(150 + 500 * planned.part)
+    count = 10_000 if planned.part > 0.97 else round(150 + 300 * planned.part)
     flood = [f"{scene.prefix}flood{number}" for number in range(count)]
     each = max(2, FLOOD_RECORDS * 500 // max(count, 500))
     deadlines: dict[str, float] = {}
@@ -232,9 +236,11 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
                 for number in range(each)
             )
         )
-        # Nobody notifies: they are found, all of them at once, and none is a first event.
-        scene.arena.wait_for_runs(flood)
-        time.sleep(planned.moment)
+        if planned.moment < NOTIFIED:
+            notify_many(app, flood)
+        scene.arena.wait_for_runs(flood)  # where nobody notified they are found, all of them at once
+        # Other first events come in their order, behind those of the flood. Then it has its turns.
+        wait_until(lambda: not scene.arena.redis.client.llen(Queue.FIRST.value), "first events are over", 60)
         watching = [threading.Thread(target=look) for look in (second_event, second_event, second_try)]
         for thread in watching:
             thread.start()
@@ -246,4 +252,4 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
 
 
 def _has_begun(since: float, found: list[HandOver]) -> bool:
-    return found[-1].began >= since
+    return bool(found) and found[-1].began >= since
