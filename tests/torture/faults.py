@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskbridge.failures import FIRST_BACKOFF
+from taskbridge.setbacks import LEAST_DEATHS
 from taskbridge.settings import Settings
 from taskbridge.store.engine import GRACE
 from tests.torture import strikes_servers as servers
@@ -20,7 +21,6 @@ from tests.torture.server_clock import compiler
 __all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "Fault", "available", "tries"]
 
 CIRCUIT_OPENS_FOR: Final = 1.0  # FIRST_WAIT_MS of circuit.lua
-LEAST_DEATHS: Final = 5
 
 
 def tries(records: int, alone: int) -> int:
