@@ -437,10 +437,8 @@ class Transaction:
                 # The handler's statements have the limits of its role, not those of ours.
                 driver.execute("SET LOCAL statement_timeout TO DEFAULT")
                 driver.execute(query("end_replaced"), _successor(self._key))
-                driver.execute(
-                    query("announce"), {"session": session_name(self._key), "idle": f"{round(self._timeout * 1000)}ms"}
-                )
-                driver.execute(query("begin_batch"), self._key)
+                idle = f"{round(self._timeout * 1000)}ms"
+                driver.execute(query("announce"), {**self._key, "session": session_name(self._key), "idle": idle})
         except BaseException:
             connection.invalidate()
             connection.close()

@@ -1,7 +1,7 @@
 -- A batch was handled: move the cursor past it, if it still stands where the batch was read and still is ours. No row:
 -- it is not, so nothing may take effect. Should the process freeze between this statement and its commit, the server
 -- ends the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
--- `batch` is the mark that `begin_batch.sql` set, where there is a transaction around this statement.
+-- `batch` is the mark that `announce.sql` set, where there is a transaction around this statement.
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
 UPDATE sync_cursors
 SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot END,
