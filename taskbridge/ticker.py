@@ -107,20 +107,25 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
     """Give every tenant with records to take and no runner one; return those tenants.
 
     Such tenants are left by a producer that died between its commit and its notify, and by a Redis that lost its data.
-    Tenants that wait for their delay are looked at after such a loss and once a day; else only those that are due.
+    Tenants that wait for their delay are looked at after such a loss, when the longest delay is another than it was,
+    and once a day; else only those that are due. In those cases idle tenants' last runs are restored as well.
     """
-    rebuild = here.pipelines[pipeline].criteria is not None and not here.gate.is_rebuilt(pipeline)
+    criteria = here.pipelines[pipeline].criteria
+    rebuild = criteria is not None and here.gate.rebuilt_for(pipeline) != criteria.spacing.last_ttl
+    if criteria is not None and rebuild:
+        last_runs = here.records.last_runs(pipeline, criteria.spacing.last_ttl)
+        here.gate.remember_last(pipeline, last_runs, criteria.spacing)
     forgotten, events = _without_runner(here, pipeline, every=rebuild), []
     for waiting, spacing, state in forgotten:
         if state is not State.IDLE:
             here.gate.adopt(pipeline, waiting.tenant)
             continue
         if waiting.last_ms is not None:
-            here.gate.remember_last(pipeline, waiting.tenant, waiting.last_ms, spacing)
+            here.gate.remember_last(pipeline, [(waiting.tenant, waiting.last_ms)], spacing)
         events.append((pipeline, waiting.tenant, spacing))
     here.gate.notify_many(events, Queue.NEXT)
-    if rebuild:
-        here.gate.mark_rebuilt(pipeline)
+    if criteria is not None and rebuild:
+        here.gate.mark_rebuilt(pipeline, criteria.spacing.last_ttl)
     return [waiting.tenant for waiting, _, _ in forgotten]
 
 

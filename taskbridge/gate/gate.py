@@ -402,19 +402,30 @@ class Gate:
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
         return list(tenants)
 
-    def remember_last(self, pipeline: str, tenant: str, last_ms: int, spacing: Spacing) -> None:
-        """Set the start of the tenant's last run, unless Redis knows it, for as long as it can delay the next."""
-        left_ms = last_ms + spacing.last_ttl - self.now_ms()
-        if left_ms > 0:
-            self._client.set(self._keys.last(pipeline, tenant), last_ms, nx=True, px=left_ms)
+    def remember_last(self, pipeline: str, starts: Sequence[tuple[str, int]], spacing: Spacing) -> None:
+        """Keep when the last run of each tenant began, for as long as it can delay the next.
 
-    def is_rebuilt(self, pipeline: str) -> bool:
-        """Whether the deadlines of all waiting tenants are here: not after Redis lost its data, and once a day."""
-        return bool(self._client.exists(self._keys.rebuilt(pipeline)))
+        `starts` are (tenant, milliseconds) each. A later start that Redis knows stays, and is kept as long.
+        """
+        self._wire.call(
+            self._scripts["remember"],
+            [
+                (self._keys_of("remember", pipeline, tenant, None), (last_ms, spacing.last_ttl, self._now()))
+                for tenant, last_ms in starts
+            ],
+        )
 
-    def mark_rebuilt(self, pipeline: str) -> None:
-        """Note that the deadlines of all waiting tenants are here."""
-        self._client.set(self._keys.rebuilt(pipeline), os.getpid(), ex=86_400)
+    def rebuilt_for(self, pipeline: str) -> int | None:
+        """Return the longest delay (milliseconds) for which waiting tenants' deadlines and last runs are all here.
+
+        None: they need not be, as after Redis lost its data, and once a day.
+        """
+        kept: Any = self._client.get(self._keys.rebuilt(pipeline))
+        return None if kept is None else int(kept)
+
+    def mark_rebuilt(self, pipeline: str, longest_ms: int) -> None:
+        """Note that deadlines of waiting tenants, and last runs that can matter under this longest delay, are here."""
+        self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400)
 
     def adopt(self, pipeline: str, tenant: str) -> None:
         """Give a runner without a deadline (part of Redis was lost) one that passes now."""

@@ -76,7 +76,7 @@ class Keys:
         return f"{self.prefix}:last:{pipeline}:{tenant}"
 
     def rebuilt(self, pipeline: str) -> str:
-        """Exists while the deadlines of all waiting tenants are in Redis."""
+        """The longest delay, in milliseconds, for which all deadlines and last runs that matter are in Redis."""
         return f"{self.prefix}:rebuilt:{pipeline}"
 
     def reconciled(self, pipeline: str) -> str:

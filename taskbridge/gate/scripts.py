@@ -97,6 +97,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
         Script("claim", ("reconciled",), ("interval_ms", "now_ms")),
+        Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms")),
     )
 }
 

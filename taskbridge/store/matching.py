@@ -72,6 +72,12 @@ class Records:
             rows = connection.exec_driver_sql(query("waiting_tenants"), {"pipeline": pipeline, "all": every})
             return [Waiting(*row) for row in rows]
 
+    def last_runs(self, pipeline: str, within_ms: int) -> list[tuple[str, int]]:
+        """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`."""
+        with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
+            rows = connection.exec_driver_sql(query("last_runs"), {"pipeline": pipeline, "within_ms": within_ms})
+            return [(row.tenant, row.last_ms) for row in rows]
+
     def waiting(self, pipeline: str, tenant: str) -> WaitingRecords | None:
         """Return what waits for one tenant; None: nothing."""
         values = {"pipeline": pipeline, "tenant": tenant}

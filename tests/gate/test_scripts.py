@@ -37,6 +37,7 @@ VERBS = {
     "tick": set[Verb](),
     "turn": set[Verb](),
     "claim": set[Verb](),
+    "remember": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskbridge.criteria import Criterion
 from taskbridge.errors import InvalidInput, UnknownPipeline
-from taskbridge.gate import Answer
+from taskbridge.gate import Answer, Keys
 from taskbridge.notify import notify
 from taskbridge.pipeline import Pipeline
 from taskbridge.policy import DelaySinceLastRun
@@ -17,6 +17,7 @@ from taskbridge.recording import match_again, record_event
 from taskbridge.ticker import reconcile
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -29,6 +30,12 @@ def declare(world: World, name: str, *criteria: Criterion) -> None:
     pipelines = world.here.pipelines
     pipelines._declared.pop(name, None)
     pipelines.declare(Pipeline(name, world._take, DelaySinceLastRun(criteria), 500))
+
+
+def at_the_servers_time(world: World) -> None:
+    """Set the clock to that of the servers, by which keys end and Postgres dates runs."""
+    seconds, microseconds = world.here.redis.time()
+    world.gate.start_at(int(seconds) * 1_000_000 + int(microseconds))
 
 
 def test_equal_tenants_of_two_pipelines_never_mix(world: World) -> None:
@@ -102,6 +109,37 @@ def test_the_loss_of_redis_costs_one_run_more_at_the_most(world: World) -> None:
     world.run_all()
     assert [len(ids) for _, _, ids in world.batches] == [1, 2]
     assert world.record("ERROR", "A").answer is Answer.DELAYED
+
+
+def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotten(world: World) -> None:
+    at_the_servers_time(world)
+    for delay in (300, 0.1):
+        declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", delay))
+        assert reconcile(world.here, PIPELINE) == []
+    world.record("ERROR", "A")
+    world.run_all()
+    wait_until(lambda: world.last_run("A") is None, "the last run is forgotten")
+    declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
+    assert reconcile(world.here, PIPELINE) == [], "nothing waits, and nobody is started"
+    world.gate.us += 1_000_000
+    assert world.record("ERROR", "A").answer is Answer.DELAYED
+    ((last_taken_ms,),) = world.inline.deployment.rows(
+        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM sync_cursors"
+    )
+    assert world.due("A") == last_taken_ms + 300_000 - world.start_ms
+
+
+def test_a_lengthened_delay_keeps_a_last_run_that_is_still_known_for_longer(world: World) -> None:
+    at_the_servers_time(world)
+    declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 60))
+    world.record("ERROR", "A")
+    world.run_all()
+    began = world.last_run("A") or 0
+    declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
+    reconcile(world.here, PIPELINE)
+    key = Keys(world.here.settings.key_prefix).last(PIPELINE, "A")
+    assert int(world.here.redis.pttl(key)) > 240_000
+    assert (world.last_run("A") or 0) >= began
 
 
 def test_unmatched_records_are_matched_again_after_the_criteria_changed(world: World) -> None:

@@ -1,0 +1,16 @@
+-- Postgres knows when a tenant's last run began: keep that for as long as it can delay the next, unless a later start is known.
+-- KEYS: last
+-- ARGV: last_ms last_ttl_ms now_ms
+-- RETURNS: {left_ms}: for how much longer it matters; 0 or less, and nothing is kept
+local last_key = KEYS[1]
+local last_ms, last_ttl_ms, us = tonumber(ARGV[1]), tonumber(ARGV[2]), clock_us(ARGV[3])
+local now = milliseconds(us)
+
+-- As `settle` writes it.
+local known, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*)(:?%d*)$")
+last_ms = math.max(last_ms, tonumber(known) or 0)
+local left_ms = last_ms + last_ttl_ms - now
+if left_ms > 0 then
+  redis.call("SET", last_key, string.format("%.0f", last_ms) .. earliest, "PX", left_ms)
+end
+return { left_ms }
