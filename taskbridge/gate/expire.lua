@@ -54,7 +54,8 @@ if answer ~= PUBLISHED then
   redis.call("PEXPIRE", counts_key, 2592000000)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
-if why == "turn" or redis.call("ZSCORE", handed_key, member) then
+local handed_until = tonumber(redis.call("ZSCORE", handed_key, member) or 0)
+if why == "turn" or handed_until > now - GRACE_MS then
   note_queued(handed_key, member, now + wait_ms)
 else
   note_queued(sent_key, tenant, now + wait_ms)

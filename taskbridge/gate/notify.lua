@@ -9,7 +9,7 @@ local nonce, us = ARGV[6], clock_us(ARGV[7])
 local now = milliseconds(us)
 
 if lease_ms > 0 then
-  redis.call("SET", lease_key, now + lease_ms, "PX", lease_ms)
+  redis.call("SET", lease_key, now + lease_ms, lifetime(lease_ms, now))
 end
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay", "earliest")

@@ -4,6 +4,8 @@
 --   mark    the latest time that a ticker saw
 --   offset  what is added to the server's clock, since a server whose clock was behind the mark took over
 local clock_key = KEYS[#KEYS]
+-- Whether a test passed the time in.
+local is_injected = false
 -- How far the server's clock is behind the mark; `clock_us` sets it.
 local behind_us = 0
 
@@ -12,6 +14,7 @@ local behind_us = 0
 local function clock_us(given_ms)
   local us
   if given_ms ~= "" then
+    is_injected = true
     us = math.floor(given_ms * 1000 + 0.5)
   else
     local time = redis.call("TIME")

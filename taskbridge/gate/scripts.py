@@ -31,7 +31,7 @@ SCRIPTS: dict[str, Script] = {
             "notify",
             ("due", "runner", "lease", "last", "queue"),
             ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
-            uses=("queueing",),
+            uses=("queueing", "expiry"),
         ),
         Script(
             "begin",
@@ -62,7 +62,7 @@ SCRIPTS: dict[str, Script] = {
                 "nonce",
                 "now_ms",
             ),
-            uses=("queueing", "turns", "line", "circuit"),
+            uses=("queueing", "expiry", "turns", "line", "circuit"),
         ),
         Script(
             "permit",

@@ -106,7 +106,7 @@ local function settle()
   -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone.
   local ends = math.max(last and last_ttl_ms > 0 and last + last_ttl_ms or 0, earliest)
   if ends > now then
-    redis.call("SET", last_key, (last or "") .. (earliest > 0 and ":" .. earliest or ""), "PX", ends - now)
+    redis.call("SET", last_key, (last or "") .. (earliest > 0 and ":" .. earliest or ""), lifetime(ends - now, now))
   end
   redis.call("DEL", runner_key)
   redis.call("ZREM", due_key, tenant)

@@ -418,8 +418,23 @@ class GateAndModel(RuleBasedStateMachine):
         for at, subject in enumerate(subjects):
             fields, *left = replies[3 * at : 3 * at + 3]
             self._look_at(subject, self.model[subject], fields, [now_ms + span for span in left])
-        counts = {self.keys.counts(pipeline) for pipeline, _ in subjects}
+        # What is queued goes when somebody counts it.
+        counts = {
+            self.keys.handed,
+            *(make(name) for name in self.shared for make in (self.keys.counts, self.keys.sent)),
+        }
+        self._look_at_queued()
         assert set(present) - counts == self._expected_keys()
+
+    def _look_at_queued(self) -> None:
+        now_ms = self.gate.us // 1000
+        found: Any = self.client.zrange(self.keys.handed, 0, -1, withscores=True)
+        handed = {member: lost for member, lost in found if lost > now_ms}
+        model = {":".join(subject): lost for subject, lost in self.turns.handed.items() if lost > now_ms}
+        assert handed == model
+        for pipeline, shared in self.shared.items():
+            found = self.client.zrange(self.keys.sent(pipeline), 0, -1, withscores=True)
+            assert dict(found) == shared.sent
 
     def _look_at(self, subject: Subject, model: Tenant, fields: dict[str, str], ends: list[int]) -> None:
         pipeline, tenant = subject
@@ -492,11 +507,8 @@ class GateAndModel(RuleBasedStateMachine):
                 expected.add(self.keys.lease(*subject))
             if model.last_end is not None:
                 expected.add(self.keys.last(*subject))
-        expected |= {self.keys.sent(pipeline) for pipeline, shared in self.shared.items() if shared.sent}
         if self.turns.waiting:
             expected.add(self.keys.turns)
-        if self.turns.handed:
-            expected.add(self.keys.handed)
         return expected
 
     def _delete(self, keys: set[str]) -> None:

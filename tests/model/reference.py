@@ -132,9 +132,7 @@ class Turns:
 
     def queued(self, now: int) -> int:
         """Return how many were given their turn and have not begun."""
-        for subject in [subject for subject, lost in self.handed.items() if lost <= now - GRACE]:
-            del self.handed[subject]
-        return len(self.handed)
+        return sum(lost > now - GRACE for lost in self.handed.values())
 
     def next(self) -> Subject | None:
         """Return whose turn is next."""
@@ -403,7 +401,7 @@ def _note_queued(event: Event, deadline: int, now: _Now) -> None:
     turns = now.shared.turns
     if isinstance(event, Deadline):
         turns.waiting.pop(now.subject, None)
-        if event.turn or now.subject in turns.handed:
+        if event.turn or turns.handed.get(now.subject, 0) > now.ms - GRACE:
             turns.handed[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
