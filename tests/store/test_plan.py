@@ -123,7 +123,7 @@ def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> N
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("claim", {"new_events": 1, "burst_runs": 1, "burst_events": 1}),
+        ("claim", {"new_events": 1, "burst_runs": 1, "burst_events": 1, "session": "taskbridge"}),
         (
             "advance",
             {
