@@ -14,6 +14,7 @@ from taskbridge.store import (
     Aside,
     Backlog,
     Counters,
+    CursorLost,
     Cursors,
     Page,
     figures,
