@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -42,6 +43,14 @@ LOCKED: Final = 2.0
 _BLOCKED: Final = ("55P03", "57014")
 """SQLSTATEs of a statement that ended because of a lock or of its time-out."""
 NOTHING_SUSPECTED: Final = Narrowing()
+SMALL: Final = 2_000
+"""Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
+
+Postgres compresses what takes more than that, to about a hundredth at the very least. So 500 of these stay below 100 MB.
+"""
+SLICE: Final = 1_048_576
+"""Stored bytes of a slice. Postgres compresses large documents, so as text it may be several times as much."""
+BATCH_BYTES: Final = 64 * 2**20
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
     "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
@@ -149,6 +158,7 @@ class Cursors:
 
     A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most. A batch's
     transaction that is idle, or gets no answer to a statement of the handler, ends after `transaction_timeout` seconds.
+    A batch ends where its large documents come to `batch_bytes` as text.
     """
 
     def __init__(
@@ -158,11 +168,14 @@ class Cursors:
         *,
         runner_ttl: float = 5.0,
         transaction_timeout: float = 300.0,
+        batch_bytes: int = BATCH_BYTES,
     ) -> None:
         self._engine = engine
+        self._batch_bytes = batch_bytes
         self._transaction_timeout = transaction_timeout
         self._patience = f"{round(runner_ttl * 1000)}ms"
         self._read_batch = query("read_batch", source)
+        self._documents = query("documents", source)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def claim(
@@ -223,11 +236,38 @@ class Cursors:
             with driver.pipeline():
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
-                cursor.execute(self._read_batch, {**key, "limit": limit, "narrowed": narrowed})
+                cursor.execute(self._read_batch, {**key, "limit": limit, "narrowed": narrowed, "small": SMALL})
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
             rows = cursor.fetchall()
-        return _page(key, rows) if rows else None
+            whole = True
+            if any(row[_STORED] for row in rows):
+                rows, whole = self._with_documents(driver, rows)
+        return _page(key, rows, whole=whole) if rows else None
+
+    def _with_documents(
+        self, driver: psycopg.Connection[Any], rows: list[tuple[Any, ...]]
+    ) -> tuple[list[tuple[Any, ...]], bool]:
+        """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
+
+        Returns the rows up to there, and whether none is missing. A record that was changed or deleted since it was
+        read is left out: its new revision is found as any other.
+        """
+        left, at = self._batch_bytes, 0
+        kept: list[tuple[Any, ...]] = []
+        while at < len(rows) and left > 0:
+            part = _slice(rows, at)
+            at += len(part)
+            large = [row for row in part if row[_STORED]]
+            values = {"ids": [row[_ID] for row in large], "revisions": [row[_REVISION] for row in large]}
+            texts = dict(driver.execute(self._documents, values).fetchall()) if large else {}
+            left -= sum(map(len, texts.values()))
+            kept += [
+                (*row[:_TEXT], texts[row[_ID]], *row[_STORED:]) if row[_STORED] else row
+                for row in part
+                if not row[_STORED] or row[_ID] in texts
+            ]
+        return kept or [(*rows[0][:_ID], *[None] * (len(rows[0]) - _ID))], len(kept) == len(rows)
 
     def _owner(self, key: Mapping[str, str]) -> str:
         with self._autocommit.connect() as connection:
@@ -352,7 +392,18 @@ class _Standing(NamedTuple):
     resumed: bool
 
 
-def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Page:
+# After them comes the record, if there is one. No named tuple: a batch is thousands of rows.
+_ID: Final = len(_Standing._fields)
+_REVISION, _TEXT, _STORED = _ID + 3, _ID + 4, _ID + 5
+
+
+def _slice(rows: Sequence[tuple[Any, ...]], first: int) -> Sequence[tuple[Any, ...]]:
+    """Return the rows from `first` on, up to that with which the documents that were left out make a slice."""
+    stored = accumulate(row[_STORED] or 0 for row in rows[first:])
+    return rows[first : first + 1 + sum(1 for _ in takewhile(lambda bytes_: bytes_ < SLICE, stored))]
+
+
+def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
     columns = len(_Standing._fields)
     cursor = _Standing._make(rows[0][:columns])
     found = [row[columns:] for row in rows if row[columns] is not None]
@@ -368,7 +419,7 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Page:
         undecodable=undecodable,
         sweeps=cursor.sweeps,
         target=cursor.target,
-        finished=len(found) < cursor.size,
+        finished=whole and len(found) < cursor.size,
         resumed=cursor.resumed,
         held=cursor.held,
         retried=sum(retried for *_, retried, _ in found),

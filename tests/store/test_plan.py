@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.store.cursor import SMALL
 from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS, Source, query
 
 ROWS, TENANTS = 60_000, 600
@@ -66,7 +67,7 @@ def pages(top: dict[str, Any]) -> int:
 
 
 def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
-    top = plan(seeded, "read_batch", INVOICE_ROWS, limit=500, narrowed=True)
+    top = plan(seeded, "read_batch", INVOICE_ROWS, limit=500, narrowed=True, small=SMALL)
     (scan,) = (node for node in nodes(top) if node.get("Relation Name") == "invoices")
     assert scan["Node Type"] == "Index Scan"
     assert scan["Index Name"] == "ix_invoices_tenant_xid_id"
@@ -91,7 +92,7 @@ def test_a_sweep_of_records_with_criteria_does_not_read_what_was_handled_either(
         )
     with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("VACUUM ANALYZE records, sync_cursors")
-    top = plan(seeded, "read_batch", RECORD_ROWS, limit=500, narrowed=True)
+    top = plan(seeded, "read_batch", RECORD_ROWS, limit=500, narrowed=True, small=SMALL)
     (scan,) = (node for node in nodes(top) if node.get("Relation Name") == "records")
     assert scan["Index Name"] == "ix_records_pipeline_tenant_xid_id"
     assert scan["Actual Rows"] == 20

@@ -4,12 +4,15 @@
 -- `aside`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
 -- A statement of its own, after the claim: its snapshot must not be older than the cursor it reads from. (In one
 -- statement with the claim it could be: the claim may have waited for the cursor's row, the snapshot is taken before.)
--- Documents come as text, so that one which cannot be decoded costs no other.
+-- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
+-- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the document.
 -- The range on (xid, id) is what the index serves; the two visibility tests make it exact.
 SELECT c.sweeps, c.batch_limit, c.suspects, c.attempts, c.failing_since, p.held, p.size,
        coalesce(c.target, pg_current_snapshot())::text AS target,
        c.target IS NOT NULL AS resumed,
-       r.id, r.xid::text AS xid, r.external_id, r.revision, r.document::text, r.retried,
+       r.id, r.xid::text AS xid, r.external_id, r.revision,
+       CASE WHEN pg_column_size(r.document) <= %(small)s THEN r.document::text END AS document,
+       CASE WHEN pg_column_size(r.document) > %(small)s THEN pg_column_size(r.document) END AS stored, r.retried,
        p.aside AND r.id IS NOT NULL AND EXISTS (
            SELECT FROM quarantine q
            WHERE q.pipeline = c.pipeline AND q.tenant = c.tenant AND q.external_id = r.external_id
