@@ -169,8 +169,8 @@ def pipeline(
         name: 1 to 63 of a-z, 0-9, `_` and `-`; pinned in messages, keys and tables, so it must not change.
         policy: when runs may start.
         batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where their documents
-            come to 64 MiB, and where so many took
-            longer than a run's time budget, and while a bad record among them is looked for.
+            come to 64 MiB, where so many took longer than a run's time budget, and while a bad record among them is
+            looked for.
         max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
         max_runs: how many runs of this pipeline may be on at once, over all workers; 0: as many as there is room for.
         rate_limit: how many records of this pipeline may be handed over in a time, or how often its handler may be

@@ -148,8 +148,12 @@ class Runtime:
 
     def _cursors(self, source: Source) -> Cursors:
         settings = self.settings
-        times = {"runner_ttl": settings.runner_ttl, "transaction_timeout": settings.transaction_timeout}
-        return Cursors(self.engine, source, **times)
+        return Cursors(
+            self.engine,
+            source,
+            runner_ttl=settings.runner_ttl,
+            transaction_timeout=settings.transaction_timeout,
+        )
 
     @cached_property
     def records(self) -> Records:

@@ -46,7 +46,7 @@ NOTHING_SUSPECTED: Final = Narrowing()
 SMALL: Final = 2_000
 """Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
 
-Postgres compresses what takes more than that, to about a hundredth at the very least. So 500 of these stay below 100 MB.
+Postgres compresses what takes more, to a hundredth at the very least. So 500 of these stay below 100 MB.
 """
 SLICE: Final = 1_048_576
 """Stored bytes of a slice. Postgres compresses large documents, so as text it may be several times as much."""

@@ -63,7 +63,7 @@ def test_a_full_batch_of_large_documents_is_not_the_last(engine: Engine) -> None
     write(engine, *("y" * LARGE for _ in range(6)))
     pages = sweep(Cursors(engine), 2)
     assert [numbers(page) for page in pages if page.records] == [["000", "001"], ["002", "003"], ["004", "005"]]
-    assert all(earlier.position < later.position for earlier, later in pairwise(pages[:3]))  # type: ignore[operator]
+    assert all(earlier.position < later.position for earlier, later in pairwise(pages[:3]))
 
 
 def test_a_large_document_that_changes_while_it_is_fetched_comes_as_it_is_then(
