@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, cast
-
-import jsonpath_rfc9535 as jsonpath
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from taskbridge.errors import InvalidName, InvalidPolicy
 from taskbridge.names import check_tenant
+
+if TYPE_CHECKING:
+    import jsonpath_rfc9535 as jsonpath
 
 __all__ = ["Criterion", "Match", "Unmatched", "check_criteria", "match"]
 
@@ -167,6 +168,8 @@ def _compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
     """The query and its canonical text, in which `$.level` and `$['level']` are the same."""
     if not isinstance(path, str):
         raise InvalidPolicy(f'the {name} is {_shown(path)}: give a JSONPath as text, such as "$.level"')
+    import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
+
     try:
         path.encode()
         query = jsonpath.compile(path)
@@ -233,10 +236,12 @@ def _apply(criterion: Criterion, payload: object) -> str:
 def _only_value(query: jsonpath.JSONPathQuery, payload: object) -> object:
     """The one value that the query gives, or a ValueError that says what it does instead."""
     try:
-        values = query.find(cast(jsonpath.JSONValue, payload)).values()
-    except (jsonpath.JSONPathRecursionError, RecursionError):
-        raise ValueError("cannot be followed in this payload, which is nested too deeply for it") from None
+        values = query.find(cast("jsonpath.JSONValue", payload)).values()
     except Exception as error:  # a filter may choke on a value, such as a pattern with a lone surrogate
+        import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
+
+        if isinstance(error, (jsonpath.JSONPathRecursionError, RecursionError)):
+            raise ValueError("cannot be followed in this payload, which is nested too deeply for it") from None
         raise ValueError(f"cannot be followed in this payload ({type(error).__name__})") from None
     if not values:
         raise ValueError("gives no value")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
-
-from celery import Celery
-from kombu import Connection
-from kombu.utils.url import parse_url
+from typing import TYPE_CHECKING, Any, Final
 
 from taskbridge.gate.scripts import read
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 __all__ = ["RUNS_TASK", "RUN_TASK", "arguments_text", "lua_message", "same_server"]
 
@@ -62,6 +61,7 @@ def lua_message(app: Celery, queue_prefix: str = "") -> str:
 
 def same_server(gate_url: str, broker_url: Any) -> bool:
     """Whether both URLs name one database of one Redis server; a list of brokers, or none, does not."""
+    from kombu.utils.url import parse_url  # noqa: PLC0415 - not for who only looks
 
     def place(url: str) -> tuple[Any, ...]:
         parts = parse_url(url)
@@ -72,6 +72,8 @@ def same_server(gate_url: str, broker_url: Any) -> bool:
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the raw message that kombu makes of a run, with markers, and the third part of its body."""
+    from kombu import Connection  # noqa: PLC0415 - not for who only looks
+
     task = app.amqp.as_task_v2(_ID, RUN_TASK, args=(), argsrepr=_ARGUMENTS, origin=_ORIGIN, ignore_result=True)
     with Connection("memory://") as connection:
         channel: Any = connection.default_channel

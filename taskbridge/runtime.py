@@ -12,17 +12,14 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import redis
-from celery import Celery
-from kombu.pools import ProducerPool
 from sqlalchemy import Engine
 
 from taskbridge import message
 from taskbridge.errors import ConfigurationError, TaskBridgeError
-from taskbridge.event_loop import EventLoop
 from taskbridge.gate import Gate, Keys, Queue, Timing, client
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.heartbeat import Heartbeat
@@ -46,7 +43,12 @@ from taskbridge.store import (
 from taskbridge.translation import speaking_plainly
 from taskbridge.turns import OURS
 
-__all__ = ["Runtime", "afresh", "keys_of", "runtime", "serves"]
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from taskbridge.event_loop import EventLoop
+
+__all__ = ["Looking", "Runtime", "afresh", "keys_of", "runtime", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -210,6 +212,8 @@ class Runtime:
     @cached_property
     def event_loop(self) -> EventLoop:
         """The event loop of this process's handlers."""
+        from taskbridge.event_loop import EventLoop  # noqa: PLC0415 - not for who only looks
+
         return EventLoop()
 
     @cached_property
@@ -267,6 +271,8 @@ class Runtime:
     @cached_property
     def _producers(self) -> Any:
         """Connections to the broker that time out; those of the app need not."""
+        from kombu.pools import ProducerPool  # noqa: PLC0415 - not for who only looks
+
         conf = self.app.conf
         options = dict(conf.broker_transport_options)
         if str(conf.broker_write_url).startswith(("redis", "sentinel")):
@@ -299,6 +305,21 @@ class Runtime:
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
         self.slots = slots
+
+
+class Looking(Runtime):
+    """The same without a Celery app, for who only looks: its gate publishes nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(cast("Celery", None), settings)
+
+    def make_gate(self, kind: type[G]) -> G:
+        """Return a gate of a kind, on the Redis and with the keys of this process."""
+
+        def publish(*_: object) -> None:
+            raise TypeError("nothing is published here")
+
+        return kind(self.redis, self.keys, publish=publish)
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()

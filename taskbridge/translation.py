@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+import sys
+from typing import TYPE_CHECKING, Final
 
 import redis
-from kombu.exceptions import KombuError
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
+
+if TYPE_CHECKING:
+    from kombu.exceptions import KombuError
 
 __all__ = ["speaking_plainly"]
 
@@ -38,7 +41,9 @@ class speaking_plainly:  # noqa: N801 - used as a function is
 def _meaning(error: BaseException) -> Unavailable | None:
     if isinstance(error, redis.RedisError):
         return Unavailable(_redis_text(error))
-    if isinstance(error, KombuError):
+    # Who only looks loads no client of the broker.
+    kombu = sys.modules.get("kombu.exceptions")
+    if kombu is not None and isinstance(error, kombu.KombuError):
         return Unavailable(_broker_text(error))
     if not isinstance(error, DBAPIError):
         return None

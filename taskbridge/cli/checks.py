@@ -18,7 +18,7 @@ from taskbridge.store import check_cluster, check_schema, check_version
 from taskbridge.store.schema import head
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["Finding", "Level", "examine"]
+__all__ = ["Finding", "Level", "examine", "worst"]
 
 SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
@@ -79,6 +79,11 @@ def examine(here: Runtime, *, alone: bool) -> list[Finding]:
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
         usable(_work, "work")
     return found
+
+
+def worst(findings: list[Finding]) -> Level:
+    """Return the level of the worst finding."""
+    return max((one.level for one in findings), key=list(Level).index)
 
 
 def _postgres(here: Runtime) -> Findings:

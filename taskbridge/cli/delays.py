@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from taskbridge.cli import screen
 from taskbridge.cli.moments import ago, ahead, iso
-from taskbridge.cli.tenants import TenantView
-from taskbridge.runtime import Runtime
-from taskbridge.store import WaitingRecords
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from taskbridge.cli.tenants import TenantView
+    from taskbridge.runtime import Runtime
+    from taskbridge.store import WaitingRecords
 
 __all__ = ["Delays", "look"]
 

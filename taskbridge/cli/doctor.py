@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
-from taskbridge.cli.checks import Finding, Level, examine
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.surroundings import Origin
-from taskbridge.runtime import runtime
+
+if TYPE_CHECKING:
+    from taskbridge.cli.checks import Finding
 
 __all__ = ["doctor"]
 
-_STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+_STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 @click.command(short_help="Check a deployment, with remedies.", epilog=examples("taskbridge doctor"))
@@ -32,19 +32,17 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
 
     Exit status: 0 all is well or there are warnings; 1 there is a problem, or with --strict a warning.
     """
+    from taskbridge.cli.checks import Level, examine, worst
+
     with surroundings.enter(data_dir) as origin:
-        findings = examine(runtime(app), alone=origin is Origin.OURS)
+        findings = examine(surroundings.here(), alone=origin is Origin.OURS)
     if as_json:
         rows = [{"level": one.level, "check": one.check, "text": one.text, "remedy": one.remedy} for one in findings]
-        screen.emit_json({"level": _worst(findings), "findings": rows})
+        screen.emit_json({"level": worst(findings), "findings": rows})
     else:
         _show(findings)
-    if _worst(findings) is Level.PROBLEM or (strict and _worst(findings) is not Level.OK):
+    if worst(findings) is Level.PROBLEM or (strict and worst(findings) is not Level.OK):
         raise click.exceptions.Exit(1)
-
-
-def _worst(findings: list[Finding]) -> Level:
-    return max((one.level for one in findings), key=list(Level).index)
 
 
 def _show(findings: list[Finding]) -> None:

@@ -78,7 +78,7 @@ class Commands(click.Group):
 def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
     if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
         return error
-    from taskbridge.translation import speaking_plainly  # noqa: PLC0415 - it imports the clients of all servers
+    from taskbridge.translation import speaking_plainly
 
     try:
         with speaking_plainly():

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from taskbridge.app import app
-from taskbridge.cli import screen, sending, surroundings
+from taskbridge.cli import screen, surroundings
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option, tenant_column_option
-from taskbridge.cli.sending import Sending
 from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.runtime import runtime
+
+if TYPE_CHECKING:
+    from taskbridge.cli.sending import Sending
 
 __all__ = ["import_command"]
 
@@ -35,11 +36,13 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
 
     Exit status: 0 all was taken; 1 some lines were not, or a server went away; 2 the file cannot be read.
     """
+    from taskbridge.cli import sending
+
     content = sending.read(file, tenant_column)
     sending.list_problems(file, content)
-    progress = Sending(content)
+    progress = sending.Sending(content)
     with surroundings.enter(data_dir) as origin:
-        surroundings.ready(runtime(app), migrate=origin is Origin.OURS)
+        surroundings.ready(surroundings.here(), migrate=origin is Origin.OURS)
         sending.check_pipeline()
         try:
             sending.send(progress)

@@ -41,7 +41,7 @@ COMMANDS: Final = {
 def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked or context.resilient_parsing:
         return
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow, and for this option alone
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         found = version("taskbridge")

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.options import data_dir_option, examples
-from taskbridge.runtime import runtime
 
 __all__ = ["metrics"]
 
@@ -29,11 +27,10 @@ def metrics(data_dir: Path) -> None:
     Exit status: 0; 1 where Postgres or Redis does not answer. Then the metrics that need it are left out, and
     taskbridge_up says which one it is.
     """
-    # The library takes its time to load, and other commands need nothing of it.
-    from taskbridge.metrics import Metrics  # noqa: PLC0415
+    from taskbridge.metrics import Metrics
 
     surroundings.existing(data_dir)
-    look = Metrics(runtime(app), ticking=False)
+    look = Metrics(surroundings.here(), ticking=False)
     click.echo(look.text(), nl=False)
     for problem in look.problems:
         screen.complain(problem)

@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from alembic.util import CommandError
 
-from taskbridge import store
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import SchemaMismatch, UsageError
-from taskbridge.runtime import runtime
-from taskbridge.store.schema import head
 
 __all__ = ["migrate"]
 
@@ -34,11 +29,16 @@ __all__ = ["migrate"]
 @data_dir_option
 def migrate(revision: str, yes: bool, data_dir: Path) -> None:
     """Bring the schema up to date, and print what it was and what it is."""
+    from alembic.util import CommandError
+
+    from taskbridge import store
+    from taskbridge.store.schema import head
+
     if revision == "base" and not yes:
         raise click.UsageError("--to base drops all tables and what they hold: add --yes if that is what you want")
     with surroundings.enter(data_dir):
         try:
-            engine = runtime(app).engine
+            engine = surroundings.here().engine
             store.check_version(engine)
             before, after = store.migrate(engine, revision)
             foreign = after == head() and not store.in_its_cluster(engine)

@@ -7,19 +7,16 @@ from typing import Final
 
 import click
 
-from taskbridge import notify as notifying
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option
-from taskbridge.gate import Answer
 from taskbridge.names import check_tenant
 
 __all__ = ["notify"]
 
 _WORDS: Final = {
-    Answer.STARTED: "started: the tenant was idle, its run is published",
-    Answer.DELAYED: "delayed: the tenant's last run was a moment ago, the next one is set",
-    Answer.ABSORBED: "absorbed: the tenant has a runner, which takes this event along",
+    "started": "started: the tenant was idle, its run is published",
+    "delayed": "delayed: the tenant's last run was a moment ago, the next one is set",
+    "absorbed": "absorbed: the tenant has a runner, which takes this event along",
 }
 
 
@@ -30,10 +27,13 @@ _WORDS: Final = {
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     """Tell TENANT's runner that there are new records, and print the gate's answer."""
+    from taskbridge import notify as notifying
+    from taskbridge.app import app
+
     check_tenant(tenant)
     surroundings.existing(data_dir)
-    answer = notifying.notify(app, tenant, pipeline)
+    answer = notifying.notify(app, tenant, pipeline).name.lower()
     if as_json:
-        screen.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer.name.lower()})
+        screen.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer})
     else:
         click.echo(_WORDS[answer])

@@ -40,8 +40,8 @@ def _the_only_one(_: click.Context, __: click.Parameter, name: str | None) -> st
     """Return the pipeline that was named, else the only one that is declared."""
     if name is not None:
         return name
-    from taskbridge.pipeline import DECLARED, INVOICES  # noqa: PLC0415 - help needs none of it
-    from taskbridge.settings import Settings  # noqa: PLC0415
+    from taskbridge.pipeline import DECLARED, INVOICES
+    from taskbridge.settings import Settings
 
     modules = Settings.read().pipelines
     if not modules:

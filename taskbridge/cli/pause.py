@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.app import app
 from taskbridge.cli import interrupts, screen, surroundings
 from taskbridge.cli.moments import iso
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
 from taskbridge.cli.surroundings import Origin
-from taskbridge.cli.tenants import view
 from taskbridge.names import check_tenant
-from taskbridge.runtime import Runtime, runtime
-from taskbridge.store import Paused
+
+if TYPE_CHECKING:
+    from taskbridge.runtime import Runtime
+    from taskbridge.store import Paused
 
 __all__ = ["drain", "pause", "resume"]
 
@@ -52,6 +52,8 @@ class _Scope:
 
     def pending(self) -> list[str]:
         """Return the tenants with pending records."""
+        from taskbridge.cli.tenants import view
+
         return [one.tenant for one in view(self.here, self.pipeline, self.tenant) if one.counts["pending"]]
 
     def paused(self, paused: Paused) -> bool:
@@ -81,6 +83,8 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
     Events are taken in and records stay pending until `taskbridge resume`; nothing is lost. What is paused already
     stays so.
     """
+    from taskbridge.cli.tenants import view
+
     with _entered(data_dir, pipeline, tenant) as scope:
         known = tenant is None or bool(view(scope.here, pipeline, tenant))
         held = scope.hold(reason)
@@ -171,7 +175,7 @@ def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Sco
         check_tenant(tenant)
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         yield _Scope(here, origin, here.pipelines[pipeline].name, tenant)
 

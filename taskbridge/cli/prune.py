@@ -6,21 +6,19 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskbridge import store
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, duration, examples, json_option
 from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError
-from taskbridge.pipeline import Pipelines
-from taskbridge.runtime import runtime
-from taskbridge.store import PRUNED, Prune, Step
-from taskbridge.translation import speaking_plainly
+
+if TYPE_CHECKING:
+    from taskbridge.pipeline import Pipelines
+    from taskbridge.store import Prune, Step
 
 __all__ = ["prune"]
 
@@ -59,11 +57,13 @@ def prune(
 
     Exit status: 0; 1 a server went away; 2 wrong use.
     """
+    from taskbridge import store
+
     surroundings.need_data(data_dir)
-    counts: Counter[str] = Counter(dict.fromkeys((*PRUNED, "kept"), 0))
+    counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
     complete = False
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         what = _what(here.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
         try:
@@ -78,6 +78,8 @@ def prune(
 
 def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **options: bool) -> Prune:
     """Raise UnknownPipeline where no loaded module declares `pipeline`."""
+    from taskbridge.store import Prune
+
     if pipeline is not None:
         pipeline = pipelines[pipeline].name
     readers = frozenset(name for name in pipelines.names() if pipelines[name].criteria is None)
@@ -86,6 +88,8 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
 def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
     """Take the steps, with a progress bar; a signal ends it between two."""
+    from taskbridge.translation import speaking_plainly
+
     with screen.progress(time_left=True) as progress:
         tasks: dict[str, Any] = {}
         while True:
@@ -102,6 +106,8 @@ def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
 
 
 def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -> None:
+    from taskbridge.store import PRUNED
+
     if as_json:
         screen.emit_json({"dry_run": what.dry_run, "complete": complete, **counts})
         return

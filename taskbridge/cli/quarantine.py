@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.moments import ago, iso
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
 from taskbridge.cli.surroundings import Origin
 from taskbridge.names import check_tenant
-from taskbridge.runtime import runtime
-from taskbridge.store import Pauses, Quarantine, QuarantinedRecord
+
+if TYPE_CHECKING:
+    from taskbridge.store import Pauses, Quarantine, QuarantinedRecord
 
 __all__ = ["quarantine"]
 
@@ -193,7 +193,7 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         yield here.quarantine_of(here.pipelines[pipeline]), here.pauses, origin
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from taskbridge import store
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.runtime import runtime
-from taskbridge.store import Rebased
+
+if TYPE_CHECKING:
+    from taskbridge.store import Rebased
 
 __all__ = ["rebase"]
 
@@ -35,9 +35,11 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
     Exit status: 0 done, or nothing to do; 1 a process of TaskBridge is connected, or the database cannot be used; 2
     --yes is missing.
     """
+    from taskbridge import store
+
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir):
-        engine = runtime(app).engine
+        engine = surroundings.here().engine
         store.check_version(engine)
         store.check_schema(engine)
         done = None

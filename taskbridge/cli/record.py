@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from taskbridge.app import app
-from taskbridge.cli import json_lines, screen, surroundings
+from taskbridge.cli import screen, surroundings
 from taskbridge.cli.interrupts import Interrupted
-from taskbridge.cli.messages import Messages, record_all
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
-from taskbridge.cli.sending import SHOWN_PROBLEMS
 from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError
-from taskbridge.recording import criteria_of
-from taskbridge.runtime import runtime
+
+if TYPE_CHECKING:
+    from taskbridge.cli.messages import Messages
 
 __all__ = ["record"]
 
@@ -46,9 +45,13 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     Exit status: 0 all was taken, matched or not; 1 some lines were not, or a server went away; 2 the file cannot be
     read or holds nothing, or PIPELINE has no criteria.
     """
+    from taskbridge.cli import json_lines
+    from taskbridge.cli.messages import Messages, record_all
+    from taskbridge.recording import criteria_of
+
     progress = Messages(pipeline, file, id_field)
     with json_lines.messages(file) as lines, surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         criteria_of(here, pipeline)
         try:
@@ -65,6 +68,8 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 
 
 def _show(progress: Messages, *, as_json: bool) -> None:
+    from taskbridge.cli.sending import SHOWN_PROBLEMS
+
     if progress.problems > SHOWN_PROBLEMS:
         screen.tell(f"... and {progress.problems - SHOWN_PROBLEMS:,} more (--json lists them)")
     counts = progress.as_json()

@@ -38,7 +38,7 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool, narrowest: int) -> Console:
-    from rich.console import Console  # noqa: PLC0415 - slow, and most of what commands say needs none
+    from rich.console import Console
 
     class OurConsole(Console):
         """A console that does not end the process when the reader of a pipe goes away."""
@@ -60,15 +60,15 @@ def plain(text: str) -> str:
 
 def cell(text: str, style: str = "") -> Text:
     """Return text from outside as a cell of a table."""
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     return Text(plain(text), style)
 
 
 def table(console: Console, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
     """Return an empty table: text, which may take several lines, in the first column and in `texts`, else numbers."""
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich import box
+    from rich.table import Table
 
     if console.is_terminal:
         gap = 1 if console.width > NARROW + 10 else 0
@@ -86,7 +86,7 @@ def table(console: Console, *columns: str, title: str | None = None, texts: Cont
 
 def progress(*, of: bool = False, time_left: bool = False) -> Progress:
     """Return a progress bar on stderr, which shows itself on a terminal only: with `of` and `time_left` as well."""
-    from rich.progress import (  # noqa: PLC0415
+    from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,

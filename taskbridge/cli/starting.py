@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskbridge import notify
-from taskbridge.app import app
 from taskbridge.cli import screen
 from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import Unavailable
@@ -19,6 +17,9 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
     Raises:
         Unavailable: Redis cannot be used; the message says that nothing is lost.
     """
+    from taskbridge import notify
+    from taskbridge.app import app
+
     try:
         notify.start(app, tenants, pipeline)
     except Unavailable as error:

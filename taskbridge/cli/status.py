@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.app import app
 from taskbridge.cli import delays, screen, surroundings
 from taskbridge.cli.delays import Delays
 from taskbridge.cli.moments import ago, ahead, iso, moment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.surroundings import Origin
-from taskbridge.cli.tenants import TenantView, view
-from taskbridge.gate import CircuitStatus
 from taskbridge.names import check_tenant
-from taskbridge.pipeline import DECLARED, INVOICES
-from taskbridge.runtime import Runtime, runtime
-from taskbridge.store import Pause
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from taskbridge.cli.tenants import TenantView
+    from taskbridge.gate import CircuitStatus
+    from taskbridge.runtime import Runtime
+    from taskbridge.store import Pause
 
 __all__ = ["status"]
 
@@ -125,7 +124,7 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
         check_tenant(tenant)
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.looking()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         names = here.pipelines.names() if pipeline is None else [here.pipelines[pipeline].name]
         found = {name: _look(here, name, tenant) for name in names}
@@ -148,6 +147,8 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
 
 
 def _look(here: Runtime, pipeline: str, tenant: str | None) -> _Standing:
+    from taskbridge.cli.tenants import view
+
     tenants = view(here, pipeline, tenant)
     return _Standing(
         pipeline,
@@ -223,5 +224,7 @@ def _paused(what: str, pause: Pause, resume: str) -> str:
 
 def _command(name: str, pipeline: str, *arguments: str) -> str:
     """Return a command as it can be typed in a shell."""
+    from taskbridge.pipeline import DECLARED, INVOICES
+
     option = () if pipeline == INVOICES and len(DECLARED.names()) < 2 else ("--pipeline", pipeline)
     return shlex.join(("taskbridge", *name.split(), *arguments, *option))

@@ -16,18 +16,32 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from taskbridge import store
 from taskbridge.errors import ConfigurationError, Unavailable
-from taskbridge.runtime import Runtime
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
+    from taskbridge.runtime import Runtime
 
-__all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "need_data", "ready", "served"]
+__all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "here", "looking", "need_data", "ready", "served"]
 
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 REDIS: Final = "TASKBRIDGE_REDIS_URL"
+
+
+def here() -> Runtime:
+    """Return this process's runtime; the servers must be chosen by then."""
+    from taskbridge.app import app
+    from taskbridge.runtime import runtime
+
+    return runtime(app)
+
+
+def looking() -> Runtime:
+    """Return a runtime for a command that changes nothing: without Celery, which takes as long to load as all else."""
+    from taskbridge.runtime import Looking
+
+    return Looking(Settings.read())
 
 
 class Origin(Enum):
@@ -64,7 +78,7 @@ def enter(data_dir: Path) -> Iterator[Origin]:
     if origin is not None:
         yield origin
         return
-    from taskbridge import embedded  # noqa: PLC0415 - not where servers are configured
+    from taskbridge import embedded
 
     with embedded.serve(data_dir) as servers:
         _choose(servers)
@@ -91,6 +105,8 @@ def ready(here: Runtime, *, migrate: bool) -> None:
         TaskBridgeError: it cannot; the message says what to do.
     """
     if migrate:
+        from taskbridge import store
+
         store.check_version(here.engine)
         store.migrate(here.engine)
     here.check()
@@ -106,7 +122,7 @@ def served(data_dir: Path) -> Iterator[Origin]:
         with _held(data_dir):
             yield Origin.CONFIGURED
         return
-    from taskbridge import embedded  # noqa: PLC0415 - not where servers are configured
+    from taskbridge import embedded
 
     with embedded.serve(data_dir) as servers:
         _choose(servers)
@@ -116,7 +132,7 @@ def served(data_dir: Path) -> Iterator[Origin]:
 @contextmanager
 def _held(data_dir: Path) -> Iterator[None]:
     """Hold the directory for the logs of workers that use other servers."""
-    from taskbridge.embedded import lock  # noqa: PLC0415
+    from taskbridge.embedded import lock
 
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -131,7 +147,7 @@ def _held(data_dir: Path) -> Iterator[None]:
 def _find(data_dir: Path) -> Origin | None:
     if _configured():
         return Origin.CONFIGURED
-    from taskbridge import embedded  # noqa: PLC0415
+    from taskbridge import embedded
 
     servers = embedded.running(data_dir)
     if servers is None:

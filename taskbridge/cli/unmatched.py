@@ -6,19 +6,17 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge import recording
-from taskbridge.app import app
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.moments import iso
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.surroundings import Origin
-from taskbridge.recording import criteria_of
-from taskbridge.runtime import runtime
-from taskbridge.store import UnmatchedRecord
+
+if TYPE_CHECKING:
+    from taskbridge.store import UnmatchedRecord
 
 __all__ = ["unmatched"]
 
@@ -51,9 +49,11 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
 
     Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
     """
+    from taskbridge.recording import criteria_of
+
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         if pipeline is None:
             _count(here.records.unmatched_pipelines(), as_json=as_json)
@@ -83,12 +83,15 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
 
     Exit status: 0, also where some or all stay unmatched; 1 a server went away; 2 PIPELINE has no criteria.
     """
+    from taskbridge.app import app
+    from taskbridge.recording import criteria_of, match_again
+
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         criteria_of(here, pipeline)
-        done = recording.match_again(app, pipeline)
+        done = match_again(app, pipeline)
     tenants = Counter(one.tenant for one in done if one.tenant is not None)
     reasons = Counter(one.reason for one in done if one.reason is not None)
     if as_json:
@@ -135,7 +138,7 @@ def discard_them(
         raise click.UsageError("choose what to give up: IDs, --reason or both, or --all for all that are unmatched")
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         done = here.records.discard(pipeline, list(message_ids) or None, reason)
     if as_json:

@@ -6,12 +6,11 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskbridge.app import app
-from taskbridge.cli import report, screen, sending, surroundings
+from taskbridge.cli import screen, surroundings
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import (
     DEFAULT_DATA_DIR,
@@ -21,14 +20,14 @@ from taskbridge.cli.options import (
     json_option,
     tenant_column_option,
 )
-from taskbridge.cli.sending import Sending
 from taskbridge.cli.surroundings import Origin
-from taskbridge.cli.tenants import has_pending, is_idle
-from taskbridge.cli.watching import Watcher
-from taskbridge.cli.workers import Workers
-from taskbridge.csv_invoices import InvoiceFile
 from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.runtime import runtime
+
+if TYPE_CHECKING:
+    from taskbridge.cli.sending import Sending
+    from taskbridge.cli.watching import Watcher
+    from taskbridge.cli.workers import Workers
+    from taskbridge.csv_invoices import InvoiceFile
 
 __all__ = ["up"]
 
@@ -79,6 +78,9 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
     """
     if not wish["exit_when_idle"] and (as_json or wish["timeout"]):
         raise click.UsageError("--json and --timeout go with --exit-when-idle")
+    from taskbridge.cli import report, sending
+    from taskbridge.csv_invoices import InvoiceFile
+
     content = InvoiceFile([], [], [], 0)
     if file is not None:
         content = sending.read(file, tenant_column)
@@ -97,9 +99,14 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
 
 def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
     """Start all, do what was asked, stop all. Return --exit-when-idle's figures, and whether any record is pending."""
+    from taskbridge.cli import report, sending
+    from taskbridge.cli.tenants import has_pending, is_idle
+    from taskbridge.cli.watching import Watcher
+    from taskbridge.cli.workers import Workers
+
     screen.tell("taskbridge: starting")
     with surroundings.served(wish.data_dir) as origin:
-        here = runtime(app)
+        here = surroundings.here()
         surroundings.ready(here, migrate=True)
         if wish.content.invoices:
             sending.check_pipeline()
@@ -118,7 +125,9 @@ def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
 
 
 def _import(content: InvoiceFile, workers: Workers) -> Sending:
-    sent = Sending(content)
+    from taskbridge.cli import sending
+
+    sent = sending.Sending(content)
     try:
         sending.send(sent, workers.watch)
     except Interrupted:

@@ -23,7 +23,16 @@ SECONDS = 30.0
 # Children are forked from a process that has imported the program, because importing takes most of a command's time.
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(
-    ["taskbridge.cli.main", *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()), "taskbridge.translation"]
+    [
+        "taskbridge.cli.main",
+        *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
+        *(f"taskbridge.cli.{module}" for module in ("checks", "messages", "report", "watching", "workers")),
+        "alembic.util",
+        "rich.progress",
+        "taskbridge.app",
+        "taskbridge.recording",
+        "taskbridge.translation",
+    ]
 )
 
 

@@ -1,4 +1,4 @@
-"""A command loads what it needs: help and version nothing but click, `status` no Alembic, no benchmarks, no servers."""
+"""A command loads what it needs: help and version nothing but click, `status` no Celery, no Alembic, no servers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,20 @@ def test_help_and_version_load_no_client_of_a_server(bare: Program, arguments: l
     assert not found & (SERVERS | SLOW | {"rich"})
 
 
-def test_status_loads_neither_alembic_nor_benchmarks_nor_embedded_servers(taskbridge: Program) -> None:
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"bench"}))
+def test_the_help_of_a_command_loads_nothing_that_the_command_works_with(bare: Program, command: str) -> None:
+    code = f"import sys; sys.argv[1:] = [{command!r}, '--help']; from taskbridge.cli.main import main; main()"
+    found = loaded(code, bare.environment)
+    assert f"taskbridge.cli.{COMMANDS[command][0]}" in found
+    assert not found & (SERVERS | SLOW | {"rich", "jsonpath_rfc9535"})
+
+
+def test_status_loads_neither_celery_nor_alembic_nor_benchmarks_nor_embedded_servers(taskbridge: Program) -> None:
     found = loaded(
         "import sys; sys.argv[1:] = ['status']; from taskbridge.cli.main import main; main()", taskbridge.environment
     )
-    assert "celery" in found
-    assert not found & SLOW
+    assert {"sqlalchemy", "redis"} <= found
+    assert not found & (SLOW | {"celery", "celery.app", "kombu.connection", "taskbridge.app", "jsonpath_rfc9535"})
 
 
 @pytest.mark.parametrize(
