@@ -1,4 +1,7 @@
-"""Alembic's way in. `taskbridge migrate` hands over its connection; there is no alembic.ini."""
+"""Alembic's way in. `taskbridge migrate` hands over its connection and the schema; there is no alembic.ini.
+
+Migrations write their objects' names without a schema: for the length of the migration it is the only one looked in.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=METADATA,
     version_table=VERSION_TABLE,
+    version_table_schema=context.config.attributes["schema"],
     transaction_per_migration=False,
 )
 with context.begin_transaction():

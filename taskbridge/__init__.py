@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskbridge.app import app, notify_event, notify_many, record_event, record_invoice
+    from taskbridge.app import app, notify_event, notify_many, record, record_event, record_invoice, record_many
     from taskbridge.batch import Batch, Record, RetryAfter
     from taskbridge.criteria import Criterion
     from taskbridge.installation import install
@@ -28,14 +28,16 @@ __all__ = [
     "notify_event",
     "notify_many",
     "pipeline",
+    "record",
     "record_event",
     "record_invoice",
+    "record_many",
 ]
 
 if not TYPE_CHECKING:
     # A module is imported when one of its names is first used: a command's help needs no Celery, a policy no Postgres.
     _MODULES = {
-        "app": ("app", "notify_event", "notify_many", "record_event", "record_invoice"),
+        "app": ("app", "notify_event", "notify_many", "record", "record_event", "record_invoice", "record_many"),
         "batch": ("Batch", "Record", "RetryAfter"),
         "criteria": ("Criterion",),
         "installation": ("install",),

@@ -18,7 +18,7 @@ from taskbridge.producer import Bridge
 from taskbridge.runtime import keys_of, runtime
 from taskbridge.settings import Settings
 
-__all__ = ["app", "make_app", "notify_event", "notify_many", "record_event", "record_invoice"]
+__all__ = ["app", "make_app", "notify_event", "notify_many", "record", "record_event", "record_invoice", "record_many"]
 
 DEFAULTS: Final[dict[str, Any]] = {
     "broker_connection_retry_on_startup": True,
@@ -71,5 +71,7 @@ _bridge = make_app()
 app = _bridge.app
 notify_event = _bridge.notify_event
 notify_many = _bridge.notify_many
+record = _bridge.record
+record_many = _bridge.record_many
 record_event = _bridge.record_event
 record_invoice = _bridge.record_invoice

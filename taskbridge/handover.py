@@ -38,8 +38,8 @@ class Run:
 
     @property
     def cursors(self) -> Cursors:
-        """The cursors over the rows of this pipeline."""
-        return self.runtime.cursors_of(self.pipeline)
+        """The cursors over the source of this pipeline."""
+        return self.runtime.cursors_of(self.pipeline.name)
 
     @property
     def key(self) -> dict[str, str]:
@@ -53,6 +53,7 @@ class Run:
 
     def claim(self, limit: int, *, narrowed: bool = True) -> Page:
         """Claim the cursor and read the first batch."""
+        self.runtime.know(self.pipeline)
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
         return self.cursors.claim(self.key, limit, narrowed=narrowed, **counts)

@@ -38,7 +38,7 @@ from taskbridge.gate import Queue
 from taskbridge.names import check_pipeline_name
 from taskbridge.notify import notify
 from taskbridge.runtime import Runtime, runtime, serves
-from taskbridge.store import json_text
+from taskbridge.store import json_text, with_reason
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["AGAIN_TASK", "RECORD_TASK", "UNDECLARED", "KeeperStep", "again", "count_parked", "take"]
@@ -197,11 +197,11 @@ def _set_aside(here: Runtime, message: Message, reason: str) -> str:
     with speaking_plainly():
         try:
             text = json_text("", message.payload)
-            here.records.write(pipeline, message_id, text, found, None)
+            here.records_of(pipeline).write(message_id, text, found, None)
         except (InvalidInput, DBAPIError) as error:
             if isinstance(error, DBAPIError) and not str(getattr(error.orig, "sqlstate", "")).startswith(("22", "54")):
                 raise
-            here.records.write(pipeline, message_id, _as_text(message.payload), found, None)
+            here.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
     log.error(
         "message %s of pipeline %r is set aside: %s (`taskbridge unmatched list` shows it)",
         message_id,
@@ -275,7 +275,7 @@ def _match_undeclared(here: Runtime) -> None:
 
 def _with_undeclared(here: Runtime) -> list[str]:
     known = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
-    return here.records.with_reason(known, UNDECLARED) if known else []
+    return with_reason(here.engine, known, UNDECLARED) if known else []
 
 
 class KeeperStep(bootsteps.StartStopStep):

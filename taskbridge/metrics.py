@@ -1,7 +1,8 @@
 """Metrics for Prometheus: the text of `taskbridge metrics`, and of a worker's port where one is set.
 
 Counters of events, runs and records stand in the cursors in Postgres, and how runners stand is in Redis, so any worker
-can tell them for the whole deployment, whatever its pool. What only one process sees, its own ticker, it tells for
+can tell them for the whole deployment, whatever its pool. Where there are many cursors they are summed up in the
+background, so that no scrape waits for it. What only one process sees, its own ticker, it tells for
 itself.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -26,7 +28,7 @@ from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate import Survey
 from taskbridge.histogram import BOUNDS_MS, Histogram
 from taskbridge.runtime import Runtime
-from taskbridge.store import Backlog, Counters, read_figures
+from taskbridge.store import Backlog, Counters, read_backlogs, read_counters
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
@@ -37,6 +39,8 @@ MOST_TENANTS: Final = 1_000
 """Pending records are counted of so many tenants with a runner, those with the earliest deadlines."""
 PATIENCE: Final = 4.0
 """Seconds that a scrape waits for a server. Prometheus waits 10 for a scrape."""
+LITTLE: Final = 0.1
+"""Seconds that a worker's scrape waits for sums over all cursors, before it gives those that it has."""
 
 T = TypeVar("T")
 
@@ -75,7 +79,12 @@ METRICS: Final = (
         *_POSTGRES,
         "Runs that failed, so that their tenant waits for a back-off.",
     ),
-    Metric("taskbridge_failing_tenants", "gauge", *_POSTGRES, "Tenants whose last run failed."),
+    Metric(
+        "taskbridge_failing_tenants",
+        "gauge",
+        *_BOTH,
+        "Tenants whose last run failed; 100000 means that many or more.",
+    ),
     Metric(
         "taskbridge_first_event_seconds",
         "histogram",
@@ -151,6 +160,7 @@ class Metrics(Collector):
         self._here = here
         self._ticking = ticking
         self._redis, self._postgres = _Patient("Redis"), _Patient("Postgres")
+        self._sums = _Sums(here)
         self._alone = threading.Lock()
         self.problems: list[str] = []
 
@@ -170,14 +180,16 @@ class Metrics(Collector):
         here, self.problems = self._here, []
         names = here.pipelines.names()
         surveys = self._ask(self._redis, lambda: here.gate.survey(names, MOST_TENANTS))
-        sources = {name: here.source_of(here.pipelines[name]) for name in names}
+        sources = {name: here.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
-        figures = self._ask(self._postgres, lambda: read_figures(here.engine, sources, tenants))
-        values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": figures is not None}}
+        backlogs = self._ask(self._postgres, lambda: read_backlogs(here.engine, sources, tenants))
+        values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": backlogs is not None}}
         if surveys is not None:
             values |= _of_surveys(surveys)
-        if figures is not None:
-            values |= _of_counters(figures[0]) | (_of_backlogs(figures[1]) if surveys is not None else {})
+        if backlogs is not None:
+            counters = self._sums.look(names, LITTLE if self._ticking else PATIENCE)
+            values |= _of_counters(counters) if counters is not None else {}
+            values |= _of_backlogs(backlogs) if surveys is not None else {}
         if self._ticking:
             values["taskbridge_tick_lateness_seconds"] = {name: here.lateness[name] for name in names}
             values["taskbridge_forgotten_tenants_total"] = {name: here.forgotten[name] for name in names}
@@ -193,6 +205,36 @@ class Metrics(Collector):
             if self._ticking:
                 log.warning("metrics: %s", sentence)
             return None
+
+
+class _Sums:
+    """The counters, sums over all cursors: read in a thread of its own, for at most a hundredth of the time."""
+
+    def __init__(self, here: Runtime) -> None:
+        self._here = here
+        self._found: dict[str, Counters] | None = None
+        self._thread: threading.Thread | None = None
+        self._not_before = 0.0
+
+    def look(self, names: Sequence[str], seconds: float) -> dict[str, Counters] | None:
+        """Return the counters as they were read last, after waiting so many seconds for a reading; None: not yet."""
+        if (self._thread is None or not self._thread.is_alive()) and time.monotonic() >= self._not_before:
+            self._thread = threading.Thread(
+                target=self._read, args=(names,), name="taskbridge-metrics-sums", daemon=True
+            )
+            self._thread.start()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._found
+
+    def _read(self, names: Sequence[str]) -> None:
+        started = time.monotonic()
+        try:
+            self._found = read_counters(self._here.engine, names)
+        except Exception as error:
+            log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
+        took = time.monotonic() - started
+        self._not_before = started + (took * 100 if took > LITTLE / 2 else 0)
 
 
 class _Patient:
@@ -242,7 +284,6 @@ def _of_counters(counters: Mapping[str, Counters]) -> Values:
         "taskbridge_sweeps_total": {name: one.sweeps for name, one in counters.items()},
         "taskbridge_records_total": {name: one.records for name, one in counters.items()},
         "taskbridge_failed_runs_total": {name: one.failed_runs for name, one in counters.items()},
-        "taskbridge_failing_tenants": {name: one.failing_tenants for name, one in counters.items()},
         "taskbridge_first_event_seconds": {name: one.first_events for name, one in counters.items()},
     }
 
@@ -252,6 +293,7 @@ def _of_backlogs(backlogs: Mapping[str, Backlog]) -> Values:
         "taskbridge_pending_records": {name: one.pending for name, one in backlogs.items()},
         "taskbridge_oldest_pending_seconds": {name: one.oldest_seconds for name, one in backlogs.items()},
         "taskbridge_quarantined_records": {name: one.quarantined for name, one in backlogs.items()},
+        "taskbridge_failing_tenants": {name: one.failing for name, one in backlogs.items()},
     }
 
 

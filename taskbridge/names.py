@@ -9,16 +9,22 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from taskbridge.errors import InvalidName
+from taskbridge.errors import InvalidInput, InvalidName
 
 MAX_TENANT_LENGTH = 200
 
 DEFAULT_PREFIX = "sync"
 """The key prefix of a deployment that was given none."""
 
+DEFAULT_SCHEMA = "taskbridge"
+"""The Postgres schema of a deployment that was given none."""
+
+MAX_KEY_LENGTH = 200
+
 _PIPELINE = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_SCHEMA = re.compile(r"(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
 
 def check_tenant(tenant: object) -> str:
@@ -57,6 +63,42 @@ def check_pipeline_name(name: object) -> str:
     if not isinstance(name, str) or not _PIPELINE.fullmatch(name):
         raise InvalidName(
             f"the pipeline name {name!r} is not allowed: use 1 to 63 of a-z, 0-9, '_' and '-', beginning with a letter"
+        )
+    return name
+
+
+def check_source_name(name: object) -> str:
+    """Return `name` unchanged, or raise InvalidName: the rule is that of a pipeline's name."""
+    if not isinstance(name, str) or not _PIPELINE.fullmatch(name):
+        raise InvalidName(
+            f"the source {name!r} is not allowed: use 1 to 63 of a-z, 0-9, '_' and '-', beginning with a letter"
+        )
+    return name
+
+
+def check_key(tenant: str, key: object) -> str:
+    """Return a record's key unchanged, or raise InvalidInput: 1 to 200 characters, as those of a tenant."""
+    if (
+        not isinstance(key, str)
+        or not 0 < len(key) <= MAX_KEY_LENGTH
+        or any(unicodedata.category(character) in _FORBIDDEN_CATEGORIES for character in key)
+    ):
+        raise InvalidInput(
+            f"tenant {tenant!r}: the key {str(key)[:20]!r} is not allowed: "
+            f"use a string of 1 to {MAX_KEY_LENGTH} characters, none of them a control character"
+        )
+    return key
+
+
+def check_schema_name(name: str) -> str:
+    """Return the name of a Postgres schema unchanged, or raise InvalidName.
+
+    1 to 63 of a-z, 0-9 and `_`, not beginning with a digit or `pg_`. It is ours alone, so it is not `public`.
+    """
+    if not _SCHEMA.fullmatch(name):
+        raise InvalidName(
+            f"the schema {name!r} is not allowed: use 1 to 63 of a-z, 0-9 and '_', beginning with a letter, and no "
+            "schema that others use, such as public (TASKBRIDGE_SCHEMA)"
         )
     return name
 

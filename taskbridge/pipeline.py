@@ -7,12 +7,13 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
-from taskbridge.names import check_pipeline_name
+from taskbridge.names import check_pipeline_name, check_source_name
 from taskbridge.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
@@ -44,15 +45,23 @@ class Pipeline:
     tenant_rate_limit: Limits = NO_LIMITS
     soft_time_limit: float | None = None
     downstream_errors: tuple[type[Exception], ...] = ()
+    source: str = ""
+    start: str | datetime = "everything"
 
     @property
     def criteria(self) -> DelaySinceLastRun | None:
-        """The policy, where the pipeline's records are those that match criteria; None: they are invoices."""
+        """The policy, where it has criteria, which find tenant and delay of the messages of the pipeline's source."""
         return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
 
     def __post_init__(self) -> None:
         check_pipeline_name(self.name)
         self._check_handler()
+        object.__setattr__(self, "source", check_source_name(self.source or self.name))
+        start = self.start
+        if start not in ("everything", "now") and not (isinstance(start, datetime) and start.tzinfo is not None):
+            raise InvalidPolicy(
+                f"pipeline {self.name}: start is {start!r}, give 'everything', 'now' or a datetime with a time zone"
+            )
         self._check_whole("batch_size", 1, LARGEST_BATCH)
         self._check_whole("max_attempts", 1, MOST_ATTEMPTS)
         self._check_whole("max_runs", 0, MOST_RUNS)
@@ -154,6 +163,8 @@ DECLARED: Final = Pipelines()
 def pipeline(
     name: str,
     *,
+    source: str | None = None,
+    start: str | datetime = "everything",
     policy: Policy = LatencyNeutral(),
     batch_size: int = 500,
     max_attempts: int = 5,
@@ -167,6 +178,10 @@ def pipeline(
 
     Args:
         name: 1 to 63 of a-z, 0-9, `_` and `-`; pinned in messages, keys and tables, so it must not change.
+        source: the records that it reads, those of `record(..., source=...)`; by default the pipeline's own name.
+            Several pipelines may read one source, each at its own pace. It must not change either.
+        start: which records a new pipeline begins with: `everything` that there is, only what is written from `now` on,
+            or from a time. It counts when the pipeline is seen for the first time, and never again.
         policy: when runs may start.
         batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where their documents
             come to 64 MiB, where so many took longer than a run's time budget, and while a bad record among them is
@@ -202,6 +217,8 @@ def pipeline(
                 Limits.of(f"pipeline {name}: tenant_rate_limit", tenant_rate_limit),
                 soft_time_limit,
                 tuple(downstream_errors),
+                source or "",
+                start,
             )
         )
         return handler

@@ -88,8 +88,8 @@ class LatencyNeutral:
 class DelaySinceLastRun:
     """Act at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
 
-    The delay is that of the criterion that the event's payload matched. A run takes all records of its tenant, also
-    those that are not yet due.
+    The delay is that of the criterion that the record's message matched; a record that was not written by
+    `record_event` has the smallest one. A run takes all records of its tenant, also those that are not yet due.
 
     Args:
         criteria: at least one; kept as a tuple.
@@ -106,14 +106,19 @@ class DelaySinceLastRun:
     @cached_property
     def spacing(self) -> Spacing:
         """The policy in the gate's units, for an event that names no delay of its own: the smallest one."""
-        return self.spacing_for(min(criterion.delay_ms for criterion in self.criteria))
+        return self.spacing_for(self.smallest_ms)
+
+    @cached_property
+    def smallest_ms(self) -> int:
+        """The smallest delay of any criterion in milliseconds: that of a record that has none of its own."""
+        return min(criterion.delay_ms for criterion in self.criteria)
 
     def spacing_for(self, delay_ms: int) -> Spacing:
         """The policy in the gate's units, for an event with this delay.
 
-        The last run is kept for the longest delay of any criterion: the next event may match that one.
+        The last run is kept for the longest delay that is known: the next event may have that one.
         """
-        return Spacing(delay=delay_ms, last_ttl=max(criterion.delay_ms for criterion in self.criteria))
+        return Spacing(delay=delay_ms, last_ttl=max(delay_ms, *(criterion.delay_ms for criterion in self.criteria)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from taskbridge.gate import Answer
 from taskbridge.pipeline import INVOICES
 from taskbridge.recording import Recorded
 from taskbridge.runtime import runtime
+from taskbridge.store import Row
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["Bridge"]
@@ -27,16 +28,63 @@ class Bridge:
     notify_event: Task[Any, Any]
     """The task: `notify_event.delay(tenant, pipeline="invoices")` tells the tenant's runner of new records."""
 
+    def record(
+        self,
+        tenant: str,
+        key: str,
+        document: Mapping[str, Any],
+        *,
+        source: str,
+        connection: Connection | None = None,
+    ) -> bool:
+        """Write or update one record of a source, in the transaction of `connection` or in one of its own.
+
+        Whoever commits notifies the pipelines that read the source: call `notify_event.delay(tenant, pipeline)` after
+        the commit, when this returned True.
+
+        Args:
+            tenant: whose record it is; 1 to 200 characters.
+            key: the record's own name, unique within source and tenant; 1 to 200 characters, none a control character.
+            document: the record as JSON. Write decimals and dates as strings.
+            source: where it belongs: the source of the pipelines that are to read it, by default their name.
+            connection: a SQLAlchemy connection to the same database.
+
+        Returns:
+            Whether anything changed. A record that is there with an equal document stays untouched.
+
+        Raises:
+            InvalidName: the source or the tenant is not allowed.
+            InvalidInput: the key is not allowed, or the document is no JSON object.
+            Unavailable: Postgres cannot be used; `ForeignCluster`, which is one, where the database was restored into
+                another cluster and not rebased yet.
+        """
+        with speaking_plainly():
+            return store.record(runtime(self.app).engine, source, tenant, key, document, connection)
+
+    def record_many(self, rows: Iterable[Row], *, source: str, connection: Connection | None = None) -> dict[str, int]:
+        """Write or update many records of a source, 5,000 in a statement; each is (tenant, key, document).
+
+        Where one stands there several times, the last one counts. Whoever commits notifies:
+        `notify_many(changed, pipeline)`.
+
+        Returns:
+            How many records changed, by tenant; a tenant without a change is not in it.
+
+        Raises: as `record`. Without a connection each statement is a transaction, so what came before an error stays.
+        """
+        with speaking_plainly():
+            return store.record_many(runtime(self.app).engine, source, rows, connection)
+
     def record_invoice(
         self, tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None
     ) -> bool:
-        """Write or update one invoice, in the transaction of `connection` or in one of its own.
+        """Write or update one record of the source `invoices`: as `record`, for the pipeline of that name.
 
         Whoever commits notifies: call `notify_event.delay(tenant)` after the commit, when this returned True.
 
         Args:
             tenant: whose invoice it is; 1 to 200 characters.
-            number: the invoice's number, unique within the tenant; 1 to 200 printable characters.
+            number: the invoice's number, unique within the tenant; 1 to 200 characters, none a control character.
             document: the invoice as JSON. Write decimals and dates as strings.
             connection: a SQLAlchemy connection to the same database.
 

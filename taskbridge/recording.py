@@ -85,7 +85,7 @@ class Prepared(NamedTuple):
 
     def write(self, here: Runtime, connection: Connection | None = None) -> bool:
         """Write it, in the transaction of `connection` or in one of its own; return whether it is new."""
-        return here.records.write(self.pipeline, self.message_id, self.text, self.found, connection)
+        return here.records_of(self.pipeline).write(self.message_id, self.text, self.found, connection)
 
 
 def prepare(here: Runtime, pipeline: str, payload: Any, message_id: str | None) -> Prepared:
@@ -113,9 +113,10 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None) -> list[M
     policy = criteria_of(here, pipeline)
     done = []
     with speaking_plainly():
-        for record, found in here.records.match_again(
-            pipeline, lambda payload: match(policy.criteria, payload), reason
-        ):
+        # What came before the pipeline was known lies under its name.
+        again = here.records_of(pipeline).match_again
+        under = sorted({pipeline, here.pipelines[pipeline].source})
+        for record, found in again(lambda payload: match(policy.criteria, payload), reason, under):
             if isinstance(found, Match):
                 notify(app, found.tenant, pipeline, found.delay_ms)
                 done.append(MatchedAgain(record, found.tenant, None))

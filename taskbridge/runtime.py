@@ -28,17 +28,15 @@ from taskbridge.pace import Pace
 from taskbridge.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.settings import Settings
 from taskbridge.store import (
-    INVOICE_ROWS,
-    RECORD_ROWS,
     Cursors,
     Pauses,
     Quarantine,
     Records,
-    Source,
     check_cluster,
     check_schema,
     check_version,
     connect,
+    know,
 )
 from taskbridge.translation import speaking_plainly
 from taskbridge.turns import OURS
@@ -136,35 +134,47 @@ class Runtime:
         """The pool of connections to Postgres."""
         if not self.settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
-        return connect(self.settings.postgres_url, statement_timeout=self.settings.statement_timeout)
-
-    @cached_property
-    def cursors(self) -> Cursors:
-        """The cursors of pipelines of invoices."""
-        return self._cursors(INVOICE_ROWS)
-
-    @cached_property
-    def record_cursors(self) -> Cursors:
-        """The cursors of pipelines with criteria."""
-        return self._cursors(RECORD_ROWS)
-
-    def _cursors(self, source: Source) -> Cursors:
         settings = self.settings
-        return Cursors(
-            self.engine,
-            source,
-            runner_ttl=settings.runner_ttl,
-            transaction_timeout=settings.transaction_timeout,
-        )
+        return connect(settings.postgres_url, settings.schema, statement_timeout=settings.statement_timeout)
+
+    def cursors_of(self, pipeline: str) -> Cursors:
+        """Return the cursors over the source that a pipeline reads.
+
+        Raises:
+            UnknownPipeline: no loaded module declares it.
+        """
+        source, settings = self.pipelines[pipeline].source, self.settings
+        if source not in self._cursors:
+            self._cursors[source] = Cursors(
+                self.engine,
+                source,
+                runner_ttl=settings.runner_ttl,
+                transaction_timeout=settings.transaction_timeout,
+            )
+        return self._cursors[source]
+
+    def records_of(self, pipeline: str) -> Records:
+        """Return the messages of a pipeline's source; of a pipeline that nobody declares, those under its name."""
+        declared = self.pipelines.names()
+        return Records(self.engine, self.pipelines[pipeline].source if pipeline in declared else pipeline)
+
+    def know(self, pipeline: Pipeline) -> None:
+        """Let the database know the pipeline, once in this process.
+
+        Raises:
+            InvalidPolicy: it has read another source until now.
+        """
+        if self._known.get(pipeline.name) != pipeline.source:
+            know(self.engine, pipeline.name, pipeline.source, pipeline.start)
+            self._known[pipeline.name] = pipeline.source
 
     @cached_property
-    def records(self) -> Records:
-        """The records of pipelines with criteria."""
-        return Records(self.engine)
+    def _known(self) -> dict[str, str]:
+        return {}
 
-    def cursors_of(self, pipeline: Pipeline) -> Cursors:
-        """Return the cursors over the rows that `pipeline` reads."""
-        return self.cursors if pipeline.criteria is None else self.record_cursors
+    @cached_property
+    def _cursors(self) -> dict[str, Cursors]:
+        return {}
 
     @cached_property
     def paces(self) -> defaultdict[str, Pace]:
@@ -196,13 +206,9 @@ class Runtime:
         """What an operator holds."""
         return Pauses(self.engine)
 
-    def source_of(self, pipeline: Pipeline) -> Source:
-        """Return the rows that `pipeline` reads."""
-        return INVOICE_ROWS if pipeline.criteria is None else RECORD_ROWS
-
-    def quarantine_of(self, pipeline: Pipeline) -> Quarantine:
-        """Return the quarantine of the rows that `pipeline` reads."""
-        return Quarantine(self.engine, self.source_of(pipeline))
+    def quarantine_of(self, pipeline: str) -> Quarantine:
+        """Return the quarantine of the source that a pipeline reads; raises as `cursors_of`."""
+        return Quarantine(self.engine, self.pipelines[pipeline].source)
 
     @cached_property
     def heartbeat(self) -> Heartbeat:
@@ -234,6 +240,8 @@ class Runtime:
             check_version(self.engine)
             check_schema(self.engine)
             check_cluster(self.engine)
+            for name in self.pipelines.names():
+                self.know(self.pipelines[name])
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         """Publish a run the ordinary way."""

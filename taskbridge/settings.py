@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from taskbridge.errors import ConfigurationError
-from taskbridge.names import DEFAULT_PREFIX, check_key_prefix
+from taskbridge.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 
 __all__ = ["Settings", "unknown_variables"]
 
@@ -34,6 +34,8 @@ class Settings:
     key_prefix: str = DEFAULT_PREFIX
     """First part of every Redis key of the gate, and another one is in the names of the queues as well, so that several
     deployments can share one Redis."""
+    schema: str = DEFAULT_SCHEMA
+    """The Postgres schema of all tables, functions and views of TaskBridge, which is its own alone."""
     runner_ttl: float = 5.0
     """After this many seconds without a heartbeat a run counts as dead and is replaced. 0.5 to 3600."""
     republish_after: float = 5.0
@@ -56,6 +58,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_key_prefix(self.key_prefix)
+        check_schema_name(self.schema)
         if not 0 <= self.metrics_port <= LAST_PORT:
             raise ConfigurationError(
                 f"{_variable('metrics_port')} is {self.metrics_port}, it must lie between 0 (off) and {LAST_PORT}"

@@ -113,7 +113,7 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
     criteria = here.pipelines[pipeline].criteria
     rebuild = criteria is not None and here.gate.rebuilt_for(pipeline) != criteria.spacing.last_ttl
     if criteria is not None and rebuild:
-        last_runs = here.records.last_runs(pipeline, criteria.spacing.last_ttl)
+        last_runs = here.cursors_of(pipeline).last_runs(pipeline, criteria.spacing.last_ttl)
         here.gate.remember_last(pipeline, last_runs, criteria.spacing)
     forgotten, events = _without_runner(here, pipeline, every=rebuild), []
     for waiting, spacing, state in forgotten:
@@ -152,11 +152,11 @@ def _without_runner(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[
 
 def _pending(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting, Spacing]]:
     """Return the tenants that have records to take now, or with `every` ever, each with its spacing."""
-    declared = here.pipelines[pipeline]
+    declared, cursors = here.pipelines[pipeline], here.cursors_of(pipeline)
     if declared.criteria is None:
-        spacing = declared.policy.spacing
-        return [(Waiting(tenant, spacing.delay, None), spacing) for tenant in here.cursors.pending_tenants(pipeline)]
-    waiting = here.records.waiting_tenants(pipeline, every=every)
+        found = cursors.pending_tenants(pipeline)
+        return [(one._replace(last_ms=None), declared.policy.spacing) for one in found]
+    waiting = cursors.pending_tenants(pipeline, smallest=declared.criteria.smallest_ms, every=every)
     return [(one, declared.criteria.spacing_for(one.delay_ms)) for one in waiting]
 
 

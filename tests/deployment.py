@@ -151,12 +151,12 @@ class Deployment:
 
     def deliveries(self) -> list[tuple[str, str]]:
         """Tenant and invoice number of each delivery that took effect."""
-        return [tuple(row) for row in self.rows("SELECT tenant, external_id FROM deliveries ORDER BY id")]
+        return [tuple(row) for row in self.rows("SELECT tenant, external_id FROM taskbridge.deliveries ORDER BY id")]
 
     def idle(self) -> bool:
         """Whether no runner is left and nothing is pending."""
         here = runtime(self.app)
-        return not here.gate.active("invoices") and not here.cursors.pending_tenants("invoices")
+        return not here.gate.active("invoices") and not here.cursors_of("invoices").pending_tenants("invoices")
 
     def wait_until_idle(self, seconds: float = 15.0) -> None:
         wait_until(self.idle, "idle", seconds)

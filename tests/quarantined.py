@@ -6,17 +6,18 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-REVISION = """coalesce(
-    (SELECT revision FROM invoices WHERE tenant = %s AND number = %s),
-    (SELECT revision FROM records WHERE pipeline = %s AND message_id = %s),
-    1
-)"""
+REVISION = """coalesce((
+    SELECT r.revision FROM taskbridge.records r
+    WHERE r.tenant = %s AND r.key = %s AND r.source = coalesce(
+        (SELECT source FROM taskbridge.pipelines WHERE pipeline = %s), %s
+    )
+), 1)"""
 
 
 def revision_of(engine: Engine, tenant: str, number: str) -> int:
     """The revision that an invoice has now."""
     with engine.connect() as connection:
-        statement = "SELECT revision FROM invoices WHERE tenant = %s AND number = %s"
+        statement = "SELECT revision FROM taskbridge.records WHERE tenant = %s AND key = %s"
         return int(connection.exec_driver_sql(statement, (tenant, number)).scalar_one())
 
 
@@ -33,9 +34,9 @@ def set_aside(
     with engine.begin() as connection:
         for external_id in external_ids:
             connection.exec_driver_sql(
-                f"INSERT INTO quarantine ({', '.join(names)}, revision) "  # noqa: S608
+                f"INSERT INTO taskbridge.quarantine ({', '.join(names)}, revision) "  # noqa: S608
                 f"VALUES ({', '.join(['%s'] * len(names))}, {REVISION})",
-                (pipeline, tenant, external_id, reason, *columns.values(), tenant, external_id, pipeline, external_id),
+                (pipeline, tenant, external_id, reason, *columns.values(), tenant, external_id, pipeline, pipeline),
             )
 
 
@@ -43,6 +44,6 @@ def states(engine: Engine, pipeline: str = "invoices") -> dict[tuple[str, str], 
     """Return the state of each record, by tenant and external id."""
     with engine.connect() as connection:
         rows = connection.exec_driver_sql(
-            "SELECT tenant, external_id, state FROM record_states WHERE pipeline = %s", (pipeline,)
+            "SELECT tenant, external_id, state FROM taskbridge.record_states WHERE pipeline = %s", (pipeline,)
         )
         return {(row.tenant, row.external_id): row.state for row in rows}

@@ -159,13 +159,14 @@ def _drain(here: Runtime, meter: _Meter, tenants: int, records: int, lease_ms: i
     """Give `tenants` as many `records` each, notify each once, and return what that cost for each."""
     names = [f"drain-{at}" for at in range(tenants)]
     with here.engine.begin() as connection:
-        connection.exec_driver_sql("TRUNCATE invoices")
+        connection.exec_driver_sql("TRUNCATE taskbridge.records")
         connection.exec_driver_sql(
-            "INSERT INTO invoices (tenant, number, document) SELECT tenant, n::text, %(document)s::jsonb "
+            "INSERT INTO taskbridge.records (source, tenant, key, document) SELECT 'invoices', tenant, "
+            "n::text, %(document)s::jsonb "
             "FROM unnest(%(names)s::text[]) tenant, generate_series(1, %(records)s) n",
             {"names": names, "records": records, "document": json.dumps(DOCUMENT)},
         )
-        connection.exec_driver_sql("ANALYZE invoices")
+        connection.exec_driver_sql("ANALYZE taskbridge.records")
     events = [(INVOICES, name, Spacing(delay=50, lease=lease_ms)) for name in names]
 
     def work() -> None:
@@ -185,7 +186,9 @@ def _linger(here: Runtime, meter: _Meter, tenants: int) -> Cost:
 
 def _runs_so_far(here: Runtime) -> int:
     with here.engine.connect() as connection:
-        return int(connection.exec_driver_sql("SELECT coalesce(sum(runs), 0) FROM sync_cursors").scalar_one())
+        return int(
+            connection.exec_driver_sql("SELECT coalesce(sum(runs), 0) FROM taskbridge.sync_cursors").scalar_one()
+        )
 
 
 def _drain_tasks(here: Runtime, meter: _Meter, count: int) -> Cost:

@@ -64,7 +64,7 @@ def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
     let_wait(here, dict.fromkeys(names, due))
     with here.engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload) "
+            "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, document) "
             "SELECT %s, name, name, 3600000, 'bench', '{}' FROM unnest(%s::text[]) name",
             (PIPELINE, names),
         )

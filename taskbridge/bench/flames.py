@@ -80,7 +80,7 @@ def _run(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterat
         feeding = threading.Thread(target=_feed, args=(here, stopped), daemon=True)
         feeding.start()
         try:
-            wait_until(lambda: here.cursors.counts(INVOICES), "the first run", 30)
+            wait_until(lambda: list(here.cursors_of(INVOICES).every_count(INVOICES)), "the first run", 30)
             (child,) = process(main_process).children()
             yield child.pid
         finally:
@@ -93,7 +93,8 @@ def _feed(here: Runtime, stopped: threading.Event) -> None:
     """Let `TENANTS` tenants have a new record each, and their runs follow each other, until told to stop."""
     names = [f"tenant-{at}" for at in range(TENANTS)]
     text = (
-        'INSERT INTO invoices (tenant, number, document) SELECT tenant, %(number)s, \'{"total": "74.25"}\' '
+        "INSERT INTO taskbridge.records (source, tenant, key, document) "
+        "SELECT 'invoices', tenant, %(number)s, '{\"total\": \"74.25\"}' "
         "FROM unnest(%(names)s::text[]) tenant"
     )
     events = [(INVOICES, name, Spacing(delay=50)) for name in names]

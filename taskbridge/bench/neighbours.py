@@ -116,7 +116,8 @@ def _first_events(here: Runtime, prefix: str, count: int) -> list[int]:
     def all_handled() -> bool:
         with here.engine.connect() as connection:
             rows = connection.exec_driver_sql(
-                "SELECT first_event_ms FROM sync_cursors WHERE starts_with(tenant, %s) AND first_event_ms IS NOT NULL",
+                "SELECT first_event_ms FROM taskbridge.sync_cursors WHERE starts_with(tenant, %s) AND "
+                "first_event_ms IS NOT NULL",
                 (f"{prefix}-",),
             )
             delays[:] = rows.scalars()
@@ -129,15 +130,15 @@ def _first_events(here: Runtime, prefix: str, count: int) -> list[int]:
 def _import(here: Runtime, tenant: str, records: int) -> None:
     with here.engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO invoices (tenant, number, document) "
-            "SELECT %(tenant)s, n::text, '{}' FROM generate_series(1, %(records)s) n",
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', %(tenant)s, n::text, '{}' FROM generate_series(1, %(records)s) n",
             {"tenant": tenant, "records": records},
         )
 
 
 def _handled(here: Runtime) -> int:
     with here.engine.connect() as connection:
-        text = "SELECT coalesce(sum(records), 0) FROM sync_cursors WHERE tenant = 'large'"
+        text = "SELECT coalesce(sum(records), 0) FROM taskbridge.sync_cursors WHERE tenant = 'large'"
         return int(connection.exec_driver_sql(text).scalar_one())
 
 

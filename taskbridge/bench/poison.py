@@ -25,7 +25,7 @@ def _measure(records: int, bad: int) -> Report:
             _drain(here, "warm", 1, 0)
             seconds = {"clean": _drain(here, "clean", records, 0), "poisoned": _drain(here, "poisoned", records, bad)}
         made = Counter(calls.read_text().split())
-        found = {row["tenant"]: row for row in here.cursors.counts(INVOICES)}
+        found = {row["tenant"]: row for row in here.cursors_of(INVOICES).every_count(INVOICES)}
     rows = [
         (what, found[tenant]["handled"], found[tenant]["quarantined"], made[tenant], seconds[tenant])
         for what, tenant in (("no bad record", "clean"), (f"record {bad:,} is bad", "poisoned"))
@@ -52,14 +52,14 @@ def _drain(here: Runtime, tenant: str, records: int, bad: int) -> float:
     """Let a tenant with `records`, of which the one at place `bad` fails, be handled; return the seconds it took."""
     with here.engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO invoices (tenant, number, document) "
-            "SELECT %(tenant)s, n::text, CASE WHEN n = %(bad)s THEN '{\"bad\": true}' ELSE '{}' END::jsonb "
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', %(tenant)s, n::text, CASE WHEN n = %(bad)s THEN '{\"bad\": true}' ELSE '{}' END::jsonb "
             "FROM generate_series(1, %(records)s) n",
             {"tenant": tenant, "records": records, "bad": bad},
         )
     started = time.monotonic()
     here.gate.notify(INVOICES, tenant, here.pipelines[INVOICES].policy.spacing)
-    wait_until(lambda: not here.cursors.pending_tenants(INVOICES), f"all records of {tenant}", 300)
+    wait_until(lambda: not here.cursors_of(INVOICES).pending_tenants(INVOICES), f"all records of {tenant}", 300)
     return time.monotonic() - started
 
 

@@ -30,6 +30,7 @@ from taskbridge.runtime import Runtime
 __all__ = ["SWEEP"]
 
 PIPELINE: Final = "bench-sweep"
+SOURCE: Final = "invoices"
 TENANT: Final = "swept"
 GROWN: Final = "grown"
 PAGE: Final = 500
@@ -39,21 +40,21 @@ SMALLEST: Final = 10_000
 
 # The bare select pages by (tenant, id), which needs an index that we do not.
 TABLES: Final = """
-CREATE INDEX ix_bench_bare ON invoices (tenant, id);
-CREATE TABLE bench_flagged (LIKE invoices INCLUDING DEFAULTS, done boolean NOT NULL DEFAULT false);
+CREATE INDEX ix_bench_bare ON taskbridge.records (tenant, id);
+CREATE TABLE bench_flagged (LIKE taskbridge.records INCLUDING DEFAULTS, done boolean NOT NULL DEFAULT false);
 ALTER TABLE bench_flagged ADD PRIMARY KEY (id);
 CREATE INDEX ix_bench_flagged ON bench_flagged (tenant, id) WHERE NOT done;
 """
 FILL: Final = """
-INSERT INTO invoices (tenant, number, document)
-SELECT %(tenant)s, to_char(n, 'FM0000000000'), %(document)s::jsonb
+INSERT INTO taskbridge.records (source, tenant, key, document)
+SELECT 'invoices', %(tenant)s, to_char(n, 'FM0000000000'), %(document)s::jsonb
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
 """
 BARE: Final = """
-SELECT id, number, revision, document FROM invoices WHERE tenant = %s AND id > %s ORDER BY id LIMIT %s
+SELECT id, key, revision, document FROM taskbridge.records WHERE tenant = %s AND id > %s ORDER BY id LIMIT %s
 """
 FLAGGED: Final = """
-SELECT id, number, revision, document FROM bench_flagged WHERE tenant = %s AND NOT done
+SELECT id, key, revision, document FROM bench_flagged WHERE tenant = %s AND NOT done
 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 DONE: Final = "UPDATE bench_flagged SET done = true WHERE id = ANY(%s)"
@@ -73,7 +74,9 @@ class _Sweeps:
         self.here = here
         self.handed = 0
         self._pipelines = Pipelines()
-        self._pipelines.declare(Pipeline(PIPELINE, self._handle, LatencyNeutral(lease=0, tick=0.001), PAGE))
+        self._pipelines.declare(
+            Pipeline(PIPELINE, self._handle, LatencyNeutral(lease=0, tick=0.001), PAGE, source=SOURCE)
+        )
         here.pipelines = self._pipelines
 
     def _handle(self, batch: Batch) -> None:
@@ -171,7 +174,7 @@ def _rate(expected: int, seconds: float, records: int) -> float:
 
 
 def _ours(sweeps: _Sweeps) -> _Swept:
-    _execute(sweeps.here, "DELETE FROM sync_cursors")
+    _execute(sweeps.here, "DELETE FROM taskbridge.sync_cursors")
     return sweeps.run(TENANT)
 
 
@@ -184,7 +187,7 @@ def _bare(connection: psycopg.Connection[Any], tenant: str = TENANT, last: int =
 
 
 def _flagged(here: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
-    _execute(here, "TRUNCATE bench_flagged; INSERT INTO bench_flagged SELECT * FROM invoices")
+    _execute(here, "TRUNCATE bench_flagged; INSERT INTO bench_flagged SELECT * FROM taskbridge.records")
     _execute(here, "VACUUM ANALYZE bench_flagged")
     started, count = time.perf_counter(), 0
     while True:
@@ -198,14 +201,14 @@ def _flagged(here: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
 
 def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
     """Grow one tenant's records; yield what a batch, an empty run and a bare select cost at each size, in ms."""
-    _execute(here, "TRUNCATE invoices; DELETE FROM sync_cursors")
+    _execute(here, "TRUNCATE taskbridge.records; DELETE FROM taskbridge.sync_cursors")
     with _connection(here) as bare:
         sweeps, there = _Sweeps(here), 0
         sweeps.run(GROWN)
         for size in sizes:
             _fill(here, GROWN, there + 1, size, "{}")
             # Where a sweep of them all would put it.
-            _execute(here, "UPDATE sync_cursors SET snapshot = pg_current_snapshot()")
+            _execute(here, "UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot()")
             _execute(here, "CHECKPOINT")
             samples = [_sample(sweeps, bare, size + at * PAGE) for at in range(SAMPLES)]
             there = size + SAMPLES * PAGE
@@ -214,7 +217,7 @@ def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
 
 def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple[float, ...]:
     """Add a batch to the `there` records; return the seconds of a bare select of it, of its run and of an empty one."""
-    (last,) = bare.execute("SELECT max(id) FROM invoices").fetchone() or (0,)
+    (last,) = bare.execute("SELECT max(id) FROM taskbridge.records").fetchone() or (0,)
     _fill(sweeps.here, GROWN, there + 1, there + PAGE, "{}", vacuum=False)
     selected = _bare(bare, GROWN, last)
     batch, empty = sweeps.run(GROWN), sweeps.run(GROWN)
@@ -226,7 +229,7 @@ def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple
 def _fill(here: Runtime, tenant: str, first: int, last: int, document: str, *, vacuum: bool = True) -> None:
     _execute(here, FILL, tenant=tenant, document=document, first=first, last=last)
     if vacuum:
-        _execute(here, "VACUUM ANALYZE invoices")
+        _execute(here, "VACUUM ANALYZE taskbridge.records")
 
 
 def _execute(here: Runtime, statements: str, **values: Any) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from taskbridge.errors import TaskBridgeError
 from taskbridge.intake import count_parked
 from taskbridge.runtime import Runtime
-from taskbridge.store import check_cluster, check_schema, check_version
+from taskbridge.store import check_cluster, check_schema, check_version, read_backlogs, unmatched_sources
 from taskbridge.store.schema import head
 from taskbridge.translation import speaking_plainly
 
@@ -216,7 +216,7 @@ def _work(here: Runtime) -> Findings:
         for trouble, remedy in _troubles(here, name):
             sound = False
             yield Finding(Level.WARNING, "work", f"{name}: {trouble}", remedy)
-    for name, count in here.records.unmatched_pipelines().items():
+    for name, count in unmatched_sources(here.engine).items():
         sound = False
         yield Finding(
             Level.WARNING, "work", f"{name}: {count:,} messages match no criterion", f"taskbridge unmatched list {name}"
@@ -241,13 +241,11 @@ def _troubles(here: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
     if circuit.open:
         line = f"the circuit is open, {circuit.probes:,} probes failed, {circuit.in_line:,} tenants wait in line"
         yield line, "look at what the handler calls; `taskbridge status` shows the errors"
-    counts = list(here.cursors.counts(pipeline))
-    failing = [row["tenant"] for row in counts if row["failures"]]
-    if failing:
-        yield f"{len(failing):,} tenants fail, such as {failing[0]!r}", "`taskbridge status` shows the errors"
-    quarantined = sum(row["quarantined"] for row in counts)
-    if quarantined:
-        yield f"{quarantined:,} records are in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
+    seen = read_backlogs(here.engine, {pipeline: here.pipelines[pipeline].source}, {pipeline: ()})[pipeline]
+    if seen.failing:
+        yield f"{seen.failing:,} tenants fail, such as {seen.fails!r}", "`taskbridge status` shows the errors"
+    if seen.quarantined:
+        yield f"{seen.quarantined:,} records are in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
 
 
 def _overdue(here: Runtime) -> Findings:

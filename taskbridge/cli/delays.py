@@ -64,8 +64,10 @@ class Delays:
 
 def look(here: Runtime, pipeline: str, tenants: Sequence[TenantView]) -> Delays | None:
     """Return what waits for `tenants`, and how much is unmatched; None: the pipeline has no criteria."""
-    if here.pipelines[pipeline].criteria is None:
+    criteria, cursors = here.pipelines[pipeline].criteria, here.cursors_of(pipeline)
+    if criteria is None:
         return None
-    found = {one.tenant: here.records.waiting(pipeline, one.tenant) for one in tenants if one.counts["pending"]}
+    smallest, pending = criteria.smallest_ms, [one.tenant for one in tenants if one.counts["pending"]]
+    found = {tenant: cursors.waiting(pipeline, tenant, smallest) for tenant in pending}
     waiting = {tenant: records for tenant, records in found.items() if records is not None}
-    return Delays(pipeline, here.records.count_unmatched(pipeline), waiting)
+    return Delays(pipeline, here.records_of(pipeline).count_unmatched(), waiting)

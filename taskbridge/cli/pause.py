@@ -182,14 +182,14 @@ def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Sco
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
     """Wait until nothing is left. Return what is left, by tenant, and whether all of that is paused."""
-    pauses, source = scope.here.pauses, scope.here.source_of(scope.here.pipelines[scope.pipeline])
+    pauses, cursors = scope.here.pauses, scope.here.cursors_of(scope.pipeline)
     deadline = time.monotonic() + timeout
     snapshot = pauses.snapshot()
     tenants, told = scope.pending(), False
     while True:
         interrupts.check()
         before = time.monotonic()
-        left = pauses.pending_before(scope.pipeline, source, tenants, snapshot)
+        left = cursors.pending_before(scope.pipeline, tenants, snapshot)
         held = pauses.of(scope.pipeline)
         paused = all(held.holding(tenant) for tenant in left)
         after = time.monotonic()

@@ -32,7 +32,7 @@ __all__ = ["prune"]
     type=duration,
     required=True,
     metavar="DURATION",
-    help="Only what was recorded longer ago than this: a number with s, m, h, d or w.",
+    help="Only what was written longer ago than this: a number with s, m, h, d or w.",
 )
 @click.option("--pipeline", metavar="NAME", help="Only what this pipeline reads.  [default: all]")
 @click.option("--deliveries", is_flag=True, help="Delete old rows of the journal as well.")
@@ -42,16 +42,14 @@ __all__ = ["prune"]
 def prune(
     older_than: timedelta, pipeline: str | None, deliveries: bool, dry_run: bool, data_dir: Path, as_json: bool
 ) -> None:
-    """Delete records that were recorded long ago and are done with.
+    """Delete records that were written long ago and are done with.
 
-    An invoice goes when every pipeline that reads invoices has handled or discarded it: name the modules of all
-    pipelines in TASKBRIDGE_PIPELINES. A record with a criterion goes when its pipeline has; the newest one of each
-    pipeline stays. What is pending, in quarantine or about to be tried again stays, as does what no
-    criterion matched and nobody discarded.
-    Rows of quarantine go with their record, or when it has changed since.
+    A record goes when every pipeline that reads its source has handled or discarded it: name the modules of all
+    pipelines in TASKBRIDGE_PIPELINES. What is pending, in quarantine or about to be tried again stays, as does what no
+    criterion matched and nobody discarded. Rows of quarantine go with their record, or when it has changed since.
 
-    A pruned invoice that is recorded again is new: it is delivered again, with a new revision and so another
-    idempotency key. So is a message whose id comes again. Choose an age at which nobody sends it again.
+    A pruned record that is written again is new: it is delivered again, with another idempotency key. So is a message
+    whose id comes again. Choose an age at which nobody sends it again.
 
     It works in small transactions and can be stopped at any time; what was deleted until then stays deleted.
 
@@ -82,8 +80,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
     if pipeline is not None:
         pipeline = pipelines[pipeline].name
-    readers = frozenset(name for name in pipelines.names() if pipelines[name].criteria is None)
-    return Prune(older_than, readers, frozenset(pipelines.names()) - readers, pipeline, **options)
+    return Prune(older_than, {name: pipelines[name].source for name in pipelines.names()}, pipeline, **options)
 
 
 def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
@@ -101,8 +98,8 @@ def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
             counts["quarantine"] += step.quarantine
             counts["kept"] += step.kept
             if step.table not in tasks:
-                tasks[step.table] = progress.add_task(step.table)
-            progress.update(tasks[step.table], total=step.end, completed=step.at)
+                tasks[step.table] = progress.add_task(step.table, total=None)
+            progress.update(tasks[step.table], advance=step.deleted + step.quarantine + step.kept)
 
 
 def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -> None:
@@ -118,4 +115,4 @@ def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -
     console.print(table)
     if counts["kept"]:
         records = "1 old record stays" if counts["kept"] == 1 else f"{counts['kept']:,} old records stay"
-        console.print(f"{records}: pending, in quarantine, about to be tried again, or its pipeline's newest")
+        console.print(f"{records}: pending, in quarantine, or about to be tried again")

@@ -195,7 +195,7 @@ def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses
     with surroundings.enter(data_dir) as origin:
         here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
-        yield here.quarantine_of(here.pipelines[pipeline]), here.pauses, origin
+        yield here.quarantine_of(pipeline), here.pauses, origin
 
 
 def _chosen(every: bool, chosen: dict[str, Any]) -> _Choice:

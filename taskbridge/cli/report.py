@@ -21,8 +21,9 @@ def collect(here: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
     The first three are the file's, `seconds` is from the first invoice sent until idle, and all others are those of
     the database, earlier imports included. `first_event_ms` is from a burst's first event to its first batch handled.
     """
-    counts = here.cursors.counts(INVOICES)
-    deliveries, duplicates = here.cursors.delivery_counts(INVOICES)
+    cursors = here.cursors_of(INVOICES)
+    counts = list(cursors.every_count(INVOICES))
+    deliveries, duplicates = cursors.delivery_counts(INVOICES)
     return {
         "imported": sent.written,
         "unchanged": sent.unchanged,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taskbridge.cli.tenants import TenantView
     from taskbridge.gate import CircuitStatus
     from taskbridge.runtime import Runtime
-    from taskbridge.store import Pause
+    from taskbridge.store import Backlog, Pause
 
 __all__ = ["status"]
 
@@ -34,10 +34,13 @@ SHOWN_HELD: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One pipeline's tenants, what is true of the pipeline itself, and `delays` where it has criteria."""
+    """A page of one pipeline's tenants, what is true of the pipeline itself, and `delays` where it has criteria."""
 
     pipeline: str
     tenants: list[TenantView]
+    more: bool
+    runners: int
+    backlog: Backlog
     delays: Delays | None
     pause: Pause | None
     circuit: CircuitStatus
@@ -45,7 +48,20 @@ class _Standing:
     def as_json(self) -> dict[str, Any]:
         """Return what is true of the pipeline itself."""
         unmatched = {} if self.delays is None else {"unmatched": self.delays.unmatched}
-        return {"paused": self.pause is not None, "circuit": self._circuit_as_json(), **unmatched}
+        totals = {"runners": self.runners, **self.backlog._asdict()}
+        return {
+            "totals": totals,
+            "next": self.tenants[-1].tenant if self.more else None,
+            "paused": self.pause is not None,
+            "circuit": self._circuit_as_json(),
+            **unmatched,
+        }
+
+    def totals(self) -> str:
+        """Say how the whole pipeline stands."""
+        seen = self.backlog
+        numbers = f"{self.runners:,} runners, {seen.pending:,} pending, {seen.quarantined:,} in quarantine"
+        return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
 
     def _circuit_as_json(self) -> dict[str, Any]:
         """Return how the circuit stands; `opened` counts the times that it opened."""
@@ -75,7 +91,7 @@ class _Standing:
             if one.counts["failures"]:
                 yield _failure(one)
         yield from self._held()
-        quarantined = sum(one.counts["quarantined"] for one in self.tenants)
+        quarantined = self.backlog.quarantined
         if quarantined:
             records = "1 record is" if quarantined == 1 else f"{quarantined:,} records are"
             yield f"{self.pipeline}: {records} in quarantine; `{_command('quarantine list', self.pipeline)}` shows why"
@@ -106,10 +122,18 @@ class _Standing:
 )
 @click.argument("tenant", required=False)
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many tenants."
+)
+@click.option("--after", metavar="TENANT", default="", help="Tenants after this one, by name.")
 @data_dir_option
 @json_option
-def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bool) -> None:
-    """Show how every tenant stands, or TENANT alone.
+def status(tenant: str | None, pipeline: str | None, limit: int, after: str, data_dir: Path, as_json: bool) -> None:
+    """Show how each pipeline and its tenants stand, or TENANT alone.
+
+    The totals come first: runners, and up to 100,000 records that are pending for the 1,000 tenants whose runners are
+    due first or for another try, that lie in quarantine, and tenants whose last run failed. Then the tenants by name, a
+    page at a time; on a page up to 10,000 records of each are counted, and all of TENANT alone.
 
     Events and runs are those of the tenant's last burst; a lease is the time in which one more event belongs to it.
 
@@ -127,12 +151,12 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
         here = surroundings.looking()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         names = here.pipelines.names() if pipeline is None else [here.pipelines[pipeline].name]
-        found = {name: _look(here, name, tenant) for name in names}
-        strangers = {
-            name: count
-            for name, count in here.records.unmatched_pipelines().items()
-            if name not in here.pipelines.names()
-        }
+        from taskbridge.store import unmatched_sources
+
+        found = {name: _look(here, name, tenant, after, limit) for name in names}
+        sources = {here.pipelines[name].source for name in here.pipelines.names()} | set(here.pipelines.names())
+        unmatched = unmatched_sources(here.engine).items()
+        strangers = {name: count for name, count in unmatched if name not in sources}
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
         screen.emit_json({"pipelines": pipelines} | ({"unmatched_elsewhere": strangers} if strangers else {}))
@@ -146,13 +170,19 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
         raise click.exceptions.Exit(1)
 
 
-def _look(here: Runtime, pipeline: str, tenant: str | None) -> _Standing:
-    from taskbridge.cli.tenants import view
+def _look(here: Runtime, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
+    from taskbridge.cli.tenants import MOST_RUNNERS, page, view
+    from taskbridge.store import read_backlogs
 
-    tenants = view(here, pipeline, tenant)
+    tenants, more = page(here, pipeline, after, limit) if tenant is None else (view(here, pipeline, tenant), False)
+    due = here.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
+    source = here.pipelines[pipeline].source
     return _Standing(
         pipeline,
         tenants,
+        more,
+        due.runners,
+        read_backlogs(here.engine, {pipeline: source}, {pipeline: due.tenants})[pipeline],
         delays.look(here, pipeline, tenants),
         here.pauses.of(pipeline).whole,
         here.gate.circuit(pipeline),
@@ -188,12 +218,16 @@ def _show(found: dict[str, _Standing]) -> None:
     console = screen.stdout()
     for name, one in found.items():
         title = name if len(found) > 1 else None
+        if one.more:
+            console.print(one.totals())
         if not one.tenants:
             console.print(f"{name}: no tenants")
         elif one.delays is None:
             console.print(_table(console, one.tenants, title))
         else:
             console.print(one.delays.table(console, one.tenants, title))
+        if one.more:
+            console.print(screen.plain(f"more tenants: {_command('status', name)} --after {one.tenants[-1].tenant!r}"))
         for sentence in one.sentences():
             console.print(screen.plain(sentence))
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from taskbridge.cli.moments import moment
 from taskbridge.gate import RunnerStatus, State
 from taskbridge.runtime import Runtime
 from taskbridge.store import Pause
 
-__all__ = ["TenantView", "has_pending", "is_idle", "view"]
+__all__ = ["MOST_RUNNERS", "TenantView", "has_pending", "is_idle", "page", "view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,38 @@ _NOTHING: dict[str, Any] = {
 }
 
 
+MOST_RUNNERS: Final = 1_000
+"""Tenants without records and cursor are shown if they are among so many runners that are due first."""
+MOST_COUNTED: Final = 10_000
+"""Records that are counted of a tenant on a page of many."""
+
+
 def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[TenantView]:
     """Return the tenants that have records, a cursor, a runner or a pause, by name; with `tenant` that one or none."""
-    paused = here.pauses.of(pipeline)
-    counts = {row["tenant"]: row for row in here.cursors.counts(pipeline, tenant)}
+    cursors = here.cursors_of(pipeline)
+    rows = cursors.every_count(pipeline) if tenant is None else cursors.counts(pipeline, [tenant])
     active = here.gate.active(pipeline) if tenant is None else [tenant]
+    return _views(here, pipeline, {row["tenant"]: row for row in rows}, active, tenant)
+
+
+def page(here: Runtime, pipeline: str, after: str, limit: int) -> tuple[list[TenantView], bool]:
+    """Return the next `limit` tenants by name, after "" the first ones, and whether more follow.
+
+    What it costs does not grow with the tenants that there are. Of each tenant up to `MOST_COUNTED` records count.
+    """
+    cursors = here.cursors_of(pipeline)
+    others = {*here.gate.survey([pipeline], MOST_RUNNERS)[pipeline].tenants, *here.pauses.of(pipeline).tenants}
+    names = sorted({*cursors.tenants_after(pipeline, after, limit + 1), *(name for name in others if name > after)})
+    shown = names[:limit]
+    rows = {row["tenant"]: row for row in cursors.counts(pipeline, shown, MOST_COUNTED)}
+    views = _views(here, pipeline, rows, shown, None)
+    return [one for one in views if one.tenant in set(shown)], len(names) > limit
+
+
+def _views(
+    here: Runtime, pipeline: str, counts: Mapping[str, dict[str, Any]], active: Sequence[str], tenant: str | None
+) -> list[TenantView]:
+    paused = here.pauses.of(pipeline)
     held = {name for name in paused.tenants if tenant in (None, name)}
     names = sorted(counts.keys() | set(active) | held)
     now_ms = here.gate.now_ms()
@@ -115,6 +143,4 @@ def has_pending(here: Runtime) -> bool:
 
 
 def _pending(here: Runtime, pipeline: str) -> bool:
-    if here.pipelines[pipeline].criteria is None:
-        return bool(here.cursors.pending_tenants(pipeline))
-    return bool(here.records.waiting_tenants(pipeline, every=True))
+    return bool(here.cursors_of(pipeline).pending_tenants(pipeline))

@@ -50,18 +50,19 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
     Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
     """
     from taskbridge.recording import criteria_of
+    from taskbridge.store import unmatched_sources
 
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:
         here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         if pipeline is None:
-            _count(here.records.unmatched_pipelines(), as_json=as_json)
+            _count(unmatched_sources(here.engine), as_json=as_json)
             return
-        count = here.records.count_unmatched(pipeline)
+        count = here.records_of(pipeline).count_unmatched()
         if not count:
             criteria_of(here, pipeline)
-        records = list(islice(here.records.unmatched(pipeline), limit))
+        records = list(islice(here.records_of(pipeline).unmatched(), limit))
     if as_json:
         screen.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
     else:
@@ -140,7 +141,7 @@ def discard_them(
     with surroundings.enter(data_dir) as origin:
         here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
-        done = here.records.discard(pipeline, list(message_ids) or None, reason)
+        done = here.records_of(pipeline).discard(list(message_ids) or None, reason)
     if as_json:
         screen.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
     else:

@@ -19,6 +19,7 @@ from taskbridge.embedded.launch import HOST, server_environment
 from taskbridge.embedded.leftovers import kill_orphans, stop_leftover
 from taskbridge.embedded.place import account_name
 from taskbridge.errors import Unavailable
+from taskbridge.settings import Settings
 
 NAME = "taskbridge"  # of the role and of the database
 
@@ -44,6 +45,7 @@ class Postgres:
         self._cluster = place / "postgres"
         self._account = account
         self._durable = durable
+        self._schema = Settings.read().schema
         self._binaries = find_postgres(account)
         self._password = ""
 
@@ -78,6 +80,8 @@ class Postgres:
                 found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone()
                 if found is None:
                     connection.execute(f"CREATE DATABASE {NAME}")
+                # Nobody else's tables are here, so `SELECT * FROM deliveries` may find ours; others come first.
+                connection.execute(f'ALTER DATABASE {NAME} SET search_path = public, "{self._schema}"')
         except psycopg.OperationalError as error:
             if "password authentication failed" in str(error):
                 raise Unavailable(

@@ -7,7 +7,7 @@ from typing import Final
 from taskbridge.batch import Batch
 from taskbridge.pipeline import INVOICES, Pipeline
 from taskbridge.policy import LatencyNeutral
-from taskbridge.store.queries import query
+from taskbridge.store.queries import queries
 
 __all__ = ["JOURNAL", "journal"]
 
@@ -19,7 +19,7 @@ def journal(batch: Batch) -> None:
     """
     taken = [record for record in batch if record.external_id not in batch.rejected]
     batch.connection.exec_driver_sql(
-        query("record_delivery"),
+        queries(batch.connection)("record_delivery"),
         {
             "pipeline": batch.pipeline,
             "tenant": batch.tenant,

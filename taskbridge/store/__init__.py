@@ -8,24 +8,43 @@ from taskbridge.store.cluster import (
     in_its_cluster,
     rebase,
 )
-from taskbridge.store.cursor import Aside, CursorLost, Cursors, Evidence, Outranked, Page, Transaction
+from taskbridge.store.cursor import (
+    Aside,
+    CursorLost,
+    Cursors,
+    Evidence,
+    Outranked,
+    Page,
+    Transaction,
+    Waiting,
+    WaitingRecords,
+)
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
-from taskbridge.store.figures import Backlog, Counters, read_figures
-from taskbridge.store.matching import Records, UnmatchedRecord, Waiting, WaitingRecords
+from taskbridge.store.figures import Backlog, Counters, read_backlogs, read_counters
 from taskbridge.store.pauses import Pause, Paused, Pauses
+from taskbridge.store.pipelines import EVERYTHING, NOW, know
 from taskbridge.store.prune import PRUNED, Prune, Step, prune
 from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
-from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS, Source
-from taskbridge.store.records import json_text, record_invoice
+from taskbridge.store.records import (
+    Records,
+    Row,
+    UnmatchedRecord,
+    json_text,
+    record,
+    record_invoice,
+    record_many,
+    unmatched_sources,
+    with_reason,
+)
 from taskbridge.store.schema import check_schema, migrate
 
 __all__ = [
+    "EVERYTHING",
     "FOREIGN_CLUSTER",
     "FOREIGN_CLUSTER_STATE",
-    "INVOICE_ROWS",
+    "NOW",
     "OLDEST_POSTGRES",
     "PRUNED",
-    "RECORD_ROWS",
     "Aside",
     "Backlog",
     "Counters",
@@ -42,7 +61,7 @@ __all__ = [
     "QuarantinedRecord",
     "Rebased",
     "Records",
-    "Source",
+    "Row",
     "Step",
     "Transaction",
     "UnmatchedRecord",
@@ -54,9 +73,15 @@ __all__ = [
     "connect",
     "in_its_cluster",
     "json_text",
+    "know",
     "migrate",
     "prune",
-    "read_figures",
+    "read_backlogs",
+    "read_counters",
     "rebase",
+    "record",
     "record_invoice",
+    "record_many",
+    "unmatched_sources",
+    "with_reason",
 ]

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store.engine import patiently
-from taskbridge.store.queries import query
+from taskbridge.store.queries import queries
 
 __all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "Rebased", "check_cluster", "in_its_cluster", "rebase"]
 
@@ -42,7 +42,7 @@ class Rebased:
 def in_its_cluster(engine: Engine) -> bool:
     """Say whether the database is in the cluster whose transaction ids it holds; the schema must be the newest."""
     with engine.connect() as connection:
-        return bool(connection.exec_driver_sql(query("in_its_cluster")).scalar_one())
+        return bool(connection.exec_driver_sql(queries(engine)("in_its_cluster")).scalar_one())
 
 
 def check_cluster(engine: Engine) -> None:
@@ -64,6 +64,7 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
     Raises:
         Unavailable: another process of TaskBridge is connected, or somebody writes records; nothing changed.
     """
+    query = queries(engine)
     # Each statement must see what the lock waited for, whatever the database's default is.
     committed = engine.execution_options(isolation_level="READ COMMITTED")
     with committed.begin() as connection, patiently(connection, None):
@@ -76,14 +77,15 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
         set_aside = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
         # One snapshot for both, taken when nobody else can have written a row that is not committed.
         snapshot = {"snapshot": connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()}
-        rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).scalar_one()
+        connection.exec_driver_sql(query("rebase_starts"), snapshot)
+        rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).rowcount
         cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount
     return Rebased(set_aside, rows, cursors)
 
 
 def _refuse_company(connection: Connection) -> None:
     """A worker that goes on would read the former cluster's cursors as this one's until the rebase is done."""
-    pids = [str(pid) for pid in connection.exec_driver_sql(query("other_sessions")).scalars()]
+    pids = [str(pid) for pid in connection.exec_driver_sql(queries(connection)("other_sessions")).scalars()]
     if pids:
         raise Unavailable(
             f"other processes of TaskBridge are connected to the database (pg_stat_activity has their pids: "
@@ -94,7 +96,7 @@ def _refuse_company(connection: Connection) -> None:
 def _lock(connection: Connection, patience: float) -> None:
     try:
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(patience * 1000)}")
-        connection.exec_driver_sql(query("rebase_lock"))
+        connection.exec_driver_sql(queries(connection)("rebase_lock"))
     except OperationalError as error:
         if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
             raise

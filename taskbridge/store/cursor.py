@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -31,10 +31,20 @@ from taskbridge.failures import Narrowing
 from taskbridge.histogram import bucket
 from taskbridge.store.documents import decoded
 from taskbridge.store.engine import Bounded, NoAnswer, patiently
-from taskbridge.store.queries import INVOICE_ROWS, Source, query
+from taskbridge.store.queries import queries
 from taskbridge.texts import storable
 
-__all__ = ["Aside", "CursorLost", "Cursors", "Evidence", "Outranked", "Page", "Transaction"]
+__all__ = [
+    "Aside",
+    "CursorLost",
+    "Cursors",
+    "Evidence",
+    "Outranked",
+    "Page",
+    "Transaction",
+    "Waiting",
+    "WaitingRecords",
+]
 
 LONG_LOOK: Final = 60.0
 """Seconds for a look at all tenants of a pipeline."""
@@ -42,6 +52,7 @@ LOCKED: Final = 2.0
 """Of those, seconds to wait for a lock: somebody works on the table, and other pipelines wait for their turn."""
 _BLOCKED: Final = ("55P03", "57014")
 """SQLSTATEs of a statement that ended because of a lock or of its time-out."""
+PAGE: Final = 1_000
 NOTHING_SUSPECTED: Final = Narrowing()
 SMALL: Final = 2_000
 """Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
@@ -153,8 +164,24 @@ class Evidence(NamedTuple):
     in_a_row: int
 
 
+class Waiting(NamedTuple):
+    """A tenant with records to take: their smallest delay, and when its records were last taken (milliseconds)."""
+
+    tenant: str
+    delay_ms: int
+    last_ms: int | None
+
+
+class WaitingRecords(NamedTuple):
+    """How many records wait for a tenant, and the criterion and delay (milliseconds) that set when they are due."""
+
+    waiting: int
+    delay_ms: int
+    criterion: str
+
+
 class Cursors:
-    """The cursors of pipelines that read one source.
+    """The cursors of pipelines that read one source, and what lies after them.
 
     A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most. A batch's
     transaction that is idle, or gets no answer to a statement of the handler, ends after `transaction_timeout` seconds.
@@ -164,7 +191,7 @@ class Cursors:
     def __init__(
         self,
         engine: Engine,
-        source: Source = INVOICE_ROWS,
+        source: str = "invoices",
         *,
         runner_ttl: float = 5.0,
         transaction_timeout: float = 300.0,
@@ -173,9 +200,9 @@ class Cursors:
         self._engine = engine
         self._batch_bytes = batch_bytes
         self._transaction_timeout = transaction_timeout
+        self._source = source
+        self._query = queries(engine)
         self._patience = f"{round(runner_ttl * 1000)}ms"
-        self._read_batch = query("read_batch", source)
-        self._documents = query("documents", source)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def claim(
@@ -187,7 +214,7 @@ class Cursors:
             Outranked: a higher token owns the cursor.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        statement = (query("claim"), {**key, **counts, "session": session_name(key)})
+        statement = (self._query("claim"), {**key, **counts, "session": session_name(key)})
         try:
             page = self._read(key, limit, narrowed, *statement)
         except psycopg.OperationalError as error:
@@ -195,7 +222,7 @@ class Cursors:
                 raise
             # A run that was replaced may hold the cursor's row.
             with self._autocommit.connect() as connection:
-                ended = connection.exec_driver_sql(query("end_replaced"), _successor(key)).scalars().all()
+                ended = connection.exec_driver_sql(self._query("end_replaced"), _successor(key)).scalars().all()
             if not any(ended):
                 raise
             page = self._read(key, limit, narrowed, *statement)
@@ -209,7 +236,7 @@ class Cursors:
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        page = self._read(key, limit, narrowed, query("plan_by_index"))
+        page = self._read(key, limit, narrowed, self._query("plan_by_index"))
         if page is None:
             raise CursorLost
         return page
@@ -236,17 +263,18 @@ class Cursors:
             with driver.pipeline():
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
-                cursor.execute(self._read_batch, {**key, "limit": limit, "narrowed": narrowed, "small": SMALL})
+                values = {**key, "source": self._source, "limit": limit, "narrowed": narrowed, "small": SMALL}
+                cursor.execute(self._query("read_batch"), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
             rows = cursor.fetchall()
             whole = True
             if any(row[_STORED] for row in rows):
-                rows, whole = self._with_documents(driver, rows)
+                rows, whole = self._with_documents(driver, key, rows)
         return _page(key, rows, whole=whole) if rows else None
 
     def _with_documents(
-        self, driver: psycopg.Connection[Any], rows: list[tuple[Any, ...]]
+        self, driver: psycopg.Connection[Any], key: Mapping[str, str], rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
 
@@ -259,8 +287,9 @@ class Cursors:
             part = _slice(rows, at)
             at += len(part)
             large = [row for row in part if row[_STORED]]
-            values = {"ids": [row[_ID] for row in large], "revisions": [row[_REVISION] for row in large]}
-            texts = dict(driver.execute(self._documents, values).fetchall()) if large else {}
+            names = {"source": self._source, "tenant": key["tenant"]}
+            values = {**names, "ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large]}
+            texts = dict(driver.execute(self._query("documents"), values).fetchall()) if large else {}
             left -= sum(map(len, texts.values()))
             kept += [
                 (*row[:_TEXT], texts[row[_ID]], *row[_STORED:]) if row[_STORED] else row
@@ -271,7 +300,7 @@ class Cursors:
 
     def _owner(self, key: Mapping[str, str]) -> str:
         with self._autocommit.connect() as connection:
-            return str(connection.exec_driver_sql(query("owner"), dict(key)).scalar_one())
+            return str(connection.exec_driver_sql(self._query("owner"), dict(key)).scalar_one())
 
     @contextmanager
     def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
@@ -291,7 +320,7 @@ class Cursors:
         narrowed = _columns(narrowing or NOTHING_SUSPECTED)
         with self._autocommit.connect() as connection:
             values = {**key, **narrowed, "narrow": narrowing is not None, "error": storable(error)}
-            failures = connection.exec_driver_sql(query("fail"), values).scalar()
+            failures = connection.exec_driver_sql(self._query("fail"), values).scalar()
         if failures is None:
             raise CursorLost
         return int(failures)
@@ -299,28 +328,74 @@ class Cursors:
     def evidence(self, key: Mapping[str, str]) -> Evidence:
         """Return what the pipeline's other records say about one of this tenant that fails alone."""
         with self._autocommit.connect() as connection:
-            return Evidence(*connection.exec_driver_sql(query("evidence"), dict(key)).one())
+            return Evidence(*connection.exec_driver_sql(self._query("evidence"), dict(key)).one())
 
     def note_success(self, key: Mapping[str, str]) -> None:
         """Note that the handler took a record in a trial that moves no cursor."""
         with self._autocommit.connect() as connection:
-            connection.exec_driver_sql(query("succeeded"), dict(key))
+            connection.exec_driver_sql(self._query("succeeded"), dict(key))
 
-    def pending_tenants(self, pipeline: str) -> list[str]:
-        """Return the tenants that have something to sweep."""
+    def pending_tenants(self, pipeline: str, *, smallest: int = 0, every: bool = True) -> list[Waiting]:
+        """Return the tenants that have records to take; without `every` only those that are due.
+
+        A record without a delay of its own has the delay `smallest`, in milliseconds. Where that is 0 delays do not
+        matter, and of each tenant one record is looked at.
+        """
+        values = {"pipeline": pipeline, "smallest": smallest, "all": every, "size": None if smallest else 1}
         with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
-            return list(connection.exec_driver_sql(query("pending_tenants"), {"pipeline": pipeline}).scalars())
+            rows = connection.exec_driver_sql(self._query("pending_tenants"), {**values, "source": self._source})
+            return [Waiting(*row) for row in rows]
 
-    def counts(self, pipeline: str, tenant: str | None = None) -> list[dict[str, Any]]:
-        """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns."""
+    def last_runs(self, pipeline: str, within_ms: int) -> list[tuple[str, int]]:
+        """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`."""
+        with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
+            rows = connection.exec_driver_sql(self._query("last_runs"), {"pipeline": pipeline, "within_ms": within_ms})
+            return [(row.tenant, row.last_ms) for row in rows]
+
+    def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
+        """Return what waits for one tenant; None: nothing."""
+        values = {"pipeline": pipeline, "tenant": tenant, "smallest": smallest, "size": None}
+        with self._autocommit.connect() as connection:
+            row = connection.exec_driver_sql(self._query("waiting_records"), {**values, "source": self._source}).first()
+        return None if row is None else WaitingRecords(*row)
+
+    def pending_before(self, pipeline: str, tenants: Collection[str], snapshot: str) -> dict[str, int]:
+        """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
+
+        A record that is tried again is pending; one that changed after the snapshot is not visible in it.
+        """
+        values = {"pipeline": pipeline, "tenants": list(tenants), "snapshot": snapshot, "size": None}
         with self._autocommit.connect() as connection, patiently(connection, None):
-            rows = connection.exec_driver_sql(query("tenant_counts"), {"pipeline": pipeline, "tenant": tenant})
-            return [dict(row) for row in rows.mappings()]
+            rows = connection.exec_driver_sql(self._query("pending_before"), {**values, "source": self._source})
+            return {row.tenant: row.records for row in rows}
+
+    def tenants_after(self, pipeline: str, after: str, limit: int) -> list[str]:
+        """Return the next `limit` tenants by name that have records or a cursor; after "" the first ones."""
+        values = {"pipeline": pipeline, "source": self._source, "after": after, "limit": limit}
+        with self._autocommit.connect() as connection, patiently(connection, None):
+            return list(connection.exec_driver_sql(self._query("tenants_after"), values).scalars())
+
+    def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
+        """Return what `counts` says of every tenant, by name, page by page."""
+        after = ""
+        while tenants := self.tenants_after(pipeline, after, PAGE):
+            yield from self.counts(pipeline, tenants)
+            after = tenants[-1]
+
+    def counts(self, pipeline: str, tenants: Collection[str], most: int | None = None) -> list[dict[str, Any]]:
+        """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns.
+
+        Of each tenant up to `most` records are counted; None: all. Tenants without records and cursor are left out.
+        """
+        values = {"pipeline": pipeline, "source": self._source, "tenants": list(tenants), "size": most}
+        with self._autocommit.connect() as connection, patiently(connection, None):
+            rows = connection.exec_driver_sql(self._query("tenant_counts"), values)
+            return [dict(row) for row in rows.mappings() if row["known"]]
 
     def delivery_counts(self, pipeline: str) -> tuple[int, int]:
         """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
         with self._autocommit.connect() as connection, patiently(connection, None):
-            row = connection.exec_driver_sql(query("delivery_counts"), {"pipeline": pipeline}).one()
+            row = connection.exec_driver_sql(self._query("delivery_counts"), {"pipeline": pipeline}).one()
         return row.deliveries, row.duplicates
 
 
@@ -394,7 +469,7 @@ class _Standing(NamedTuple):
 
 # After them comes the record, if there is one. No named tuple: a batch is thousands of rows.
 _ID: Final = len(_Standing._fields)
-_REVISION, _TEXT, _STORED = _ID + 3, _ID + 4, _ID + 5
+_XID, _TEXT, _STORED = _ID + 1, _ID + 4, _ID + 5
 
 
 def _slice(rows: Sequence[tuple[Any, ...]], first: int) -> Sequence[tuple[Any, ...]]:
@@ -448,6 +523,7 @@ class Transaction:
 
     def __init__(self, engine: Engine, key: Mapping[str, str], patience: str, timeout: float) -> None:
         self._engine = engine
+        self._query = queries(engine)
         self._key = key
         self._patience = patience
         self._timeout = timeout
@@ -487,9 +563,9 @@ class Transaction:
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of its role, not those of ours.
                 driver.execute("SET LOCAL statement_timeout TO DEFAULT")
-                driver.execute(query("end_replaced"), _successor(self._key))
+                driver.execute(self._query("end_replaced"), _successor(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
-                driver.execute(query("announce"), {**self._key, "session": session_name(self._key), "idle": idle})
+                driver.execute(self._query("announce"), {**self._key, "session": session_name(self._key), "idle": idle})
         except BaseException:
             connection.invalidate()
             connection.close()
@@ -529,7 +605,7 @@ class Transaction:
         if self._connection is None and not leaving and not reasons:
             # Nothing goes with it: one statement that is its own transaction, in one round trip.
             with _driver(self._engine) as driver:
-                moved = driver.execute(query("advance"), values).fetchone()
+                moved = driver.execute(self._query("advance"), values).fetchone()
             if moved is None:
                 raise CursorLost
             return
@@ -537,12 +613,12 @@ class Transaction:
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
-        moved = connection.exec_driver_sql(query("advance"), values).first()
+        moved = connection.exec_driver_sql(self._query("advance"), values).first()
         if moved is None or moved.batch != self._key["token"]:
             connection.rollback()
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
         if leaving:
-            connection.exec_driver_sql(query("leave_quarantine"), {**self._key, "external_ids": leaving})
+            connection.exec_driver_sql(self._query("leave_quarantine"), {**self._key, "external_ids": leaving})
         if aside is not None and reasons:
             self._set_aside(page, aside)
         connection.commit()
@@ -564,7 +640,7 @@ class Transaction:
     def _set_aside(self, page: Page, aside: Aside) -> None:
         records = [record for record in page.records if record.external_id in aside.reasons]
         self.connect().exec_driver_sql(
-            query("set_aside"),
+            self._query("set_aside"),
             {
                 **self._key,
                 "external_ids": [record.external_id for record in records],

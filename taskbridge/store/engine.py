@@ -14,6 +14,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.names import DEFAULT_SCHEMA
+from taskbridge.store.queries import SCHEMA_OPTION
 
 __all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "patiently"]
 
@@ -61,14 +63,17 @@ class Bounded(psycopg.Connection[Any]):
             raise
 
 
-def connect(url: str, *, statement_timeout: float | None = None, **options: Any) -> Engine:
-    """Return an engine for `url`; nothing is connected before it is used.
+def connect(
+    url: str, schema: str = DEFAULT_SCHEMA, *, statement_timeout: float | None = None, **options: Any
+) -> Engine:
+    """Return an engine for `url`, with the tables in `schema`; nothing is connected before it is used.
 
     Any `postgresql://` or `postgres://` URL is taken, with psycopg as its driver. Further options go to
     `sqlalchemy.create_engine`. An error's text has no parameters, for these are documents.
 
     Args:
         url: where Postgres is; its own parameters win.
+        schema: the Postgres schema of the tables.
         statement_timeout: seconds for each statement; None: any time.
         options: of `sqlalchemy.create_engine`.
 
@@ -89,6 +94,7 @@ def connect(url: str, *, statement_timeout: float | None = None, **options: Any)
         connect_args={"application_name": "taskbridge", **_of_the_socket(parsed, statement_timeout)},
         json_deserializer=_document,
         hide_parameters=True,
+        execution_options={SCHEMA_OPTION: schema},
         **options,
     )
 

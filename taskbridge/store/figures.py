@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
 from taskbridge.histogram import BOUNDS_MS, Histogram
-from taskbridge.store.queries import Source, query
+from taskbridge.store.queries import Queries, queries
 
-__all__ = ["MOST_RECORDS", "Backlog", "Counters", "read_figures"]
+__all__ = ["MOST_RECORDS", "Backlog", "Counters", "read_backlogs", "read_counters"]
 
 MOST_RECORDS: Final = 100_000
 """Up to so many records are counted of a pipeline, pending or in quarantine."""
@@ -18,7 +18,7 @@ _PATIENCE: Final = "3s"
 
 
 class Counters(NamedTuple):
-    """Sums over all cursors of a pipeline, and how many of its tenants failed in their last run."""
+    """Sums over all cursors of a pipeline."""
 
     events: int = 0
     bursts: int = 0
@@ -26,34 +26,51 @@ class Counters(NamedTuple):
     sweeps: int = 0
     records: int = 0
     failed_runs: int = 0
-    failing_tenants: int = 0
     first_events: Histogram = Histogram()
 
 
 class Backlog(NamedTuple):
-    """Records of a pipeline that wait or are set aside, counted up to `MOST_RECORDS`; the oldest's age in seconds."""
+    """Records of a pipeline that wait or are set aside, counted up to `MOST_RECORDS`; the oldest's age in seconds.
+
+    `failing`: tenants whose last run failed, up to as many; `fails`: the first of them by name.
+    """
 
     pending: int
     oldest_seconds: float
     quarantined: int
+    failing: int
+    fails: str | None
 
 
-def read_figures(
-    engine: Engine, pipelines: Mapping[str, Source], tenants: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, Counters], dict[str, Backlog]]:
-    """Return the counters of `pipelines`, and the backlog of those of which the `tenants` to look at are given.
+def read_counters(engine: Engine, pipelines: Collection[str], patience: str = "30s") -> dict[str, Counters]:
+    """Return the counters of `pipelines`: every cursor is read. It is given up after `patience`."""
+    query = queries(engine)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(query("metric_limits"), {"patience": patience})
+        found = {
+            row["pipeline"]: _counters(row) for row in connection.exec_driver_sql(_counters_text(query)).mappings()
+        }
+    return {name: found.get(name, Counters()) for name in pipelines}
+
+
+def read_backlogs(
+    engine: Engine, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]]
+) -> dict[str, Backlog]:
+    """Return the backlog of pipelines, each with its source, of which the `tenants` to look at are given.
 
     Each statement ends after three seconds.
     """
+    query = queries(engine)
     with engine.connect() as connection:
         connection.exec_driver_sql(query("metric_limits"), {"patience": _PATIENCE})
-        found = {row["pipeline"]: _counters(row) for row in connection.exec_driver_sql(_counters_text()).mappings()}
         connection.exec_driver_sql(query("plan_by_lookups"))
-        backlogs = {name: _backlog(connection, name, pipelines[name], some) for name, some in tenants.items()}
-    return {name: found.get(name, Counters()) for name in pipelines}, backlogs
+        return {
+            name: _backlog(connection, query, {"pipeline": name, "source": pipelines[name]}, some)
+            for name, some in tenants.items()
+        }
 
 
-def _counters_text() -> str:
+def _counters_text(query: Queries) -> str:
     sums = (f"coalesce(sum(first_event_counts[{at}]), 0)::bigint" for at in range(1, len(BOUNDS_MS) + 2))
     return query("metric_counters").replace("{sums}", ", ".join(sums))
 
@@ -65,9 +82,9 @@ def _counters(row: Mapping[Any, Any]) -> Counters:
     return Counters(**sums, first_events=first_events)
 
 
-def _backlog(connection: Connection, pipeline: str, source: Source, tenants: Sequence[str]) -> Backlog:
-    values = {"pipeline": pipeline, "limit": MOST_RECORDS}
-    pending = connection.exec_driver_sql(query("metric_pending", source), {**values, "tenants": list(tenants)}).one()
-    aside = connection.exec_driver_sql(query("metric_quarantine", source), values).one()
-    records = min(MOST_RECORDS, pending.records + aside.retried)
-    return Backlog(records, max(0.0, pending.oldest_seconds or 0.0), aside.quarantined)
+def _backlog(connection: Connection, query: Queries, names: Mapping[str, str], tenants: Sequence[str]) -> Backlog:
+    values = {**names, "size": MOST_RECORDS}
+    pending = connection.exec_driver_sql(query("metric_pending"), {**values, "tenants": list(tenants)}).one()
+    aside = connection.exec_driver_sql(query("metric_quarantine"), values).scalar_one()
+    failing = connection.exec_driver_sql(query("metric_failing"), values).one()
+    return Backlog(pending.records, max(0.0, pending.oldest_seconds or 0.0), aside, failing.failing, failing.first)

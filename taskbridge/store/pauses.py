@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from sqlalchemy import Engine
 
-from taskbridge.store.engine import patiently
-from taskbridge.store.queries import Source, query
+from taskbridge.store.queries import queries
 
 __all__ = ["Pause", "Paused", "Pauses"]
 
@@ -40,6 +39,7 @@ class Pauses:
     """The pauses of one database."""
 
     def __init__(self, engine: Engine) -> None:
+        self._query = queries(engine)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def hold(self, pipeline: str, tenant: str | None = None, reason: str | None = None) -> tuple[Pause, bool]:
@@ -50,34 +50,24 @@ class Pauses:
         """
         values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason}
         with self._autocommit.connect() as connection:
-            *pause, already = connection.exec_driver_sql(query("hold"), values).one()
+            *pause, already = connection.exec_driver_sql(self._query("hold"), values).one()
         return Pause(*pause), not already
 
     def release(self, pipeline: str, tenant: str | None = None) -> bool:
         """End the pause of a tenant, or with None the pipeline's own; return whether there was one."""
         values = {"pipeline": pipeline, "tenant": tenant or WHOLE}
         with self._autocommit.connect() as connection:
-            return connection.exec_driver_sql(query("release"), values).first() is not None
+            return connection.exec_driver_sql(self._query("release"), values).first() is not None
 
     def of(self, pipeline: str) -> Paused:
         """Return what is paused in a pipeline."""
         with self._autocommit.connect() as connection:
-            rows = connection.exec_driver_sql(query("pauses"), {"pipeline": pipeline})
+            rows = connection.exec_driver_sql(self._query("pauses"), {"pipeline": pipeline})
             found = {row.tenant: Pause(*row) for row in rows}
         whole = found.pop(None, None)
         return Paused(whole, found)
 
     def snapshot(self) -> str:
-        """Return the `pg_snapshot` of what is committed now, for `pending_before`."""
+        """Return the `pg_snapshot` of what is committed now, for `Cursors.pending_before`."""
         with self._autocommit.connect() as connection:
             return str(connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one())
-
-    def pending_before(self, pipeline: str, source: Source, tenants: Collection[str], snapshot: str) -> dict[str, int]:
-        """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
-
-        A record that is tried again is pending; one that changed after the snapshot is not visible in it.
-        """
-        values = {"pipeline": pipeline, "tenants": list(tenants), "snapshot": snapshot}
-        with self._autocommit.connect() as connection, patiently(connection, None):
-            rows = connection.exec_driver_sql(query("pending_before", source), values)
-            return {row.tenant: row.records for row in rows}

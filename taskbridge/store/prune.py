@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -10,11 +11,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine
 
 from taskbridge.store.engine import patiently
-from taskbridge.store.queries import query
+from taskbridge.store.queries import Queries, queries
 
 __all__ = ["PRUNED", "STEP", "Prune", "Step", "prune"]
 
-PRUNED: Final = ("invoices", "records", "quarantine", "deliveries")
+PRUNED: Final = ("records", "quarantine", "deliveries")
 """The tables, in the order in which they are pruned."""
 
 STEP: Final = 1_000
@@ -26,89 +27,68 @@ class Prune:
     """What to prune.
 
     Args:
-        older_than: the least age of a record, since it was first recorded.
-        readers: the declared pipelines that read invoices; those that have read some are added.
-        others: the declared pipelines that do not.
-        pipeline: only what this pipeline reads.
+        older_than: the least age of a record, since it was written last.
+        sources: the source of each declared pipeline; those that the database knows are added.
+        pipeline: only what this declared pipeline reads.
         deliveries: the journal as well, by the age of each delivery.
         dry_run: count and delete nothing.
     """
 
     older_than: timedelta
-    readers: frozenset[str]
-    others: frozenset[str] = frozenset()
+    sources: Mapping[str, str]
     pipeline: str | None = None
     deliveries: bool = False
     dry_run: bool = False
 
-    @property
-    def tables(self) -> Iterable[str]:
-        """The tables that are looked at."""
-        reads_invoices = self.pipeline is None or self.pipeline in self.readers
-        reads_records = self.pipeline is None or self.pipeline in self.others
-        asked = {"invoices": reads_invoices, "records": reads_records, "deliveries": self.deliveries}
-        return [table for table in PRUNED if asked.get(table, True)]
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, committed: rows deleted from `table` and from quarantine, and old records that stay.
-
-    `at` of `end`: how far in the table's ids the step came; 0 of 0 where there are none.
-    """
+    """What one step did, committed: rows deleted from `table` and from quarantine, and old records that stay."""
 
     table: str
     deleted: int
     quarantine: int
     kept: int
-    at: int
-    end: int
 
 
 def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
     """Delete step by step, each in a transaction of its own that looks at `size` rows; yield what each step did.
 
-    An invoice goes when every pipeline that reads invoices has handled or discarded it, a record with a criterion when
-    its own has; with them goes what quarantine holds of them, and then rows of quarantine whose record is gone or has
-    changed. Nothing pending, quarantined or asked to be tried again goes. Whoever stops asking for steps loses nothing.
+    A record goes when every pipeline that reads its source has handled or discarded it; with it goes what quarantine
+    holds of it, and then rows of quarantine whose record is gone or has changed. Nothing pending, quarantined or asked
+    to be tried again goes. Whoever stops asking for steps loses nothing.
     """
     # A row that changes while a step waits for it must be looked at again, whatever the database's default is.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
+    query = queries(engine)
     with engine.begin() as connection, patiently(connection, None):
-        values = _values(connection, what)
-        ends = {table: _end(connection, table) for table in what.tables}
-    for table, end in ends.items():
-        if table == "invoices" and not values["readers"]:
-            continue
-        after: Any = ["", "", ""] if table == "quarantine" else 0
-        more = True
-        while more:
-            with engine.begin() as connection, patiently(connection, None):
-                connection.exec_driver_sql(query("plan_by_lookups"))
-                row = connection.exec_driver_sql(
-                    query(f"prune_{table}"), {**values, "after": after, "limit": size}
-                ).one()
-            after, more = row.last, bool(row.more)
-            at = after if isinstance(after, int) and more else end
-            kept = row.old - row.pruned
-            yield Step(table, row.pruned, row.quarantine, kept, at, end)
+        seconds = {"seconds": what.older_than.total_seconds()}
+        before = connection.exec_driver_sql(query("prune_before"), seconds).scalar_one()
+        readers = _readers(connection, query, what)
+    values = {"before": before, "pipeline": what.pipeline, "dry_run": what.dry_run, "limit": size}
+    for source, names in readers.items():
+        yield from _steps(engine, "records", {**values, "source": source, "readers": names, "after": ["0", "0"]})
+    yield from _steps(engine, "quarantine", {**values, "after": ["", "", ""]})
+    if what.deliveries:
+        yield from _steps(engine, "deliveries", {**values, "after": 0})
 
 
-def _values(connection: Connection, what: Prune) -> dict[str, Any]:
-    seconds = {"seconds": what.older_than.total_seconds()}
-    found = set(connection.exec_driver_sql(query("invoice_pipelines")).scalars())
-    newest = connection.exec_driver_sql(query("newest_records")).scalars() if "records" in what.tables else ()
-    return {
-        "before": connection.exec_driver_sql(query("prune_before"), seconds).scalar_one(),
-        "newest": list(newest),
-        "readers": sorted(what.readers | (found - what.others)),
-        "pipeline": what.pipeline,
-        "dry_run": what.dry_run,
-    }
+def _steps(engine: Engine, table: str, values: dict[str, Any]) -> Iterator[Step]:
+    query, more = queries(engine), True
+    while more:
+        with engine.begin() as connection, patiently(connection, None):
+            connection.exec_driver_sql(query("plan_by_lookups"))
+            row = connection.exec_driver_sql(query(f"prune_{table}"), values).one()
+        values, more = {**values, "after": row.last}, bool(row.more)
+        yield Step(table, row.pruned, row.quarantine, row.old - row.pruned)
 
 
-def _end(connection: Connection, table: str) -> int:
-    if table == "quarantine":
-        return 0
-    found = connection.exec_driver_sql(f"SELECT max(id) FROM {table}").scalar_one()  # noqa: S608 - one of PRUNED
-    return found or 0
+def _readers(connection: Connection, query: Queries, what: Prune) -> dict[str, list[str]]:
+    """Return the pipelines that read each source with records, declared here or known to the database, or none."""
+    known = {row.pipeline: row.source for row in connection.exec_driver_sql(query("pipelines"))}
+    readers = defaultdict(list)
+    for pipeline, source in sorted({**known, **what.sources}.items()):
+        readers[source].append(pipeline)
+    only = None if what.pipeline is None else what.sources[what.pipeline]
+    sources = connection.exec_driver_sql(query("sources")).scalars()
+    return {source: readers[source] for source in sources if only in (None, source)}

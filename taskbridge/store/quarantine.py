@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 
 from taskbridge.store.engine import patiently
-from taskbridge.store.queries import INVOICE_ROWS, Source, query
+from taskbridge.store.queries import queries
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
 
@@ -40,8 +40,9 @@ class Quarantine:
     A row is about one revision of a record: once the record changes in the source, or is gone, it is not in quarantine.
     """
 
-    def __init__(self, engine: Engine, source: Source = INVOICE_ROWS) -> None:
-        self._list = query("quarantined", source)
+    def __init__(self, engine: Engine, source: str = "invoices") -> None:
+        self._source = source
+        self._query = queries(engine)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def find(
@@ -66,6 +67,7 @@ class Quarantine:
         """
         values = {
             "pipeline": pipeline,
+            "source": self._source,
             "tenant": tenant,
             "external_ids": list(external_ids) or None,
             "reason": reason,
@@ -73,7 +75,7 @@ class Quarantine:
             "limit": limit,
         }
         with self._autocommit.connect() as connection, patiently(connection, None):
-            rows = connection.exec_driver_sql(self._list, values).all()
+            rows = connection.exec_driver_sql(self._query("quarantined"), values).all()
         return [QuarantinedRecord(*row[:-1]) for row in rows], rows[0].found if rows else 0
 
     def retry(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
@@ -101,5 +103,5 @@ class Quarantine:
             "revisions": [one.revision for one in records],
         }
         with self._autocommit.connect() as connection:
-            rows = connection.exec_driver_sql(query("quarantine_mark"), values)
+            rows = connection.exec_driver_sql(self._query("quarantine_mark"), values)
             return [(row.tenant, row.external_id) for row in rows]

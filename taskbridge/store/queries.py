@@ -1,41 +1,51 @@
-"""The named queries: one `.sql` file each, whose comment says what it is for."""
+"""The named queries: one `.sql` file each, whose comment says what it is for.
+
+`{schema}` in a text is the Postgres schema of TaskBridge's tables, and `{after_cursor}`, `{pending}` are the texts of
+the files of that name: how what lies after a cursor is found is written once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+import re
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.resources import files
 from typing import Final
 
-__all__ = ["INVOICE_ROWS", "RECORD_ROWS", "Source", "query"]
+from sqlalchemy import Connection, Engine
+
+from taskbridge.names import DEFAULT_SCHEMA
+
+__all__ = ["SCHEMA_OPTION", "Queries", "queries", "query", "quoted", "schema_of"]
+
+SCHEMA_OPTION: Final = "taskbridge_schema"
+"""The execution option of an engine that names the schema."""
+
+Queries = Callable[[str], str]
+"""The text of a query by its name."""
+
+_FRAGMENT: Final = re.compile(r"\{(after_cursor|pending)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a pipeline's rows are read: a relation with the columns id, xid, tenant, external_id, revision and so on.
-
-    `of_pipeline` picks the pipeline's rows where several share the table.
-    """
-
-    rows: str
-    of_pipeline: str = ""
-
-
-INVOICE_ROWS: Final = Source(
-    "(SELECT id, xid, tenant, number AS external_id, revision, document, recorded_at, changed_at FROM invoices)"
-)
-RECORD_ROWS: Final = Source(
-    "(SELECT id, xid, pipeline, tenant, message_id AS external_id, revision, payload AS document, recorded_at, "
-    "changed_at FROM records)",
-    "i.pipeline = c.pipeline AND",
-)
+def queries(where: Engine | Connection) -> Queries:
+    """Return the queries for the schema of an engine, or of a connection of one."""
+    return partial(query, schema=schema_of(where))
 
 
 @cache
-def query(name: str, source: Source | None = None) -> str:
-    """Return the text of `sql/{name}.sql`, with psycopg's `%(name)s` placeholders, and `source` filled in."""
+def query(name: str, schema: str = DEFAULT_SCHEMA) -> str:
+    """Return the text of `sql/{name}.sql` for a schema, with psycopg's `%(name)s` placeholders."""
     text = files(__package__).joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
     text = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
-    if source is None:
-        return text
-    return text.replace("{rows}", source.rows).replace("{of_pipeline}", source.of_pipeline)
+    text = _FRAGMENT.sub(lambda found: query(found[1], schema), text)
+    return text.replace("{schema}", quoted(schema))
+
+
+def schema_of(where: Engine | Connection) -> str:
+    """Return the schema that an engine was made for."""
+    return str(where.get_execution_options().get(SCHEMA_OPTION, DEFAULT_SCHEMA))
+
+
+def quoted(schema: str) -> str:
+    """Return the schema's name as SQL has it; `check_schema_name` has seen that it holds no quote."""
+    return f'"{schema}"'

@@ -1,60 +1,129 @@
-"""Writing records. Whoever commits notifies."""
+"""Writing records, of every source, and those that no criterion matched. Whoever commits notifies."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
+from taskbridge.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput
-from taskbridge.names import check_tenant
+from taskbridge.names import check_key, check_source_name, check_tenant
 from taskbridge.store.documents import unreadable
-from taskbridge.store.queries import query
+from taskbridge.store.engine import patiently
+from taskbridge.store.queries import Queries, queries
 
-__all__ = ["json_text", "record_invoice"]
+__all__ = [
+    "Matcher",
+    "Records",
+    "Row",
+    "UnmatchedRecord",
+    "json_text",
+    "record",
+    "record_invoice",
+    "record_many",
+    "unmatched_sources",
+    "with_reason",
+]
 
-LONGEST_NUMBER = 200
+Row = tuple[str, str, Mapping[str, Any]]
+"""Tenant, key and document of a record."""
+
+Matcher = Callable[[Any], Match | Unmatched]
+
+PAGE: Final = 500
+AT_ONCE: Final = 5_000
+"""Records that one statement writes, at the most."""
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
+def record(
+    engine: Engine,
+    source: str,
+    tenant: str,
+    key: str,
+    document: Mapping[str, Any],
+    connection: Connection | None = None,
+) -> bool:
+    """Write or update one record, in the transaction of `connection` or in one of its own.
+
+    Returns:
+        Whether anything changed. A record that is there with an equal document stays untouched: no revision, no event
+        needed.
+
+    Raises:
+        InvalidName: the source or the tenant is not allowed.
+        InvalidInput: the key is empty, longer than 200 characters or holds a control character, or the document is
+            no JSON object.
+    """
+    return bool(_write(engine, check_source_name(source), [_checked(tenant, key, document)], connection))
+
+
+def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Connection | None = None) -> Counter[str]:
+    """Write or update many records, 5,000 in a statement, in the transaction of `connection` or of each statement.
+
+    Where a record stands there several times, the last one counts.
+
+    Returns:
+        How many records changed, by tenant; a tenant without a change is not in it.
+
+    Raises: as `record`. What earlier statements wrote is committed by then, unless a connection was given.
+    """
+    check_source_name(source)
+    changed: Counter[str] = Counter()
+    left = (_checked(*row) for row in rows)
+    while some := list(islice(left, AT_ONCE)):
+        changed.update(_write(engine, source, some, connection))
+    return changed
+
+
 def record_invoice(
     engine: Engine, tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None
 ) -> bool:
-    """Write or update one invoice, in the transaction of `connection` or in one of its own.
+    """Write or update one record of the source `invoices`, as `record` does."""
+    return record(engine, "invoices", tenant, number, document, connection)
 
-    Returns:
-        Whether anything changed. An invoice that is there with an equal document stays untouched: no revision, no
-        event needed.
 
-    Raises:
-        InvalidName: the tenant is not allowed.
-        InvalidInput: the number is empty, longer than 200 characters or holds a control character, or the document is
-            no JSON object.
-    """
+def _checked(tenant: str, key: str, document: Mapping[str, Any]) -> tuple[str, str, str]:
     check_tenant(tenant)
-    _check_number(tenant, number)
-    where = f"tenant {tenant!r}, invoice {number!r}"
+    check_key(tenant, key)
     if not isinstance(document, Mapping):
-        raise InvalidInput(f"{where}: the document is {type(document).__name__}, pass a mapping (a JSON object)")
-    values = {"tenant": tenant, "number": number, "document": json_text(where, document)}
-    if connection is not None:
-        return connection.exec_driver_sql(query("record_invoice"), values).first() is not None
-    # One statement needs no transaction around it, which would be two more round trips.
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as own:
-        return own.exec_driver_sql(query("record_invoice"), values).first() is not None
-
-
-def _check_number(tenant: str, number: object) -> None:
-    if not isinstance(number, str) or not number or len(number) > LONGEST_NUMBER or not number.isprintable():
         raise InvalidInput(
-            f"tenant {tenant!r}: the invoice number {str(number)[:20]!r} is not allowed: "
-            f"use a string of 1 to {LONGEST_NUMBER} printable characters"
+            f"tenant {tenant!r}, record {key!r}: the document is {type(document).__name__}, pass a mapping "
+            "(a JSON object)"
         )
+    return tenant, key, json_text(f"tenant {tenant!r}, record {key!r}", document)
+
+
+def _write(engine: Engine, source: str, rows: list[tuple[str, str, str]], connection: Connection | None) -> list[str]:
+    """Write checked rows and return the tenant of each that changed."""
+    last: dict[tuple[str, str], str] = {}
+    for tenant, key, text in rows:
+        last.pop((tenant, key), None)
+        last[tenant, key] = text
+    names = zip(*last, strict=True)
+    values = {"source": source, "documents": list(last.values())}
+    values |= {column: list(name) for column, name in zip(("tenants", "keys"), names, strict=True)}
+    with _lent(engine, connection) as lent:
+        return list(lent.exec_driver_sql(queries(engine)("record_many"), values).scalars())
+
+
+def _lent(engine: Engine, connection: Connection | None) -> Any:
+    # One statement needs no transaction around it, which would be two more round trips.
+    return nullcontext(connection) if connection is not None else _autocommit(engine).connect()
+
+
+def _autocommit(engine: Engine) -> Engine:
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _plain(value: object) -> object:
@@ -74,8 +143,102 @@ def json_text(where: str, document: object) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
-    if _NUL.search(text):
+    if "\\u0000" in text and _NUL.search(text):
         raise InvalidInput(f"{where}: the document holds a NUL character, which jsonb cannot: remove it")
     if why := unreadable(text):
         raise InvalidInput(f"{where}: no worker can read the document: {why}. Make it a string, or parts of their own")
     return text
+
+
+class UnmatchedRecord(NamedTuple):
+    """A record that no criterion matched, and why."""
+
+    id: int
+    message_id: str
+    reason: str
+    payload: Any
+    recorded_at: datetime
+
+
+class Records:
+    """The messages of a source: each written once, and matched again after the criteria changed."""
+
+    def __init__(self, engine: Engine, source: str) -> None:
+        self._engine = engine
+        self._source = source
+        self._query: Queries = queries(engine)
+
+    def write(self, message_id: str, payload: str, found: Match | Unmatched, connection: Connection | None) -> bool:
+        """Write one message, `payload` as JSON text, in the transaction of `connection` or in one of its own.
+
+        Returns whether it is new; a message that was recorded before stays as it is.
+        """
+        values = {"source": self._source, "key": message_id, "document": payload, **_columns(found)}
+        with _lent(self._engine, connection) as lent:
+            return lent.exec_driver_sql(self._query("record_event"), values).first() is not None
+
+    def unmatched(self, reason: str | None = None) -> Iterator[UnmatchedRecord]:
+        """Return the records that no criterion matched, oldest first; with `reason` those that have it."""
+        after = 0
+        while True:
+            values = {"source": self._source, "reason": reason, "after": after, "limit": PAGE}
+            with _autocommit(self._engine).connect() as connection:
+                page = [UnmatchedRecord(*row) for row in connection.exec_driver_sql(self._query("unmatched"), values)]
+            yield from page
+            if len(page) < PAGE:
+                return
+            after = page[-1].id
+
+    def count_unmatched(self) -> int:
+        """Return how many records no criterion matched."""
+        with _autocommit(self._engine).connect() as connection, patiently(connection, None):
+            values = {"source": self._source}
+            return int(connection.exec_driver_sql(self._query("count_unmatched"), values).scalar_one())
+
+    def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
+        """Give unmatched records up, those with `message_ids` or all; return their message ids.
+
+        They are unmatched no more, and go with the next prune that they are old enough for.
+        """
+        values = {"source": self._source, "message_ids": message_ids, "reason": reason}
+        with _autocommit(self._engine).connect() as connection, patiently(connection, None):
+            return list(connection.exec_driver_sql(self._query("discard_unmatched"), values).scalars())
+
+    def match_again(
+        self, match: Matcher, reason: str | None = None, under: Sequence[str] = ()
+    ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
+        """Match the unmatched records again, each in a transaction of its own, and yield those that `match` decided.
+
+        With `reason`, only those that were stored with it. `under`: the sources where they lie; from then on they lie
+        in this one.
+        """
+        for source in under or (self._source,):
+            for one in Records(self._engine, source).unmatched(reason):
+                found = match(one.payload)
+                if isinstance(found, Unmatched) and found.reason == one.reason:
+                    yield one, found
+                    continue
+                values = {"source": self._source, "under": source, "key": one.message_id, **_columns(found)}
+                with self._engine.begin() as connection:
+                    changed = connection.exec_driver_sql(self._query("match_again"), values).first() is not None
+                if changed:
+                    yield one, found
+
+
+def unmatched_sources(engine: Engine) -> dict[str, int]:
+    """Return how many unmatched records each source has, also one that nobody reads; only those with some."""
+    with _autocommit(engine).connect() as connection, patiently(connection, None):
+        return {row[0]: row[1] for row in connection.exec_driver_sql(queries(engine)("unmatched_sources"))}
+
+
+def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> list[str]:
+    """Return those of `sources` that have unmatched records with this reason."""
+    values = {"sources": list(sources), "reason": reason}
+    with _autocommit(engine).connect() as connection:
+        return list(connection.exec_driver_sql(queries(engine)("unmatched_with_reason"), values).scalars())
+
+
+def _columns(found: Match | Unmatched) -> Mapping[str, object]:
+    if isinstance(found, Match):
+        return {"tenant": found.tenant, "delay_ms": found.delay_ms, "criterion": found.criterion, "reason": None}
+    return {"tenant": "", "delay_ms": None, "criterion": None, "reason": found.reason}

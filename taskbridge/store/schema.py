@@ -1,4 +1,8 @@
-"""The database's schema: bring it up to date, or refuse to work on one that this version does not know."""
+"""The database's schema: bring it up to date, or refuse to work on one that this version does not know.
+
+All that is TaskBridge's lies in one Postgres schema, which holds nothing else. Databases of earlier versions have it
+beside the application's own tables; there the version table says which tables are ours, and these are moved.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.errors import SchemaMismatch
 from taskbridge.store.engine import patiently
-from taskbridge.store.queries import query
+from taskbridge.store.queries import queries, quoted, schema_of
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -19,6 +23,21 @@ __all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 
 VERSION_TABLE: Final = "taskbridge_schema"
 """Where Alembic keeps the revision: a table of our own, so that an application's Alembic can share the database."""
+
+_FORMER: Final = {
+    "0001": (
+        "TABLE invoices",
+        "TABLE sync_cursors",
+        "TABLE quarantine",
+        "TABLE deliveries",
+        "VIEW record_states",
+        "FUNCTION taskbridge_record_changed()",
+    ),
+    "0002": ("TABLE records",),
+    "0003": ("TABLE pauses", "TABLE taskbridge_cluster", "FUNCTION taskbridge_check_cluster()"),
+    "0005": ("SEQUENCE taskbridge_revisions",),
+}
+"""What each revision made when TaskBridge had no schema of its own."""
 
 
 def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
@@ -30,20 +49,23 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     """
     from alembic import command  # noqa: PLC0415 - slow, and nothing but a migration needs it
 
+    schema = schema_of(engine)
     # Each statement must see what the lock waited for, whatever the database's default is.
     committed = engine.execution_options(isolation_level="READ COMMITTED")
     try:
         with committed.begin() as connection, patiently(connection, None):
-            connection.exec_driver_sql(query("one_migration"))
-            before = _current(connection)
+            connection.exec_driver_sql(queries(engine)("one_migration"))
+            before = _current(connection, schema)
             _refuse_unknown(before)
-            config = _config()
-            config.attributes["connection"] = connection
+            _make(connection, schema)
             if revision == "base":
-                command.downgrade(config, revision)
+                connection.exec_driver_sql(f"DROP SCHEMA {quoted(schema)} CASCADE")
             else:
+                connection.exec_driver_sql(f"SET LOCAL search_path = {quoted(schema)}")
+                config = _config()
+                config.attributes.update(connection=connection, schema=schema)
                 command.upgrade(config, revision)
-            return before, _current(connection)
+            after = _current(connection, schema)
     except DBAPIError as error:
         said = getattr(getattr(error.orig, "diag", None), "message_primary", None)
         if said is None or isinstance(error, OperationalError):
@@ -52,6 +74,9 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
             f"the schema could not be changed, and is as it was: Postgres says {said!r}; "
             "mend that and run `taskbridge migrate` again"
         ) from error
+    # Connections that are open have the path that they began with.
+    engine.dispose()
+    return before, after
 
 
 def _refuse_unknown(found: str | None) -> None:
@@ -60,6 +85,39 @@ def _refuse_unknown(found: str | None) -> None:
             f"the database is at schema {found}, which this version of TaskBridge does not know: "
             "install the version that made it, or a newer one"
         )
+
+
+def _make(connection: Connection, schema: str) -> None:
+    """Make the schema where it is missing, move what lies beside it, and keep it out of the role's search path."""
+    if connection.exec_driver_sql("SELECT to_regnamespace(%s) IS NULL", (quoted(schema),)).scalar_one():
+        connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}")
+    former = _former(connection, schema)
+    if former is not None:
+        _move(connection, former, schema)
+    if connection.exec_driver_sql("SELECT current_schema() = current_user").scalar_one():
+        # A role of the schema's own name would find our tables before the application's, and make its own among them.
+        name = connection.exec_driver_sql("SELECT quote_ident(current_database())").scalar_one()
+        connection.exec_driver_sql(f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET search_path = public")
+
+
+def _former(connection: Connection, schema: str) -> str | None:
+    """Return the other schema in which the search path finds a version table of ours; None: there is none."""
+    found = connection.exec_driver_sql(
+        "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.relname = %s AND c.relkind = 'r' AND n.nspname <> %s AND n.nspname = ANY (current_schemas(false)) "
+        "ORDER BY array_position(current_schemas(false), n.nspname) LIMIT 1",
+        (VERSION_TABLE, schema),
+    ).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
+def _move(connection: Connection, former: str, schema: str) -> None:
+    version = _revision(connection, former)
+    for revision, objects in _FORMER.items():
+        for one in objects if version is not None and revision <= version else ():
+            kind, name = one.split(" ")
+            connection.exec_driver_sql(f"ALTER {kind} {quoted(former)}.{name} SET SCHEMA {quoted(schema)}")
+    connection.exec_driver_sql(f"ALTER TABLE {quoted(former)}.{VERSION_TABLE} SET SCHEMA {quoted(schema)}")
 
 
 def check_schema(engine: Engine) -> None:
@@ -78,14 +136,22 @@ def check_schema(engine: Engine) -> None:
 
 def current(engine: Engine) -> str | None:
     """Return the database's revision, None where there is none."""
+    schema = schema_of(engine)
     with engine.connect() as connection:
-        return _current(connection)
+        return _current(connection, schema)
 
 
-def _current(connection: Connection) -> str | None:
-    if connection.exec_driver_sql("SELECT to_regclass(%s)", (VERSION_TABLE,)).scalar_one() is None:
+def _current(connection: Connection, schema: str) -> str | None:
+    found = _revision(connection, schema)
+    former = _former(connection, schema) if found is None else None
+    return found if former is None else _revision(connection, former)
+
+
+def _revision(connection: Connection, schema: str) -> str | None:
+    table = f"{quoted(schema)}.{VERSION_TABLE}"
+    if connection.exec_driver_sql("SELECT to_regclass(%s)", (table,)).scalar_one() is None:
         return None
-    found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608 - our own name
+    found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()  # noqa: S608 - our own names
     return found
 
 

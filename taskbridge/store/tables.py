@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -18,7 +19,6 @@ from sqlalchemy import (
     Sequence,
     Table,
     Text,
-    UniqueConstraint,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -29,8 +29,9 @@ __all__ = [
     "METADATA",
     "cluster",
     "deliveries",
-    "invoices",
+    "messages",
     "pauses",
+    "pipelines",
     "quarantine",
     "records",
     "revisions",
@@ -89,32 +90,76 @@ def _revision(comment: str | None = None) -> Column[int]:
     return Column("revision", BigInteger, nullable=False, comment=comment)
 
 
-def _changed_at() -> Column[Any]:
-    comment = "When the row changed last; null: not since it was recorded."
-    return Column("changed_at", DateTime(timezone=True), comment=comment)
+def _now(name: str, comment: str | None = None) -> Column[Any]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=text("now()"), comment=comment)
 
 
-def _now(name: str) -> Column[Any]:
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=text("now()"))
+revisions: Final = Sequence("revisions", metadata=METADATA)
+"""Revisions of all records; the trigger of the log draws from it."""
 
-
-revisions: Final = Sequence("taskbridge_revisions", metadata=METADATA)
-"""Revisions of all records; the triggers of their tables draw from it."""
-
-invoices: Final = Table(
-    "invoices",
+records: Final = Table(
+    "records",
     METADATA,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    _key("tenant"),
-    _key("number"),
-    Column("document", JSONB, nullable=False),
+    Column(
+        "id",
+        BigInteger,
+        nullable=False,
+        comment="The row's first revision; rows of one transaction are read in this order.",
+    ),
+    _key("source"),
+    Column("tenant", Text(collation="C"), nullable=False, server_default=text("''")),
+    _key("key"),
     _revision("Another with each change of the row, and never one again; a trigger sets it."),
     Column("xid", Xid8, nullable=False, comment="The transaction that wrote the row last; a trigger sets it."),
+    Column("document", JSONB, comment="Null: the row is in the table that was adopted as the source."),
+    Column(
+        "deleted",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="The row is gone from the adopted table.",
+    ),
+    Column(
+        "delay_ms",
+        BigInteger,
+        comment="Least time since the tenant's last run, for pipelines with delays; null: the smallest that "
+        "the pipeline "
+        "has.",
+    ),
+    Column("criterion", Text),
+    Column("reason", Text),
     _now("recorded_at"),
-    _changed_at(),
-    UniqueConstraint("tenant", "number"),
-    Index(None, "tenant", "xid", "id"),
-    comment="Records of the pipeline invoices. xid is the transaction that wrote the row last.",
+    _now("changed_at", "When the row was written last; a trigger sets it."),
+    Column("discarded_at", DateTime(timezone=True), comment="No criterion matched, and somebody gave the record up."),
+    # Every unique constraint contains the tenant, so that the table can be partitioned by it.
+    PrimaryKeyConstraint("source", "tenant", "key"),
+    CheckConstraint("(tenant = '') = (reason IS NOT NULL)", name="matched"),
+    Index("ix_records_source_tenant_xid_id", "source", "tenant", "xid", "id"),
+    Index("ix_records_source_xid_id", "source", "xid", "id"),
+    Index("ix_records_unmatched", "source", "id", postgresql_where=text("tenant = ''")),
+    comment="The log: one row per source, tenant and key. Without a tenant: no criterion matched, and the reason.",
+)
+
+messages: Final = Table(
+    "messages",
+    METADATA,
+    _key("source"),
+    _key("key"),
+    PrimaryKeyConstraint("source", "key"),
+    comment=(
+        "Ids of the messages that were recorded, so that each is once in its source, whatever tenant criteria give it."
+    ),
+)
+
+pipelines: Final = Table(
+    "pipelines",
+    METADATA,
+    _key("pipeline"),
+    _key("source"),
+    Column("start", PgSnapshot, nullable=False, server_default=text("'1:1:'")),
+    _now("first_seen_at"),
+    PrimaryKeyConstraint("pipeline"),
+    comment="The pipelines that were seen: what each reads, and the snapshot at which its tenants' cursors begin.",
 )
 
 sync_cursors: Final = Table(
@@ -159,32 +204,11 @@ sync_cursors: Final = Table(
         comment="How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.",
     ),
     PrimaryKeyConstraint("pipeline", "tenant"),
+    Index("ix_sync_cursors_failing", "pipeline", postgresql_where=text("failures > 0")),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
     postgresql_with={"fillfactor": "50"},
     comment="How far each tenant's records have been handled: all that is visible in snapshot, and of those visible in "
     "target the ones up to (at_xid, at_id).",
-)
-
-records: Final = Table(
-    "records",
-    METADATA,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    _key("pipeline"),
-    _key("message_id"),
-    Column("tenant", Text(collation="C")),
-    Column("delay_ms", BigInteger),
-    Column("criterion", Text),
-    Column("reason", Text),
-    Column("payload", JSONB, nullable=False),
-    _revision("Another with each change of the row, and never one again; a trigger sets it."),
-    Column("xid", Xid8, nullable=False, comment="The transaction that wrote the row last; a trigger sets it."),
-    _now("recorded_at"),
-    _changed_at(),
-    Column("discarded_at", DateTime(timezone=True), comment="No criterion matched, and somebody gave the record up."),
-    UniqueConstraint("pipeline", "message_id"),
-    Index(None, "pipeline", "tenant", "xid", "id"),
-    Index("ix_records_unmatched", "pipeline", "id", postgresql_where=text("tenant IS NULL")),
-    comment="Records of pipelines with criteria; without a tenant: no criterion matched, and the reason.",
 )
 
 quarantine: Final = Table(

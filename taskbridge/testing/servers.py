@@ -57,6 +57,10 @@ def migrated_template(servers: Servers) -> Iterator[str]:
 def fresh_database(servers: Servers, template: str) -> Iterator[str]:
     """The URL of a copy of `template`; it is dropped at the end of the block."""
     with _database(servers, f"test_{secrets.token_hex(6)}", f'TEMPLATE "{template}"') as name:
+        # As in an application's database: unqualified names are its own tables.
+        engine = connect(servers.postgres_url, isolation_level="AUTOCOMMIT")
+        _execute(engine, f'ALTER DATABASE "{name}" SET search_path = public')
+        engine.dispose()
         yield _with_database(servers, name)
 
 

@@ -8,7 +8,7 @@ import redis
 from sqlalchemy import Engine
 
 
-def count(engine: Engine, statement: str = "SELECT count(*) FROM invoices") -> int:
+def count(engine: Engine, statement: str = "SELECT count(*) FROM taskbridge.records") -> int:
     with engine.connect() as connection:
         number: int = connection.exec_driver_sql(statement).scalar_one()
     return number
@@ -29,3 +29,6 @@ CLOSED = {
     "failed_probes": 0,
     "tenants_in_line": 0,
 }
+
+TOTALS = {"runners": 0, "pending": 0, "oldest_seconds": 0.0, "quarantined": 0, "failing": 0, "fails": None}
+"""The totals of `status` where there is nothing."""

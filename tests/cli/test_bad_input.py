@@ -70,7 +70,7 @@ def test_a_tenant_column_that_the_file_lacks_is_named_and_nothing_is_written(
     ended = taskbridge("import", file, "--tenant-column", "Shop")
     assert_one_clear_line(ended, "'Shop'", "--tenant-column", status=2)
     with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM invoices").scalar_one() == 0
+        assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 0
 
 
 SECRET = "s3cr3t-Pa55"
@@ -162,10 +162,10 @@ def test_a_schema_that_this_version_does_not_know_is_left_alone(
 ) -> None:
     write(taskbridge.directory / "invoices.csv", [line("1")])
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge_schema SET version_num = '9999'")
+        connection.exec_driver_sql("UPDATE taskbridge.taskbridge_schema SET version_num = '9999'")
     assert_one_clear_line(taskbridge(*command), "9999", "does not know", status=1)
     with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM invoices").scalar_one() == 0
+        assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 0
 
 
 def test_without_servers_a_command_that_needs_a_worker_says_how_to_get_them(bare: Program) -> None:

@@ -13,7 +13,7 @@ from taskbridge.cli.moments import ahead
 from taskbridge.cli.tenants import has_pending, is_idle, view
 from taskbridge.gate import Keys
 from tests.cli.alerts import alert, declare, write
-from tests.cli.counts import CLOSED
+from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line
 from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
@@ -39,7 +39,7 @@ def last_run_ms(engine: Engine, keys: Keys, gate_redis: redis.Redis) -> int:
     gate_redis.set(keys.last("alerts", "billing"), last, px=900_000)
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, last_run_at, last_taken_at) "
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, last_run_at, last_taken_at) "
             "VALUES ('alerts', 'billing', now(), to_timestamp(%s))",
             (last / 1000,),
         )
@@ -109,9 +109,10 @@ def test_a_pipeline_of_invoices_has_no_delays_in_its_json(alerts: Program) -> No
     write_invoices(alerts.directory / "invoices.csv", [line("1")])
     alerts("import", "invoices.csv")
     found = alerts("status", "--json").json["pipelines"]
-    assert set(found["invoices"]) == {"tenants", "paused", "circuit"}
+    assert set(found["invoices"]) == {"tenants", "totals", "next", "paused", "circuit"}
     assert "due_at" not in found["invoices"]["tenants"]["France"]
-    assert found["alerts"] == {"tenants": {}, "paused": False, "circuit": CLOSED, "unmatched": 0}
+    totals = {"totals": TOTALS, "next": None}
+    assert found["alerts"] == {"tenants": {}, **totals, "paused": False, "circuit": CLOSED, "unmatched": 0}
 
 
 def test_a_tenant_that_has_a_runner_and_no_record_yet_is_shown(alerts: Program) -> None:

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 EXAMPLE = {"TASKBRIDGE_PIPELINES": "examples.log_alerts"}
 SCALE = "0.005"
-DELIVERIES = "SELECT count(*) FROM deliveries WHERE pipeline = 'log-alerts'"
+DELIVERIES = "SELECT count(*) FROM taskbridge.deliveries WHERE pipeline = 'log-alerts'"
 
 
 def tenants(program: Program) -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ def test_a_service_s_first_alert_comes_at_once_and_the_next_after_its_delay(
         assert sum(one["records_waiting"] for one in waiting.values()) == 9
         wait_until(lambda: count(engine, DELIVERIES) == 18, "the next alerts")
         wait_until(lambda: all(one["state"] == "idle" for one in tenants(taskbridge).values()), "all is quiet")
-        assert count(engine, "SELECT count(DISTINCT token) FROM deliveries WHERE tenant = 'billing'") <= 3
+        assert count(engine, "SELECT count(DISTINCT token) FROM taskbridge.deliveries WHERE tenant = 'billing'") <= 3
         assert taskbridge("unmatched", "list", "log-alerts", "--json").json["unmatched"] == 6
     log = (taskbridge.directory / ".taskbridge" / "worker-1.log").read_text(encoding="utf-8")
     assert "alert: billing has 3 errors and 1 warnings" in log
@@ -71,7 +71,7 @@ def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_en
     assert ended.status == 1, ended.stderr
     assert "not idle after 0.5 s" in ended.stderr
     assert "alerts: 0 handled, 1 pending, 0 in quarantine, 1 active" in ended.stderr
-    assert count(engine, "SELECT count(*) FROM deliveries") == 0
+    assert count(engine, "SELECT count(*) FROM taskbridge.deliveries") == 0
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf", "", "fast"])

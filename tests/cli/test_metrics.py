@@ -61,8 +61,8 @@ def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_re
         record_invoice(engine, "France", number, {})
         set_aside(engine, "France", number)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE quarantine SET discarded_at = now() WHERE external_id = '2'")
-        connection.exec_driver_sql("UPDATE quarantine SET retry_at = now() WHERE external_id = '3'")
+        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET discarded_at = now() WHERE external_id = '2'")
+        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = '3'")
     record_invoice(engine, "France", "4", {"changed": True})
     # and an open circuit
     gate = Gate(gate_redis, keys, publish=lambda *_: None)

@@ -59,7 +59,7 @@ def wait_until_it_looks(engine: Engine) -> None:
     """Wait until another process has looked for pauses."""
     looks = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-        "AND query LIKE '%%FROM pauses%%' AND query_start > %s"
+        "AND query LIKE '%%FROM \"taskbridge\".pauses%%' AND query_start > %s"
     )
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         now = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
@@ -317,7 +317,7 @@ def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(
     gate = hold_back(gate_redis, keys, "France")
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
             "VALUES ('invoices', 'France', 2, 'ValueError: no', now() - interval '2 hours')"
         )
     found = standing(invoices)["tenants"]["France"]

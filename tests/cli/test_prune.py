@@ -17,23 +17,24 @@ from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.waiting import wait_until
 
-NOTHING = {"invoices": 0, "records": 0, "quarantine": 0, "deliveries": 0, "kept": 0}
+NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0}
 
 
 def write(engine: Engine, rows: int = 3, days: int = 31) -> None:
     """So many handled invoices of one tenant, each delivered once."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "WITH old AS (INSERT INTO invoices (tenant, number, document, recorded_at) "
-            "SELECT 'acme', %(days)s || '-' || n, '{}', now() - %(days)s * interval '1 day' "
-            "FROM generate_series(1, %(rows)s) n RETURNING number, recorded_at) "
-            "INSERT INTO deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
-            "SELECT 'invoices', 'acme', number, 1, 't', recorded_at FROM old",
+            "WITH old AS (INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
+            "SELECT 'invoices', 'acme', %(days)s || '-' || n, '{}', now() - %(days)s * interval '1 day' "
+            "FROM generate_series(1, %(rows)s) n RETURNING key, changed_at) "
+            "INSERT INTO taskbridge.deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
+            "SELECT 'invoices', 'acme', key, 1, 't', changed_at FROM old",
             {"rows": rows, "days": days},
         )
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, snapshot) VALUES ('invoices', 'acme', pg_current_snapshot()) "
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, snapshot) VALUES ('invoices', 'acme', "
+            "pg_current_snapshot()) "
             "ON CONFLICT (pipeline, tenant) DO UPDATE SET snapshot = pg_current_snapshot()"
         )
 
@@ -43,26 +44,26 @@ def test_what_is_old_goes_and_is_counted(taskbridge: Program, engine: Engine) ->
     write(engine, 2, days=29)
     dry = taskbridge("prune", "--older-than", "30d", "--deliveries", "--dry-run", "--json")
     assert dry.status == 0, dry.stderr
-    expected = NOTHING | {"invoices": 3, "deliveries": 3, "complete": True}
+    expected = NOTHING | {"records": 3, "deliveries": 3, "complete": True}
     assert dry.json == expected | {"dry_run": True}
-    assert (count(engine), count(engine, "SELECT count(*) FROM deliveries")) == (5, 5)
+    assert (count(engine), count(engine, "SELECT count(*) FROM taskbridge.deliveries")) == (5, 5)
     without = taskbridge("prune", "--older-than", "30d", "--json").json
-    assert without == NOTHING | {"invoices": 3, "complete": True, "dry_run": False}
-    assert (count(engine), count(engine, "SELECT count(*) FROM deliveries")) == (2, 5)
+    assert without == NOTHING | {"records": 3, "complete": True, "dry_run": False}
+    assert (count(engine), count(engine, "SELECT count(*) FROM taskbridge.deliveries")) == (2, 5)
     again = taskbridge("prune", "--older-than", "30d", "--deliveries", "--json").json
     assert again == NOTHING | {"deliveries": 3, "complete": True, "dry_run": False}
-    assert taskbridge("prune", "--older-than", "4w", "--json").json["invoices"] == 2
+    assert taskbridge("prune", "--older-than", "4w", "--json").json["records"] == 2
 
 
 def test_people_see_a_table_and_why_records_stay(taskbridge: Program, engine: Engine) -> None:
     write(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE invoices SET document = '{\"version\": 2}' WHERE number = '31-1'")
+        connection.exec_driver_sql("UPDATE taskbridge.records SET document = '{\"version\": 2}' WHERE key = '31-1'")
     shown = taskbridge("prune", "--older-than", "30d", "--dry-run")
     header, *lines = shown.stdout.splitlines()
     assert header.strip() == "would be deleted"
-    assert lines[0].split() == ["invoices", "2"]
-    assert lines[-1] == "1 old record stays: pending, in quarantine, about to be tried again, or its pipeline's newest"
+    assert lines[0].split() == ["records", "2"]
+    assert lines[-1] == "1 old record stays: pending, in quarantine, or about to be tried again"
     assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[0].strip() == "deleted"
     assert count(engine) == 1
 
@@ -73,7 +74,7 @@ def test_a_declared_pipeline_that_has_not_read_an_invoice_yet_keeps_it(taskbridg
         "from taskbridge import pipeline\n\n@pipeline('mirror')\ndef mirror(batch): ...\n", encoding="utf-8"
     )
     ended = taskbridge("prune", "--older-than", "1d", "--json", TASKBRIDGE_PIPELINES="mirror")
-    assert (ended.json["invoices"], ended.json["kept"]) == (0, 3)
+    assert (ended.json["records"], ended.json["kept"]) == (0, 3)
     assert count(engine) == 3
 
 
@@ -81,8 +82,8 @@ def test_one_pipeline_alone(taskbridge: Program, engine: Engine) -> None:
     write(engine)
     variables = declare(taskbridge)
     alone = ("prune", "--older-than", "1d", "--json", "--pipeline")
-    assert taskbridge(*alone, "alerts", **variables).json["invoices"] == 0
-    assert taskbridge(*alone, "invoices", **variables).json["invoices"] == 3
+    assert taskbridge(*alone, "alerts", **variables).json["records"] == 0
+    assert taskbridge(*alone, "invoices", **variables).json["records"] == 3
     assert_one_clear_line(taskbridge(*alone, "nix", **variables), "'nix'", "alerts, invoices", status=2)
 
 
@@ -130,7 +131,7 @@ def test_a_signal_ends_it_after_the_step_in_hand_and_what_is_done_is_counted(
     # given that the third step of five waits for somebody
     write(engine, 5_000)
     with engine.connect() as other:
-        other.exec_driver_sql("SELECT FROM invoices WHERE number = '31-2500' FOR UPDATE")
+        other.exec_driver_sql("SELECT FROM taskbridge.records WHERE key = '31-2500' FOR UPDATE")
         with taskbridge.started("prune", "--older-than", "1d", "--json") as running:
             wait_until(lambda: waits(engine), "prune waits for the lock")
             running.process.send_signal(signal.SIGINT)
@@ -140,10 +141,10 @@ def test_a_signal_ends_it_after_the_step_in_hand_and_what_is_done_is_counted(
             other.rollback()
             ended = running.end()
     assert ended.status == 130, ended.stderr
-    assert ended.json == NOTHING | {"invoices": 2_000, "complete": False, "dry_run": False}
+    assert ended.json == NOTHING | {"records": 2_000, "complete": False, "dry_run": False}
     assert count(engine) == 2_000
     assert "Run it again for the rest" in ended.stderr
-    assert taskbridge("prune", "--older-than", "1d", "--json").json["invoices"] == 2_000
+    assert taskbridge("prune", "--older-than", "1d", "--json").json["records"] == 2_000
 
 
 def waits(engine: Engine) -> bool:

@@ -28,7 +28,8 @@ def bad(taskbridge: Program, engine: Engine) -> Program:
     with engine.begin() as connection:
         for tenant, number in (("France", "1"), ("France", "2"), ("Malta", "1"), ("Malta", "fine")):
             connection.exec_driver_sql(
-                "INSERT INTO invoices (tenant, number, document) VALUES (%s, %s, '{}')", (tenant, number)
+                "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, '{}')",
+                (tenant, number),
             )
     set_aside(engine, "France", "1", reason=HARMFUL, attempts=5)
     set_aside(engine, "France", "2", reason="no price", cause="rejected")
@@ -138,7 +139,7 @@ def test_both_ways_out_take_what_was_chosen(options: list[str], left: list[str],
     assert discarded.stdout.endswith(" discarded\n")
     assert quarantined(engine) == left
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE quarantine SET discarded_at = NULL")
+        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET discarded_at = NULL")
     retried = bad("quarantine", "retry", *options)
     assert retried.status == 0
     assert retried.stdout.endswith(" tried again\n")
@@ -167,7 +168,7 @@ def test_an_id_that_is_not_there_is_named_and_the_others_are_done(bad: Program, 
 
 def test_a_record_that_changed_since_is_not_there(bad: Program, engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE invoices SET document = '{\"total\": 1}' WHERE tenant = 'France'")
+        connection.exec_driver_sql("UPDATE taskbridge.records SET document = '{\"total\": 1}' WHERE tenant = 'France'")
     assert bad("quarantine", "list", "--json").json["count"] == 1
     assert bad("quarantine", "retry", "2").status == 1
     assert states(engine)["France", "2"] == "pending"

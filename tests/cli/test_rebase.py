@@ -28,7 +28,7 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 
 
 def states(engine: Engine) -> dict[str, str]:
-    return dict(rows(engine, "SELECT external_id, state FROM record_states"))
+    return dict(rows(engine, "SELECT external_id, state FROM taskbridge.record_states"))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def foreign(taskbridge: Program, engine: Engine) -> Program:
     with Cursors(engine).transaction(key) as transaction:
         transaction.advance(page)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge_cluster SET system_identifier = 1")
+        connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
     engine.dispose()
     return taskbridge
 
@@ -143,14 +143,14 @@ def test_people_are_told_what_was_done(foreign: Program) -> None:
 
 def test_without_yes_nothing_is_done(foreign: Program, engine: Engine) -> None:
     assert_one_clear_line(foreign("rebase"), "add --yes once workers and producers have stopped", status=2)
-    assert rows(engine, "SELECT system_identifier FROM taskbridge_cluster") == [(1,)]
+    assert rows(engine, "SELECT system_identifier FROM taskbridge.taskbridge_cluster") == [(1,)]
 
 
 def test_a_process_that_is_connected_is_named(foreign: Program, engine: Engine) -> None:
     with engine.connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         assert_one_clear_line(foreign("rebase", "--yes"), f"their pids: {pid})", "stop workers", status=1)
-    assert rows(engine, "SELECT system_identifier FROM taskbridge_cluster") == [(1,)]
+    assert rows(engine, "SELECT system_identifier FROM taskbridge.taskbridge_cluster") == [(1,)]
 
 
 def test_an_older_schema_comes_first(foreign: Program) -> None:

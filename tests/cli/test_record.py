@@ -22,7 +22,7 @@ from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_output import on_a_terminal
 from tests.waiting import wait_until
 
-RECORDS = "SELECT count(*) FROM records"
+RECORDS = "SELECT count(*) FROM taskbridge.records"
 
 
 @pytest.fixture

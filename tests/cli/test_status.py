@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
 from taskbridge.policy import LatencyNeutral
-from tests.cli.counts import CLOSED
+from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.program import Program
 
@@ -53,7 +53,7 @@ def test_failures_are_shown_with_their_error(taskbridge: Program, engine: Engine
     taskbridge("import", write(taskbridge.directory / "invoices.csv", [line("1")]))
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, failures, last_error, last_run_at) "
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, last_run_at) "
             "VALUES ('invoices', 'France', 3, E'ValueError: \\x1b[2Jno', now() - interval '3 hours')"
         )
     shown = taskbridge("status")
@@ -71,7 +71,7 @@ def test_a_tenant_that_nobody_knows_is_said_to_be_unknown(taskbridge: Program) -
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
     assert taskbridge("status").stdout == "invoices: no tenants\n"
     assert taskbridge("status", "--json").json == {
-        "pipelines": {"invoices": {"tenants": {}, "paused": False, "circuit": CLOSED}}
+        "pipelines": {"invoices": {"tenants": {}, "totals": TOTALS, "next": None, "paused": False, "circuit": CLOSED}}
     }
 
 
@@ -134,7 +134,7 @@ def test_migrate_prints_what_the_schema_was_and_is(taskbridge: Program) -> None:
 def test_dropping_all_tables_must_be_confirmed(taskbridge: Program, engine: Engine) -> None:
     assert taskbridge("migrate", "--to", "base").status == 2
     with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM invoices").scalar_one() == 0
+        assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 0
 
 
 def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:

@@ -121,7 +121,10 @@ def test_after_the_criteria_changed_they_get_their_tenants_and_events(
     assert any("a string that is no tenant" in reason for reason in reasons), reasons
     assert events(gate_redis, configured["TASKBRIDGE_KEY_PREFIX"]) == 1
     assert (
-        count(engine, "SELECT count(*) FROM records WHERE tenant = 'billing' AND position('INFO' IN criterion) > 0")
+        count(
+            engine,
+            "SELECT count(*) FROM taskbridge.records WHERE tenant = 'billing' AND position('INFO' IN criterion) > 0",
+        )
         == 1
     )
     left = alerts("unmatched", "list", "alerts", "--json", **changed).json

@@ -21,7 +21,7 @@ def fail(engine: Engine, error: str) -> None:
     record_invoice(engine, "acme", "1", {})
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
             "VALUES ('invoices', 'acme', 3, %s, now())",
             (error,),
         )
@@ -54,7 +54,7 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
     set_aside(engine, "acme", "1", reason="bad")
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO records (pipeline, message_id, reason, payload) VALUES ('elsewhere', 'm', 'why', '{}')"
+            "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('elsewhere', 'm', 'why', '{}')"
         )
     assert [text.partition(",")[0] for text in work()] == [
         "invoices: 1 tenants fail",
@@ -72,14 +72,14 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
 def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_strict(deployment: Deployment) -> None:
     with deployment.worker() as worker:
         with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE deliveries RENAME TO away")
+            connection.exec_driver_sql("ALTER TABLE taskbridge.deliveries RENAME TO away")
         deployment.save("acme", "1")
         wait_until(lambda: "in a run of pipeline invoices, tenant 'acme'" in worker.text(), "named")
         program = Program(deployment.logs, deployment.environment())
         assert program("doctor").status == 0
         assert program("doctor", "--strict").status == 1
         with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE away RENAME TO deliveries")
+            connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO deliveries")
 
 
 def test_status_says_why_and_until_when_a_tenant_is_held(

@@ -100,7 +100,7 @@ def run_that_rejects(meter: Meter, tenant: str) -> Call:
 
 def run_that_tries_again(meter: Meter, tenant: str) -> Call:
     run_that_rejects(meter, tenant)()
-    quarantine = meter.here.quarantine_of(meter.here.pipelines[INVOICES])
+    quarantine = meter.here.quarantine_of(INVOICES)
     found, _ = quarantine.find(INVOICES, tenant=tenant)
     assert quarantine.retry(INVOICES, found)
     meter.redis.flushdb()
@@ -218,7 +218,7 @@ def _save_many(meter: Meter, tenant: str) -> None:
     """Let `MANY` tenants be the only ones, each with a record that nobody took."""
     engine = meter.deployment.engine
     with engine.begin() as connection:
-        connection.exec_driver_sql("TRUNCATE invoices")
+        connection.exec_driver_sql("TRUNCATE taskbridge.records")
         for one in _names(tenant):
             record_invoice(engine, one, "1", {"number": "1"}, connection)
 

@@ -38,7 +38,7 @@ def each_once(deployment: Deployment, tenants: list[str], numbers: list[str], se
     """Compare the ledger with what was saved, when nothing is left to do."""
     deployment.wait_until_idle(seconds)
     assert sorted(deployment.deliveries()) == sorted(itertools.product(tenants, numbers))
-    assert deployment.rows("SELECT * FROM record_states WHERE state <> 'handled'") == []
+    assert deployment.rows("SELECT * FROM taskbridge.record_states WHERE state <> 'handled'") == []
 
 
 def alone_at_a_time(deployment: Deployment) -> bool:

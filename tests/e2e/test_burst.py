@@ -44,7 +44,7 @@ def test_a_burst_makes_few_runs(deployment: Deployment) -> None:
         deployment.wait_until_idle()
         # then at most three runs hand over records, and at most one more closes the burst
         batches = deployment.handed_over("acme")
-        (counts,) = deployment.rows("SELECT runs, events FROM sync_cursors")
+        (counts,) = deployment.rows("SELECT runs, events FROM taskbridge.sync_cursors")
         assert sum(map(len, batches)) == len(NUMBERS)
         assert len(batches) <= 3
         assert counts.runs <= len(batches) + 1

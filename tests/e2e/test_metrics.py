@@ -38,7 +38,7 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, 
         found = scrape(port)
     # then the figures are those of the cursors and of the handler's own ledger
     (cursors,) = deployment.rows(
-        "SELECT sum(events) AS events, sum(runs) AS runs, sum(sweeps) AS sweeps FROM sync_cursors"
+        "SELECT sum(events) AS events, sum(runs) AS runs, sum(sweeps) AS sweeps FROM taskbridge.sync_cursors"
     )
     batches = deployment.handed_over("acme") + deployment.handed_over("other")
     assert found["taskbridge_events_total"] == cursors.events == len(NUMBERS) + 1
@@ -51,7 +51,8 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, 
     assert found["taskbridge_first_event_seconds_bucket 10.0"] == 2
     assert (
         found["taskbridge_first_event_seconds_sum"]
-        == sum(one.first_event_ms for one in deployment.rows("SELECT first_event_ms FROM sync_cursors")) / 1000
+        == sum(one.first_event_ms for one in deployment.rows("SELECT first_event_ms FROM taskbridge.sync_cursors"))
+        / 1000
     )
     # and the ticker has fired at least the sweeps that close both bursts
     assert found["taskbridge_tick_lateness_seconds_count"] >= 1
@@ -92,7 +93,7 @@ def test_failures_a_backlog_and_forgotten_tenants_are_seen(deployment: Deploymen
         deployment.notify_event.delay("acme")
         wait_until(lambda: len(deployment.handed_over("acme")) >= 2, "tried again")
         found = scrape(port)
-        (cursor,) = deployment.rows("SELECT failed_runs FROM sync_cursors WHERE tenant = 'acme'")
+        (cursor,) = deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors WHERE tenant = 'acme'")
         assert 1 <= found["taskbridge_failed_runs_total"] <= cursor.failed_runs
     assert found["taskbridge_failing_tenants"] == 1
     assert found["taskbridge_pending_records"] == 1
@@ -108,7 +109,7 @@ def test_a_server_that_is_away_costs_its_own_metrics_and_not_the_worker(deployme
         deployment.wait_until_idle()
         # when Postgres has no schema any more
         with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE sync_cursors RENAME TO away")
+            connection.exec_driver_sql("ALTER TABLE taskbridge.sync_cursors RENAME TO away")
         found = scrape(port)
         assert (found["taskbridge_up postgres"], found["taskbridge_up redis"]) == (0, 1)
         assert "taskbridge_events_total" not in found
@@ -144,5 +145,5 @@ def test_a_burst_whose_first_run_takes_three_batches_has_one_first_event(deploym
         record_invoice(deployment.engine, "acme", number, {})
     deployment.notify_event.delay("acme")
     inline.run_all()
-    (cursor,) = deployment.rows("SELECT records, bursts, first_event_counts FROM sync_cursors")
+    (cursor,) = deployment.rows("SELECT records, bursts, first_event_counts FROM taskbridge.sync_cursors")
     assert (cursor.records, cursor.bursts, sum(one or 0 for one in cursor.first_event_counts)) == (3, 1, 1)

@@ -82,7 +82,7 @@ def test_a_worker_that_could_not_work_says_so_and_ends(
 
 def test_a_worker_refuses_a_schema_that_it_does_not_know(deployment: Deployment) -> None:
     with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge_schema")
+        connection.exec_driver_sql("DELETE FROM taskbridge.taskbridge_schema")
     assert_refused(deployment, {}, "run `taskbridge migrate`")
 
 

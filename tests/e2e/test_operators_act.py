@@ -103,7 +103,7 @@ def test_a_record_that_is_tried_again_is_handled_and_leaves_quarantine(deploymen
         assert taskbridge(deployment, "quarantine", "retry", "1")["retried"] == 1
         delivered(deployment, ("acme", "1"), ("acme", "1"), ("acme", "2"))
         assert set(states(deployment.engine).values()) == {"handled"}
-        assert deployment.rows("SELECT * FROM quarantine") == []
+        assert deployment.rows("SELECT * FROM taskbridge.quarantine") == []
 
 
 @SELDOM

@@ -132,8 +132,8 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
     assert "ERROR" not in text
     assert "denied" not in text
     with reader.connect() as connection:
-        states = connection.exec_driver_sql("SELECT DISTINCT state FROM record_states").scalars().all()
-        assert connection.exec_driver_sql("SELECT count(*) FROM deliveries").scalar_one() >= 3
+        states = connection.exec_driver_sql("SELECT DISTINCT state FROM taskbridge.record_states").scalars().all()
+        assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.deliveries").scalar_one() >= 3
     assert "handled" in states
 
 
@@ -182,16 +182,16 @@ def test_redis_refuses_what_nobody_needs(rights: Rights, who: str, command: tupl
 @pytest.mark.parametrize(
     ("who", "statement"),
     [
-        ("producer", "UPDATE sync_cursors SET runs = 0"),
-        ("producer", "SELECT * FROM deliveries"),
-        ("producer", "DELETE FROM invoices"),
-        ("worker", "DELETE FROM invoices"),
-        ("worker", "TRUNCATE deliveries"),
-        ("worker", "DROP TABLE pauses"),
-        ("worker", "UPDATE taskbridge_cluster SET system_identifier = 1"),
+        ("producer", "UPDATE taskbridge.sync_cursors SET runs = 0"),
+        ("producer", "SELECT * FROM taskbridge.deliveries"),
+        ("producer", "DELETE FROM taskbridge.records"),
+        ("worker", "DELETE FROM taskbridge.records"),
+        ("worker", "TRUNCATE taskbridge.deliveries"),
+        ("worker", "DROP TABLE taskbridge.pauses"),
+        ("worker", "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1"),
         ("worker", "CREATE TABLE mine (id int)"),
-        ("reader", "SELECT * FROM invoices"),
-        ("reader", "UPDATE quarantine SET reason = ''"),
+        ("reader", "SELECT * FROM taskbridge.records"),
+        ("reader", "UPDATE taskbridge.quarantine SET reason = ''"),
     ],
 )
 def test_postgres_refuses_what_nobody_needs(rights: Rights, who: str, statement: str) -> None:

@@ -45,13 +45,13 @@ def test_a_cursor_with_a_higher_owner_costs_one_run_and_is_not_stuck(inline: Inl
     ahead = f"{int((time.time() + 3600) * 1_000_000):016d}-ffffffffffff"
     with inline.deployment.engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, owner) VALUES ('invoices', 'acme', %s)", (ahead,)
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner) VALUES ('invoices', 'acme', %s)", (ahead,)
         )
     inline.deployment.save("acme", "a")
     assert inline.run_all() == 2
     assert inline.seen == ["a"]
     assert inline.state() is State.IDLE
-    ((owner,),) = inline.deployment.rows("SELECT owner FROM sync_cursors")
+    ((owner,),) = inline.deployment.rows("SELECT owner FROM taskbridge.sync_cursors")
     assert owner > ahead
 
 

@@ -51,7 +51,9 @@ def save(tenant: str, *numbers: str) -> None:
 def states(settings: Settings) -> dict[str, str]:
     engine = create_engine(settings.postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.connect() as connection:
-        rows = connection.exec_driver_sql("SELECT external_id, state FROM record_states WHERE pipeline = 'invoices'")
+        rows = connection.exec_driver_sql(
+            "SELECT external_id, state FROM taskbridge.record_states WHERE pipeline = 'invoices'"
+        )
         found = {row[0]: row[1] for row in rows}
     engine.dispose()
     return found

@@ -94,7 +94,7 @@ class Drill:
 
     def states(self, tenant: str | None = None) -> Counter[str]:
         """How many records are in each state."""
-        rows = self.deployment.rows("SELECT tenant, state FROM record_states WHERE pipeline = 'invoices'")
+        rows = self.deployment.rows("SELECT tenant, state FROM taskbridge.record_states WHERE pipeline = 'invoices'")
         return Counter(state for owner, state in rows if tenant in (None, owner))
 
     def quarantine(self) -> list[tuple[str, str, str, str, int]]:
@@ -102,6 +102,7 @@ class Drill:
         return [
             tuple(row)
             for row in self.deployment.rows(
-                "SELECT tenant, external_id, cause, reason, attempts FROM quarantine ORDER BY tenant, external_id"
+                "SELECT tenant, external_id, cause, reason, attempts FROM taskbridge.quarantine ORDER BY "
+                "tenant, external_id"
             )
         ]

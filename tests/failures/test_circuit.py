@@ -167,8 +167,8 @@ def test_a_paused_tenant_does_not_probe(drill: Drill) -> None:
     drill.save("third", "a")
     drill.go_on(until=lambda: drill.circuit().open)
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', 'acme')")
-        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', 'third')")
+        connection.exec_driver_sql("INSERT INTO taskbridge.pauses (pipeline, tenant) VALUES ('invoices', 'acme')")
+        connection.exec_driver_sql("INSERT INTO taskbridge.pauses (pipeline, tenant) VALUES ('invoices', 'third')")
     calls = len(drill.calls)
     drill.go_on(within_ms=20_000)
     assert len(drill.calls) == calls

@@ -39,4 +39,4 @@ def test_a_replaced_run_that_fails_says_nothing_against_a_record(drill: Drill) -
     drill.go_on()
     assert drill.deployment.deliveries() == [("acme", "a")]
     assert drill.quarantine() == []
-    assert drill.deployment.rows("SELECT failures, suspects FROM sync_cursors") == [(0, 0)]
+    assert drill.deployment.rows("SELECT failures, suspects FROM taskbridge.sync_cursors") == [(0, 0)]

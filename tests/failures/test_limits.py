@@ -41,7 +41,7 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert 30_000 <= drill.times[2] - drill.times[0] <= 30_100
     assert drill.errors == []
     assert drill.circuit().opened == 0
-    assert drill.deployment.rows("SELECT failures FROM sync_cursors WHERE tenant = 'acme'") == [(0,)]
+    assert drill.deployment.rows("SELECT failures FROM taskbridge.sync_cursors WHERE tenant = 'acme'") == [(0,)]
 
 
 def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill) -> None:
@@ -81,7 +81,7 @@ def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill)
     assert drill.times[-1] <= 30_100, "nobody waits longer than all of them"
     assert drill.errors == []
     assert drill.circuit().opened == 0
-    assert drill.deployment.rows("SELECT sum(failures), sum(failed_runs) FROM sync_cursors") == [(0, 0)]
+    assert drill.deployment.rows("SELECT sum(failures), sum(failed_runs) FROM taskbridge.sync_cursors") == [(0, 0)]
     assert drill.here.redis.hgetall("sync:circuit:invoices").keys() <= {"closed_at"}
 
 
@@ -323,7 +323,9 @@ def test_an_option_out_of_range(option: str, value: object) -> None:
 
 def hold(drill: Drill, tenant: str) -> None:
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO pauses (pipeline, tenant) VALUES ('invoices', %s)", (tenant,))
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.pauses (pipeline, tenant) VALUES ('invoices', %s)", (tenant,)
+        )
 
 
 @pytest.mark.parametrize("held", ["acme", ""])
@@ -338,7 +340,7 @@ def test_a_paused_tenant_loses_no_event_and_goes_on_at_once(drill: Drill, held: 
     assert drill.states("acme") == {"pending": 2}
     assert drill.states("other") == ({"handled": 1} if held else {"pending": 1})
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM pauses")
+        connection.exec_driver_sql("DELETE FROM taskbridge.pauses")
     assert [answer.name for answer in drill.gate.expire("invoices", ["acme"], early=True)] == ["PUBLISHED"]
     drill.run_one()
     assert drill.states("acme") == {"handled": 2}
@@ -355,7 +357,7 @@ def test_a_pause_lets_the_batch_in_hand_end_and_starts_no_other(drill: Drill) ->
     drill.go_on(within_ms=50_000)
     assert drill.states() == {"handled": 2, "pending": 3}
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM pauses")
+        connection.exec_driver_sql("DELETE FROM taskbridge.pauses")
     drill.go_on()
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in "abcde"]
 
@@ -366,7 +368,7 @@ def test_word_of_a_resumption_that_got_lost_costs_a_minute(drill: Drill) -> None
     drill.save("acme", "a")
     drill.run_one()
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM pauses")
+        connection.exec_driver_sql("DELETE FROM taskbridge.pauses")
     drill.go_on()
     assert drill.states() == {"handled": 1}
     assert drill.times[1] - drill.times[0] <= 60_100

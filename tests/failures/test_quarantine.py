@@ -73,7 +73,7 @@ def test_the_only_record_of_the_pipeline_goes_to_quarantine_after_the_limit_and_
     waits = [later - earlier for earlier, later in zip(drill.times, drill.times[1:], strict=False)][:3]
     for wait, longest in zip(waits, (500, 1000, 2000), strict=True):
         assert longest * 0.75 - 1 <= wait <= longest + 1, waits
-    ((since, at),) = drill.deployment.rows("SELECT failing_since, quarantined_at FROM quarantine")
+    ((since, at),) = drill.deployment.rows("SELECT failing_since, quarantined_at FROM taskbridge.quarantine")
     assert since < at
 
 
@@ -92,12 +92,14 @@ def test_a_failure_is_written_down_and_forgotten_after_a_success(drill: Drill) -
     drill.handle(refuse("a"))
     drill.save("acme", "a", "b")
     drill.run_one()
-    ((failures, error, since),) = drill.deployment.rows("SELECT failures, last_error, failing_since FROM sync_cursors")
+    ((failures, error, since),) = drill.deployment.rows(
+        "SELECT failures, last_error, failing_since FROM taskbridge.sync_cursors"
+    )
     assert (failures, error) == (1, "ValueError: a is bad")
     assert since is not None
     drill.handle(refuse())
     drill.go_on()
-    ((failures, since),) = drill.deployment.rows("SELECT failures, failing_since FROM sync_cursors")
+    ((failures, since),) = drill.deployment.rows("SELECT failures, failing_since FROM taskbridge.sync_cursors")
     assert (failures, since) == (0, None)
 
 
@@ -142,7 +144,9 @@ def test_what_cannot_be_rejected(drill: Drill) -> None:
 
 def ask_for_another_try(drill: Drill, number: str) -> None:
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE quarantine SET retry_at = now() WHERE external_id = %s", (number,))
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = %s", (number,)
+        )
     drill.deployment.notify_event.delay("acme")
 
 
@@ -184,7 +188,7 @@ def test_records_out_of_quarantine_in_the_middle_of_a_sweep_lose_nothing(drill: 
     drill.save("acme", *NUMBERS[9:30])
     drill.run_one()
     with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE quarantine SET retry_at = now()")
+        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
     drill.deployment.notify_event.delay("acme")
     drill.go_on()
     assert drill.states() == {"handled": 30}

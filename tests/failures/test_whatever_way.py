@@ -210,7 +210,7 @@ def test_a_record_taken_out_of_quarantine_meanwhile_is_not_taken_for_the_next(dr
     def handler(batch: Batch) -> None:
         if batch[0].external_id == "a":
             with drill.deployment.engine.begin() as connection:
-                connection.exec_driver_sql("UPDATE quarantine SET retry_at = now()")
+                connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
             raise ValueError("bad")
         journal(batch)
 
@@ -237,7 +237,7 @@ def test_a_process_that_is_told_to_end_hands_its_batch_over_and_ends(drill: Dril
         runner.run(drill.here, *message)
     assert drill.run_one(), "at once"
     assert drill.states() == {"handled": 1}
-    assert drill.deployment.rows("SELECT failed_runs FROM sync_cursors") == [(0,)]
+    assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(0,)]
 
 
 def test_neighbours_in_a_message_do_not_wait_when_the_process_is_told_to_end(drill: Drill) -> None:
@@ -274,8 +274,8 @@ def test_twenty_thousand_rejections_take_no_time(drill: Drill) -> None:
 
     with drill.deployment.engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO invoices (tenant, number, document) "
-            "SELECT 'acme', number::text, '{}' FROM generate_series(1, 20000) number"
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'acme', number::text, '{}' FROM generate_series(1, 20000) number"
         )
     drill.handle(handler, batch_size=20_000)
     drill.deployment.notify_event.delay("acme")
@@ -301,7 +301,8 @@ def test_a_document_that_cannot_be_decoded_costs_no_other(drill: Drill, what: st
         for number in NUMBERS:
             document = f'{{"a": [{UNDECODABLE[what]}]}}' if number == BAD else "{}"
             connection.exec_driver_sql(
-                "INSERT INTO invoices (tenant, number, document) VALUES ('acme', %s, %s)", (number, document)
+                "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', 'acme', %s, %s)",
+                (number, document),
             )
     drill.deployment.notify_event.delay("acme")
     drill.go_on(steps=20)
@@ -463,7 +464,7 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     dies(drill)
     assert drill.run_one()
     assert drill.states() == {"handled": 20}
-    ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM sync_cursors")
+    ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM taskbridge.sync_cursors")
     assert failed == 1
     assert error.startswith("the run before this one did not end: its process died")
     assert drill.errors == []
@@ -490,9 +491,9 @@ def dies_after_a_claim(drill: Drill) -> None:
     begun = drill.gate.begin(*message)
     assert not isinstance(begun, Answer)
     key = {"pipeline": pipeline, "tenant": tenant, "token": token}
-    drill.here.cursors.claim(key, 500, events=1, new_events=0, runs=1)
+    drill.here.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
     if begun.died:
-        drill.here.cursors.fail(key, "as the run would")
+        drill.here.cursors_of("invoices").fail(key, "as the run would")
     (status,) = drill.gate.look("invoices", [tenant])
     assert status.deadline_ms is not None
     drill.gate.pass_to(status.deadline_ms)

@@ -22,7 +22,7 @@ def save(deployment: Deployment, tenant: str, number: str, **document: object) -
 
 
 def quarantined(deployment: Deployment) -> dict[str, str]:
-    return dict(map(tuple, deployment.rows("SELECT external_id, reason FROM quarantine")))
+    return dict(map(tuple, deployment.rows("SELECT external_id, reason FROM taskbridge.quarantine")))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -60,11 +60,13 @@ def test_a_pool_process_that_is_told_to_end_hands_its_batch_over_at_once(deploym
     save(deployment, "acme", "1", sleep=1)
     with deployment.worker(TASKBRIDGE_PIPELINES=PIPELINES) as worker:
         deployment.notify_event.delay("acme")
-        wait_until(lambda: deployment.rows("SELECT FROM sync_cursors WHERE owner IS NOT NULL"), "a run is on")
+        wait_until(
+            lambda: deployment.rows("SELECT FROM taskbridge.sync_cursors WHERE owner IS NOT NULL"), "a run is on"
+        )
         pid = worker.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             os.kill(int(child), signal.SIGTERM)
         deployment.wait_until_idle()
     assert deployment.deliveries() == [("acme", "1")]
-    assert deployment.rows("SELECT failed_runs FROM sync_cursors") == [(0,)]
+    assert deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(0,)]
     assert deployment.redis.hget("sync:counts:invoices", "replaced") is None

@@ -99,10 +99,10 @@ def test_a_look_for_forgotten_records_that_fails_is_made_again_soon_and_by_one_w
     here = runtime(deployment.app)
     deployment.save("acme", *NUMBERS, notify=False)
     with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE sync_cursors RENAME TO away")
+        connection.exec_driver_sql("ALTER TABLE taskbridge.sync_cursors RENAME TO away")
     reconcile_in_turn(here)
     with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE away RENAME TO sync_cursors")
+        connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO sync_cursors")
     # then nobody looks at once, and the next look does not wait for the interval
     left: Any = deployment.redis.pttl(here.keys.reconciled("invoices"))
     assert 0 < left <= 5_000
@@ -124,7 +124,7 @@ def test_a_lock_on_one_source_keeps_no_forgotten_tenant_of_another_from_being_fo
         for name in ("alerts", "zebra"):
             record_event(deployment.app, name, {"level": "ERROR", "service": "billing"}, connection=connection)
     with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("LOCK TABLE invoices")
+        connection.exec_driver_sql("LOCK TABLE taskbridge.records")
         reconcile_in_turn(here)
     assert [deployment.gate.active(name) for name in ("alerts", "invoices", "zebra")] == [["billing"], [], ["billing"]]
 
@@ -195,7 +195,7 @@ def test_a_handler_that_raises_is_tried_again_and_events_do_not_hurry_it(deploym
         assert deployment.deliveries() == []
         wait_until(
             lambda: deployment.rows(
-                "SELECT failures FROM sync_cursors WHERE last_error LIKE '%%bad cannot be handled'"
+                "SELECT failures FROM taskbridge.sync_cursors WHERE last_error LIKE '%%bad cannot be handled'"
             ),
             "the error on record",
         )

@@ -38,11 +38,11 @@ def send(deployment: Deployment, *messages: tuple[Any, ...], **options: Any) -> 
 
 def stored(deployment: Deployment) -> dict[str, str | None]:
     """Return the tenant of each message that is stored."""
-    return dict(map(tuple, deployment.rows("SELECT message_id, tenant FROM records")))
+    return dict(map(tuple, deployment.rows("SELECT key, nullif(tenant, '') FROM taskbridge.records")))
 
 
 def reasons(deployment: Deployment) -> dict[str, str]:
-    return dict(map(tuple, deployment.rows("SELECT message_id, reason FROM records WHERE tenant IS NULL")))
+    return dict(map(tuple, deployment.rows("SELECT key, reason FROM taskbridge.records WHERE tenant = ''")))
 
 
 @pytest.fixture
@@ -98,14 +98,14 @@ def test_parked_messages_outlive_the_worker_that_parked_them(fragile: Deployment
 def test_an_error_that_nobody_foresaw_loses_no_message_and_holds_up_no_other_work(deployment: Deployment) -> None:
     with deployment.worker() as worker:
         with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE records ADD CONSTRAINT broken CHECK (message_id <> 'm-1')")
+            connection.exec_driver_sql("ALTER TABLE taskbridge.records ADD CONSTRAINT broken CHECK (key <> 'm-1')")
         send(deployment, *((PIPELINE, payload(number), f"m-{number}") for number in range(4)))
         wait_until(lambda: len(stored(deployment)) == 3, "the others are stored")
         wait_until(lambda: "after 3 tries" in worker.text(), "tried again", 30)
         deployment.save("acme", "1")
         wait_until(lambda: ("acme", "1") in deployment.deliveries(), "an invoice is delivered meanwhile")
         with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE records DROP CONSTRAINT broken")
+            connection.exec_driver_sql("ALTER TABLE taskbridge.records DROP CONSTRAINT broken")
         wait_until(lambda: len(stored(deployment)) == 4, "stored", 40)
 
 
@@ -145,7 +145,7 @@ def test_messages_that_can_never_be_recorded_are_set_aside_with_the_reason(
         # given a good one behind them
         send(deployment, (PIPELINE, payload(1), "good"))
         wait_until(lambda: "s-1" in stored(deployment).values(), "stored")
-    found = [reason for _, reason in deployment.rows("SELECT id, reason FROM records WHERE tenant IS NULL")]
+    found = [reason for _, reason in deployment.rows("SELECT id, reason FROM taskbridge.records WHERE tenant = ''")]
     for _, text in NEVER:
         assert any(text in reason for reason in found), (text, found)
     assert deployment.redis.llen(PARKED) == 0
@@ -154,7 +154,7 @@ def test_messages_that_can_never_be_recorded_are_set_aside_with_the_reason(
 def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: Deployment) -> None:
     options: dict[str, Any] = {"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}
     with deployment.engine.connect() as locker:
-        locker.exec_driver_sql("LOCK TABLE records IN ACCESS EXCLUSIVE MODE")
+        locker.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
         with deployment.worker(**options) as worker:
             send(deployment, (PIPELINE, payload(1), "m-1"), (PIPELINE, payload(2), "m-2"))
             wait_until(lambda: deployment.redis.hlen("unacked") == 2, "both are in hand")

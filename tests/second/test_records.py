@@ -79,7 +79,7 @@ def test_a_forgotten_record_is_found_when_it_is_due_and_not_before(world: World)
     # Its run is due five minutes after the last one, and nothing was lost: nobody has to look at it until then.
     assert reconcile(world.here, PIPELINE) == []
     with world.here.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE sync_cursors SET last_taken_at = now() - interval '5 minutes'")
+        connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET last_taken_at = now() - interval '5 minutes'")
     assert reconcile(world.here, PIPELINE) == ["A"]
 
 
@@ -92,7 +92,7 @@ def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
     world.here.redis.flushdb()
     assert reconcile(world.here, PIPELINE) == ["A"]
     ((last_taken_ms,),) = world.inline.deployment.rows(
-        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM sync_cursors"
+        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
     )
     (status,) = world.gate.look(PIPELINE, ["A"])
     assert status.deadline_ms == last_taken_ms + longest * 1000
@@ -124,7 +124,7 @@ def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotte
     world.gate.us += 1_000_000
     assert world.record("ERROR", "A").answer is Answer.DELAYED
     ((last_taken_ms,),) = world.inline.deployment.rows(
-        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM sync_cursors"
+        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
     )
     assert world.due("A") == last_taken_ms + 300_000 - world.start_ms
 
@@ -155,7 +155,7 @@ def test_unmatched_records_are_matched_again_after_the_criteria_changed(world: W
     assert [(one.record.message_id, one.tenant) for one in done] == [("m-1", "A"), ("m-2", "B"), ("m-3", None)]
     world.run_all()
     assert sorted(ids[0] for _, _, ids in world.batches) == ["m-1", "m-2"]
-    (left,) = world.here.records.unmatched(PIPELINE)
+    (left,) = world.here.records_of(PIPELINE).unmatched()
     assert (left.message_id, left.reason) == ("m-3", done[2].reason)
     assert match_again(world.app, PIPELINE)[0].tenant is None
     world.run_all()
@@ -182,14 +182,14 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_is_written(
 ) -> None:
     with pytest.raises(error):
         record_event(world.app, pipeline, payload)
-    assert world.inline.deployment.rows("SELECT * FROM records") == []
+    assert world.inline.deployment.rows("SELECT * FROM taskbridge.records") == []
 
 
 @pytest.mark.parametrize("payload", [None, [], "text", 7, [[{"level": "ERROR"}]]])
 def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World, payload: Any) -> None:
     recorded = record_event(world.app, PIPELINE, payload, "m-1")
     assert recorded.tenant is None
-    (kept,) = world.here.records.unmatched(PIPELINE)
+    (kept,) = world.here.records_of(PIPELINE).unmatched()
     assert kept.payload == payload
 
 

@@ -143,7 +143,7 @@ def fresh(world: World) -> None:
     """Forget the example before this one; the clock goes on."""
     world.here.redis.flushdb()
     with world.here.engine.begin() as connection:
-        connection.exec_driver_sql("TRUNCATE records, sync_cursors")
+        connection.exec_driver_sql("TRUNCATE taskbridge.records, taskbridge.messages, taskbridge.sync_cursors")
 
 
 @pytest.fixture

@@ -154,9 +154,9 @@ def test_a_message_without_a_criterion_is_kept_with_its_reason(world: World) -> 
     assert kept.tenant is None
     assert kept.reason
     assert world.published() == 0
-    (record,) = world.here.records.unmatched("log-alerts")
+    (record,) = world.here.records_of("log-alerts").unmatched()
     assert (record.message_id, record.reason, record.payload) == ("m-1", kept.reason, {"level": "INFO", "service": "A"})
-    assert world.here.records.count_unmatched("log-alerts") == 1
+    assert world.here.records_of("log-alerts").count_unmatched() == 1
 
 
 def test_events_without_records_make_a_run_each_tick_at_the_most(world: World) -> None:

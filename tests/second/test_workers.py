@@ -97,7 +97,7 @@ def test_a_message_by_name_from_another_program_is_recorded_once(alerts: Deploym
         delivered(alerts, 1)
         alerts.app.send_task("taskbridge.record_event", [PIPELINE, {"level": "INFO", "service": "A"}])
         here = runtime(alerts.app)
-        wait_until(lambda: here.records.count_unmatched(PIPELINE) == 1, "the unmatched record")
+        wait_until(lambda: here.records_of(PIPELINE).count_unmatched() == 1, "the unmatched record")
         wait_until(lambda: not here.gate.active(PIPELINE), "idle")
     assert alerts.deliveries() == [("A", "m-1")]
 
@@ -108,7 +108,7 @@ def test_a_record_in_the_callers_transaction_waits_for_its_commit(alerts: Deploy
             alerts.app, PIPELINE, {"level": "ERROR", "service": "A"}, message_id="m-1", connection=connection
         )
         assert (recorded.tenant, recorded.answer) == ("A", None)
-        assert alerts.rows("SELECT * FROM records") == []
+        assert alerts.rows("SELECT * FROM taskbridge.records") == []
         connection.commit()
         assert alerts.notify_event.delay(recorded.tenant, PIPELINE).get() == "started"
         delivered(alerts, 1)

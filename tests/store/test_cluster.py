@@ -15,7 +15,6 @@ from taskbridge.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
 from taskbridge.store import (
-    RECORD_ROWS,
     CursorLost,
     Cursors,
     Outranked,
@@ -25,6 +24,7 @@ from taskbridge.store import (
     check_cluster,
     check_schema,
     in_its_cluster,
+    know,
     migrate,
     rebase,
     record_invoice,
@@ -60,7 +60,7 @@ def key(pipeline: str, tenant: str, token: str = OLD) -> dict[str, str]:
 
 
 def cursors(engine: Engine, pipeline: str) -> Cursors:
-    return Cursors(engine, RECORD_ROWS) if pipeline == ALERTS else Cursors(engine)
+    return Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
 
 
 def claim(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> Page:
@@ -85,16 +85,16 @@ def write(engine: Engine, tenant: str, numbers: str, version: int = 1) -> None:
 
 def message(engine: Engine, message_id: str, tenant: str | None) -> None:
     found = Unmatched("no criterion") if tenant is None else Match(tenant, 1000, "$.level")
-    Records(engine).write(ALERTS, message_id, json.dumps({}), found, None)
+    Records(engine, ALERTS).write(message_id, json.dumps({}), found, None)
 
 
 def set_aside(engine: Engine, number: str, *, retry: bool = False, discarded: bool = False, pipeline: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO quarantine "
+            "INSERT INTO taskbridge.quarantine "
             "(pipeline, tenant, external_id, revision, reason, attempts, retry_at, discarded_at) "
-            "SELECT %(pipeline)s, tenant, number, revision, 'no customer', 5, CASE WHEN %(retry)s THEN now() END, "
-            "CASE WHEN %(discarded)s THEN now() END FROM invoices WHERE tenant = 'acme' AND number = %(number)s",
+            "SELECT %(pipeline)s, tenant, key, revision, 'no customer', 5, CASE WHEN %(retry)s THEN now() END, "
+            "CASE WHEN %(discarded)s THEN now() END FROM taskbridge.records WHERE tenant = 'acme' AND key = %(number)s",
             {"pipeline": pipeline, "number": number, "retry": retry, "discarded": discarded},
         )
 
@@ -105,19 +105,23 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 
 
 def states(engine: Engine) -> States:
-    return {row[:3]: row[3] for row in rows(engine, "SELECT pipeline, tenant, external_id, state FROM record_states")}
+    return {
+        row[:3]: row[3]
+        for row in rows(engine, "SELECT pipeline, tenant, external_id, state FROM taskbridge.record_states")
+    }
 
 
 def revisions(engine: Engine) -> list[tuple[Any, ...]]:
     return rows(
         engine,
-        "SELECT tenant, number, revision, document::text FROM invoices "
-        "UNION ALL SELECT tenant, message_id, revision, reason FROM records ORDER BY 1, 2",
+        "SELECT source, tenant, key, revision, document::text, reason FROM taskbridge.records ORDER BY 1, 2, 3",
     )
 
 
 def set_the_scene(engine: Engine) -> None:
     """Records in every state, in two pipelines that read invoices and in one with criteria, early and late ones."""
+    for pipeline, source in ((INVOICES, INVOICES), (MIRROR, INVOICES), (ALERTS, ALERTS)):
+        know(engine, pipeline, source)
     write(engine, "acme", "abcdhefi")
     write(engine, "globex", "ab")
     write(engine, "initech", "ab")
@@ -190,13 +194,19 @@ def test_every_record_keeps_its_state_in_a_cluster_that_counts(counts: str, engi
     assert done is not None
     assert done.set_aside == {INVOICES: 7, MIRROR: 3, ALERTS: 1}
     assert done.cursors == 5
-    assert set(rows(restored, "SELECT owner, target, at_xid, at_id FROM sync_cursors")) == {(OLD, None, None, None)}
-    kept = "SELECT * FROM quarantine WHERE attempts = 5 AND external_id <> 'h' ORDER BY external_id"
+    assert set(rows(restored, "SELECT owner, target, at_xid, at_id FROM taskbridge.sync_cursors")) == {
+        (OLD, None, None, None)
+    }
+    kept = "SELECT * FROM taskbridge.quarantine WHERE attempts = 5 AND external_id <> 'h' ORDER BY external_id"
     assert rows(restored, kept) == rows(engine, kept)
     # and doing it again changes nothing
-    everything = rows(restored, "SELECT * FROM quarantine") + rows(restored, "SELECT * FROM sync_cursors")
+    everything = rows(restored, "SELECT * FROM taskbridge.quarantine") + rows(
+        restored, "SELECT * FROM taskbridge.sync_cursors"
+    )
     assert rebase(restored) is None
-    assert everything == rows(restored, "SELECT * FROM quarantine") + rows(restored, "SELECT * FROM sync_cursors")
+    assert everything == rows(restored, "SELECT * FROM taskbridge.quarantine") + rows(
+        restored, "SELECT * FROM taskbridge.sync_cursors"
+    )
     # and work goes on
     goes_on(restored)
 
@@ -226,6 +236,7 @@ def goes_on(engine: Engine) -> None:
 def test_without_a_cursor_a_tenants_records_wait_once_and_not_in_quarantine_too(
     engine: Engine, restored: Engine
 ) -> None:
+    know(engine, INVOICES, INVOICES)
     write(engine, "initech", "ab")
     restore(dump(engine), restored)
     done = rebase(restored)
@@ -239,7 +250,7 @@ def test_a_data_only_restore_is_noticed_by_the_identifier_that_came_along(engine
     set_the_scene(engine)
     migrate(restored)
     use_up(restored, next_xid(engine) + 1_000)
-    restore(dump(engine, "--data-only", "--exclude-table=taskbridge_schema"), restored, keep_ids=True)
+    restore(dump(engine, "--data-only", "--exclude-table=taskbridge.taskbridge_schema"), restored, keep_ids=True)
     with pytest.raises(ForeignCluster):
         check_cluster(restored)
     with pytest.raises(ForeignCluster), speaking_plainly():
@@ -253,7 +264,12 @@ def test_a_restore_of_some_tables_is_noticed_by_cursors_from_the_future(engine: 
     write(engine, "acme", "ab")
     assert sweep(engine, INVOICES, "acme", limit=1) == ["a"]
     migrate(restored)
-    restore(dump(engine, "--data-only", "--table=invoices", "--table=sync_cursors"), restored, keep_ids=True)
+    know(restored, INVOICES, INVOICES)
+    restore(
+        dump(engine, "--data-only", "--table=taskbridge.records", "--table=taskbridge.sync_cursors"),
+        restored,
+        keep_ids=True,
+    )
     with pytest.raises(ForeignCluster):
         check_cluster(restored)
     assert rebase(restored) == Rebased({INVOICES: 1}, 2, 1)
@@ -262,7 +278,7 @@ def test_a_restore_of_some_tables_is_noticed_by_cursors_from_the_future(engine: 
 
 def test_an_identifier_that_got_lost_counts_as_foreign(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge_cluster")
+        connection.exec_driver_sql("DELETE FROM taskbridge.taskbridge_cluster")
     assert not in_its_cluster(engine)
     with pytest.raises(DatabaseError) as refused:
         record_invoice(engine, "acme", "1", {})
@@ -273,9 +289,9 @@ def test_an_identifier_that_got_lost_counts_as_foreign(engine: Engine) -> None:
 def test_in_its_own_cluster_a_database_is_left_alone(engine: Engine) -> None:
     set_the_scene(engine)
     check_cluster(engine)
-    before = rows(engine, "SELECT * FROM sync_cursors ORDER BY pipeline, tenant")
+    before = rows(engine, "SELECT * FROM taskbridge.sync_cursors ORDER BY pipeline, tenant")
     assert rebase(engine) is None
-    assert rows(engine, "SELECT * FROM sync_cursors ORDER BY pipeline, tenant") == before
+    assert rows(engine, "SELECT * FROM taskbridge.sync_cursors ORDER BY pipeline, tenant") == before
 
 
 @pytest.fixture
@@ -283,7 +299,7 @@ def foreign(engine: Engine) -> Engine:
     """The scene, as it would lie in another cluster."""
     set_the_scene(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge_cluster SET system_identifier = 1")
+        connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
     engine.dispose()  # more than one connection was in use, and each would count as somebody else's
     return engine
 
@@ -309,7 +325,7 @@ def test_a_process_that_is_connected_is_named_and_nothing_changes(foreign: Engin
 def test_somebody_who_writes_meanwhile_is_waited_for_and_then_named(foreign: Engine) -> None:
     url = make_url(str(foreign.url)).set(drivername="postgresql", password=foreign.url.password)
     with psycopg.connect(url.render_as_string(hide_password=False)) as other:
-        other.execute("UPDATE sync_cursors SET runs = runs + 1")
+        other.execute("UPDATE taskbridge.sync_cursors SET runs = runs + 1")
         with pytest.raises(Unavailable, match=r"pg_locks shows who.*run `taskbridge rebase` again"):
             rebase(foreign, patience=0.05)
         assert not in_its_cluster(foreign)
@@ -319,19 +335,26 @@ def test_somebody_who_writes_meanwhile_is_waited_for_and_then_named(foreign: Eng
 
 def test_a_rebase_that_fails_at_its_end_changes_nothing(foreign: Engine) -> None:
     with foreign.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE sync_cursors ADD CONSTRAINT half CHECK (sweeps = 0) NOT VALID")
-    before = rows(foreign, "SELECT * FROM quarantine") + rows(foreign, "SELECT xid::text FROM invoices")
+        connection.exec_driver_sql(
+            "ALTER TABLE taskbridge.sync_cursors ADD CONSTRAINT half CHECK (sweeps = 0) NOT VALID"
+        )
+    before = rows(foreign, "SELECT * FROM taskbridge.quarantine") + rows(
+        foreign, "SELECT xid::text FROM taskbridge.records"
+    )
     with pytest.raises(DatabaseError, match="half"):
         rebase(foreign)
     assert not in_its_cluster(foreign)
-    assert before == rows(foreign, "SELECT * FROM quarantine") + rows(foreign, "SELECT xid::text FROM invoices")
+    assert before == rows(foreign, "SELECT * FROM taskbridge.quarantine") + rows(
+        foreign, "SELECT xid::text FROM taskbridge.records"
+    )
 
 
 def test_a_role_that_may_write_invoices_needs_no_other_right(engine: Engine) -> None:
     name = f"web_{engine.url.database}"
     with engine.begin() as connection:
         connection.exec_driver_sql(f"CREATE ROLE {name}")
-        connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE ON invoices TO {name}")
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA taskbridge TO {name}")
+        connection.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE ON taskbridge.records TO {name}")
     try:
         with engine.begin() as connection:
             connection.exec_driver_sql(f"SET LOCAL ROLE {name}")

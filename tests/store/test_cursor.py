@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge.store import CursorLost, Cursors, Outranked, Page, connect, record_invoice
+from taskbridge.store import CursorLost, Cursors, Outranked, Page, connect, know, record_invoice
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 
@@ -135,13 +135,13 @@ def test_a_batch_of_exactly_the_limit_ends_the_sweep_one_read_later(engine: Engi
     write(engine, "1", "2")
     assert sweep(cursors, limit=2) == ["1", "2"]
     assert sweep(cursors, limit=2) == []
-    assert "acme" not in cursors.pending_tenants("invoices")
+    assert cursors.pending_tenants("invoices") == []
 
 
 def test_a_run_that_only_ends_a_sweep_did_not_take_records(engine: Engine, cursors: Cursors) -> None:
     write(engine, "1", "2")
     advance(cursors, claim(cursors, limit=2))
-    taken = "SELECT last_taken_at, last_run_at FROM sync_cursors"
+    taken = "SELECT last_taken_at, last_run_at FROM taskbridge.sync_cursors"
     with engine.connect() as connection:
         before = connection.exec_driver_sql(taken).one()
     assert before.last_taken_at == before.last_run_at
@@ -227,7 +227,8 @@ def test_a_claim_that_waited_for_another_run_reads_what_that_run_left(engine: En
     with engine.connect() as locking:
         # given a first run that has advanced but not yet committed
         locking.exec_driver_sql(
-            "UPDATE sync_cursors SET snapshot = %(target)s::pg_snapshot, sweeps = sweeps + 1", {"target": page.target}
+            "UPDATE taskbridge.sync_cursors SET snapshot = %(target)s::pg_snapshot, sweeps = sweeps + 1",
+            {"target": page.target},
         )
         successor = threading.Thread(target=replace)
         successor.start()
@@ -295,25 +296,28 @@ def test_pending_tenants_are_those_with_something_to_sweep(engine: Engine, curso
     write(engine, "1", tenant="changed", version=2)
     write(engine, *"abc", tenant="in the middle")
     advance(cursors, claim(cursors, limit=2, tenant="in the middle"), tenant="in the middle")
-    assert cursors.pending_tenants("invoices") == ["changed", "in the middle", "new"]
+    assert [one.tenant for one in cursors.pending_tenants("invoices")] == ["changed", "in the middle", "new"]
 
 
 def test_the_view_says_what_the_cursor_says(engine: Engine, cursors: Cursors) -> None:
+    know(engine, "invoices", "invoices")
     write(engine, *"abcd")
     advance(cursors, claim(cursors, limit=2))
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason) "
-            "SELECT 'invoices', tenant, number, revision, 'no customer' FROM invoices WHERE number = 'b'"
+            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+            "SELECT 'invoices', tenant, key, revision, 'no customer' FROM taskbridge.records WHERE key = 'b'"
         )
-        rows = connection.exec_driver_sql("SELECT external_id, state FROM record_states WHERE pipeline = 'invoices'")
+        rows = connection.exec_driver_sql(
+            "SELECT external_id, state FROM taskbridge.record_states WHERE pipeline = 'invoices'"
+        )
         assert dict(map(tuple, rows)) == {
             "a": "handled",
             "b": "quarantined",
             "c": "pending",
             "d": "pending",
         }
-    (counts,) = cursors.counts("invoices", "acme")
+    (counts,) = cursors.counts("invoices", ["acme"])
     assert (counts["handled"], counts["quarantined"], counts["pending"]) == (1, 1, 2)
 
 
@@ -371,7 +375,7 @@ def test_every_committed_revision_is_handed_over_exactly_once(
     """Writers in three sessions, each number in one of them so that none waits; batches, crashes between batches."""
     cursors = Cursors(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql("TRUNCATE invoices, sync_cursors")
+        connection.exec_driver_sql("TRUNCATE taskbridge.records, taskbridge.sync_cursors")
     sessions = [engine.connect() for _ in range(3)]
     written: list[dict[str, int]] = [{}, {}, {}]
     committed: dict[str, int] = {}
@@ -437,7 +441,7 @@ def test_a_read_that_the_server_cancels_is_not_sent_again(engine: Engine) -> Non
     checkouts: list[object] = []
     event.listen(hurried, "checkout", lambda *_: checkouts.append(None))
     with engine.begin() as blocking:
-        blocking.exec_driver_sql("LOCK TABLE sync_cursors")
+        blocking.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
         with pytest.raises(psycopg.errors.QueryCanceled):
             claim(Cursors(hurried))
     assert len(checkouts) == 2, "the read, and the look for a run that was replaced and holds the lock"

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.store import (
-    INVOICE_ROWS,
     Aside,
     Backlog,
     Counters,
@@ -18,7 +17,9 @@ from taskbridge.store import (
     Cursors,
     Page,
     figures,
-    read_figures,
+    know,
+    read_backlogs,
+    read_counters,
     record_invoice,
 )
 from tests.quarantined import set_aside, states
@@ -27,7 +28,8 @@ NOT_YET: dict[str, Any] = {"events": 3, "new_events": 3, "runs": 1}
 
 
 def look(engine: Engine, tenants: Sequence[str] = ("acme", "bolt")) -> tuple[Counters, Backlog]:
-    counters, backlogs = read_figures(engine, {"invoices": INVOICE_ROWS}, {"invoices": tenants})
+    counters = read_counters(engine, ["invoices"])
+    backlogs = read_backlogs(engine, {"invoices": "invoices"}, {"invoices": tenants})
     return counters["invoices"], backlogs["invoices"]
 
 
@@ -43,10 +45,11 @@ def advance(
 
 
 def test_nothing_is_zero(engine: Engine) -> None:
-    assert look(engine) == (Counters(), Backlog(0, 0, 0))
+    assert look(engine) == (Counters(), Backlog(0, 0, 0, 0, None))
 
 
 def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
+    know(engine, "invoices", "invoices")
     cursors = Cursors(engine)
     for number in range(5):
         record_invoice(engine, "acme", str(number), {"version": 1})
@@ -67,7 +70,7 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
     set_aside(engine, "acme", "0")
     assert look(engine)[1].quarantined == 1
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE quarantine SET retry_at = now()")
+        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
     assert look(engine)[1].quarantined == 0
     assert agree() == 6
     # and at the end of the sweep, of the next, and after a change
@@ -85,11 +88,12 @@ def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine:
     for number in ("1", "2"):
         record_invoice(engine, "acme", number, {"version": 1})
     with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE invoices DISABLE TRIGGER USER")
+        connection.exec_driver_sql("ALTER TABLE taskbridge.records DISABLE TRIGGER USER")
         connection.exec_driver_sql(
-            "UPDATE invoices SET recorded_at = now() - CASE number WHEN '1' THEN 1000 ELSE 500 END * interval '1 s'"
+            "UPDATE taskbridge.records SET changed_at = now() - CASE key WHEN '1' THEN 1000 ELSE 500 END * "
+            "interval '1 s'"
         )
-        connection.exec_driver_sql("ALTER TABLE invoices ENABLE TRIGGER USER")
+        connection.exec_driver_sql("ALTER TABLE taskbridge.records ENABLE TRIGGER USER")
     assert 1_000 <= look(engine)[1].oldest_seconds < 1_100
     advance(cursors, key(1), cursors.claim(key(1), 1, **NOT_YET))
     assert 500 <= look(engine)[1].oldest_seconds < 600
@@ -104,7 +108,7 @@ def test_more_than_anybody_counts_is_cut_off(engine: Engine, monkeypatch: pytest
         record_invoice(engine, "acme", str(number), {})
         record_invoice(engine, "bolt", str(number), {})
         set_aside(engine, "bolt", str(number))
-    assert look(engine)[1][0::2] == (2, 2)
+    assert look(engine)[1][0:3:2] == (2, 2)
 
 
 def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> None:
@@ -125,8 +129,9 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
     # and later a burst of each
     advance(cursors, key(5), cursors.claim(key(5), 2, events=1, new_events=1, runs=1), ms=30_000)
     one, _ = look(engine)
-    assert one[:-1] == (6, 3, 5, 3, 3, 2, 1)
+    assert one[:-1] == (6, 3, 5, 3, 3, 2)
+    assert look(engine)[1].failing == 1
     assert (one.first_events.counts, one.first_events.sum_ms) == ([0, 1, *[0] * 9, 1], 30_007)
     # and a success ends the failing
     advance(cursors, key(6, "bolt"), cursors.claim(key(6, "bolt"), 5, events=1, new_events=0, runs=3))
-    assert look(engine)[0].failing_tenants == 0
+    assert look(engine)[1].failing == 0

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from taskbridge.criteria import Match
-from taskbridge.store import INVOICE_ROWS, RECORD_ROWS, Cursors, Page, Pauses, Quarantine, Records, record_invoice
+from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, know, record_invoice
 from tests.quarantined import set_aside, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -40,9 +40,8 @@ def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: s
     return [record.external_id for record in page.records]
 
 
-def left(pauses: Pauses, snapshot: str, pipeline: str = "invoices") -> dict[str, int]:
-    source = INVOICE_ROWS if pipeline == "invoices" else RECORD_ROWS
-    return pauses.pending_before(pipeline, source, TENANTS, snapshot)
+def left(engine: Engine, snapshot: str, pipeline: str = "invoices") -> dict[str, int]:
+    return Cursors(engine, pipeline).pending_before(pipeline, TENANTS, snapshot)
 
 
 def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pauses) -> None:
@@ -79,22 +78,23 @@ def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
         record_invoice(engine, tenant, number, {"version": 1})
     record_invoice(engine, "acme", "uncommitted", {}, other)
     snapshot = pauses.snapshot()
-    assert left(pauses, snapshot) == {"acme": 3, "bolt": 1}
+    assert left(engine, snapshot) == {"acme": 3, "bolt": 1}
     # Neither what commits later nor what changes later is waited for.
     other.commit()
     record_invoice(engine, "acme", "later", {})
     record_invoice(engine, "acme", "3", {"version": 2})
-    assert left(pauses, snapshot) == {"acme": 2, "bolt": 1}
-    assert left(pauses, pauses.snapshot()) == {"acme": 5, "bolt": 1}
-    assert pauses.pending_before("invoices", INVOICE_ROWS, ["bolt"], snapshot) == {"bolt": 1}
+    assert left(engine, snapshot) == {"acme": 2, "bolt": 1}
+    assert left(engine, pauses.snapshot()) == {"acme": 5, "bolt": 1}
+    assert cursors.pending_before("invoices", ["bolt"], snapshot) == {"bolt": 1}
     assert handle(cursors) == ["1", "2", "uncommitted", "later", "3"]
-    assert left(pauses, snapshot) == {"bolt": 1}
+    assert left(engine, snapshot) == {"bolt": 1}
     assert handle(cursors, tenant="bolt") == ["1"]
-    assert left(pauses, snapshot) == {}
+    assert left(engine, snapshot) == {}
 
 
 def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, pauses: Pauses, other: Connection) -> None:
     cursors = Cursors(engine)
+    know(engine, "invoices", "invoices")
     record_invoice(engine, "acme", "late", {}, other)
     for number in "abc":
         record_invoice(engine, "acme", number, {})
@@ -104,11 +104,11 @@ def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, paus
     snapshot = pauses.snapshot()
     pending = [number for (_, number), state in states(engine).items() if state == "pending"]
     assert sorted(pending) == ["c", "late"]
-    assert left(pauses, snapshot) == {"acme": 2}
+    assert left(engine, snapshot) == {"acme": 2}
     assert handle(cursors, limit=2) == ["c"]
-    assert left(pauses, snapshot) == {"acme": 1}
+    assert left(engine, snapshot) == {"acme": 1}
     assert handle(cursors) == ["late"]
-    assert left(pauses, snapshot) == {}
+    assert left(engine, snapshot) == {}
 
 
 def test_what_is_tried_again_counts_and_what_is_set_aside_does_not(engine: Engine, pauses: Pauses) -> None:
@@ -117,25 +117,24 @@ def test_what_is_tried_again_counts_and_what_is_set_aside_does_not(engine: Engin
     handle(Cursors(engine))
     set_aside(engine, "acme", "1", "2")
     snapshot = pauses.snapshot()
-    assert left(pauses, snapshot) == {}
+    assert left(engine, snapshot) == {}
     quarantine = Quarantine(engine)
     quarantine.retry("invoices", quarantine.find("invoices", external_ids=["1"])[0])
-    assert left(pauses, snapshot) == {"acme": 1}
+    assert left(engine, snapshot) == {"acme": 1}
     quarantine.discard("invoices", quarantine.find("invoices")[0])
-    assert left(pauses, snapshot) == {}
+    assert left(engine, snapshot) == {}
 
 
 def test_records_with_criteria_are_counted_in_their_own_pipeline(engine: Engine, pauses: Pauses) -> None:
-    records = Records(engine)
     for pipeline in ("alerts", "other"):
         for number in "12":
-            records.write(pipeline, number, "{}", Match("acme", 1000, "c"), None)
+            Records(engine, pipeline).write(number, "{}", Match("acme", 1000, "c"), None)
     snapshot = pauses.snapshot()
-    assert left(pauses, snapshot, "alerts") == {"acme": 2}
-    assert handle(Cursors(engine, RECORD_ROWS), pipeline="alerts") == ["1", "2"]
-    assert left(pauses, snapshot, "alerts") == {}
-    assert left(pauses, snapshot, "other") == {"acme": 2}
+    assert left(engine, snapshot, "alerts") == {"acme": 2}
+    assert handle(Cursors(engine, "alerts"), pipeline="alerts") == ["1", "2"]
+    assert left(engine, snapshot, "alerts") == {}
+    assert left(engine, snapshot, "other") == {"acme": 2}
     set_aside(engine, "acme", "1", pipeline="alerts")
-    quarantine = Quarantine(engine, RECORD_ROWS)
+    quarantine = Quarantine(engine, "alerts")
     quarantine.retry("alerts", quarantine.find("alerts")[0])
-    assert left(pauses, snapshot, "alerts") == {"acme": 1}
+    assert left(engine, snapshot, "alerts") == {"acme": 1}

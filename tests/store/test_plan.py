@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.store.cursor import SMALL
-from taskbridge.store.queries import INVOICE_ROWS, RECORD_ROWS, Source, query
+from taskbridge.store.queries import query
 
 ROWS, TENANTS = 60_000, 600
-KEY = {"pipeline": "invoices", "tenant": "tenant-7", "token": "t"}
+KEY = {"pipeline": "invoices", "source": "invoices", "tenant": "tenant-7", "token": "t", "small": 2_000}
 
 
 @pytest.fixture
@@ -21,32 +20,31 @@ def seeded(engine: Engine) -> Engine:
     """60,000 handled invoices of 600 tenants, of which 20 are pending for one."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO invoices (tenant, number, document) "
-            "SELECT 'tenant-' || n %% %(tenants)s, n::text, '{}' FROM generate_series(1, %(rows)s) n",
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'tenant-' || n %% %(tenants)s, n::text, '{}' FROM generate_series(1, %(rows)s) n",
             {"rows": ROWS, "tenants": TENANTS},
         )
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sync_cursors (pipeline, tenant, owner, snapshot) "
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner, snapshot) "
             "SELECT 'invoices', 'tenant-' || n, 't', pg_current_snapshot() FROM generate_series(0, %(tenants)s - 1) n",
             {"tenants": TENANTS},
         )
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO invoices (tenant, number, document) "
-            "SELECT 'tenant-7', 'new ' || n, '{}' FROM generate_series(1, 20) n"
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'tenant-7', 'new ' || n, '{}' FROM generate_series(1, 20) n"
         )
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql("VACUUM ANALYZE invoices, sync_cursors")
+        connection.exec_driver_sql("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors")
     return engine
 
 
-def plan(engine: Engine, name: str, source: Source | None = None, **values: Any) -> dict[str, Any]:
+def plan(engine: Engine, name: str, **values: Any) -> dict[str, Any]:
     """Run a query under EXPLAIN and return its plan."""
     with engine.connect() as connection:
-        if name == "read_batch":
-            connection.exec_driver_sql(query("plan_by_index"))
-        text = query(name, source)
+        connection.exec_driver_sql(query("plan_by_index"))
+        text = query(name)
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", {**KEY, **values}
         ).scalar_one()
@@ -66,59 +64,78 @@ def pages(top: dict[str, Any]) -> int:
     return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
 
 
+def scans(top: dict[str, Any]) -> list[dict[str, Any]]:
+    """The scans of the log that were run."""
+    return [node for node in nodes(top) if node.get("Relation Name") == "records"]
+
+
 def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
-    top = plan(seeded, "read_batch", INVOICE_ROWS, limit=500, narrowed=True, small=SMALL)
-    (scan,) = (node for node in nodes(top) if node.get("Relation Name") == "invoices")
+    top = plan(seeded, "read_batch", limit=500, narrowed=True)
+    (scan,) = scans(top)
     assert scan["Node Type"] == "Index Scan"
-    assert scan["Index Name"] == "ix_invoices_tenant_xid_id"
+    assert scan["Index Name"] == "ix_records_source_tenant_xid_id"
     assert "xid" in scan["Index Cond"]
     assert scan["Actual Rows"] == 20
-    assert pages(top) < 20
+    assert pages(top) < 25
     assert not any(node["Node Type"] == "Sort" and node["Actual Rows"] for node in nodes(top)), "the index gives it"
 
 
-def test_a_sweep_of_records_with_criteria_does_not_read_what_was_handled_either(seeded: Engine) -> None:
+def test_an_open_transaction_lets_no_sweep_read_what_was_handled_since(seeded: Engine) -> None:
+    """A range from the oldest transaction that was on would read all that the tenant got since it began."""
+    with seeded.connect() as opened:
+        opened.exec_driver_sql("SELECT pg_current_xact_id()")
+        with seeded.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.records (source, tenant, key, document) "
+                "SELECT 'invoices', 'tenant-7', 'since ' || n, '{}' FROM generate_series(1, 20000) n"
+            )
+        with seeded.begin() as connection:
+            connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot()")
+        with seeded.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.records (source, tenant, key, document) "
+                "SELECT 'invoices', 'tenant-7', 'newest ' || n, '{}' FROM generate_series(1, 20) n"
+            )
+        for top in (
+            plan(seeded, "read_batch", limit=500, narrowed=True),
+            plan(seeded, "waiting_records", tenant="tenant-7", smallest=0, size=None),
+            plan(seeded, "metric_pending", tenants=["tenant-7"], size=1000),
+            plan(seeded, "tenant_counts", tenants=["tenant-7"], size=1),
+        ):
+            assert max(scan["Actual Rows"] for scan in scans(top)) <= 20
+            assert pages(top) < 60
+    # and the last page of a sweep reads nothing of what came after its target
     with seeded.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload) "
-            "SELECT 'invoices', n::text, 'tenant-' || n %% 600, 1000, 'c', '{}' FROM generate_series(1, 60000) n"
+            "UPDATE taskbridge.sync_cursors SET snapshot = '1:1:', at_id = r.id, at_xid = r.xid, "
+            "target = format('%%s:%%s:', r.xid, (r.xid::text::bigint + 1)::text)::pg_snapshot "
+            "FROM (SELECT xid, max(id) AS id FROM taskbridge.records WHERE key LIKE 'new %%' GROUP BY xid) r "
+            "WHERE tenant = 'tenant-7'"
         )
-        connection.exec_driver_sql("UPDATE sync_cursors SET snapshot = '1:1:'")
-    with seeded.begin() as connection:
-        connection.exec_driver_sql("UPDATE sync_cursors SET snapshot = pg_current_snapshot()")
-        connection.exec_driver_sql(
-            "INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload) "
-            "SELECT 'invoices', 'new' || n, 'tenant-7', 1000, 'c', '{}' FROM generate_series(1, 20) n"
-        )
-    with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql("VACUUM ANALYZE records, sync_cursors")
-    top = plan(seeded, "read_batch", RECORD_ROWS, limit=500, narrowed=True, small=SMALL)
-    (scan,) = (node for node in nodes(top) if node.get("Relation Name") == "records")
-    assert scan["Index Name"] == "ix_records_pipeline_tenant_xid_id"
-    assert scan["Actual Rows"] == 20
-    assert pages(top) < 30
-    waiting = plan(seeded, "waiting_tenants", all=True)
-    assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "records" for node in nodes(waiting))
-    assert waiting["Actual Rows"] == 1
-    # Two descents of an index of three levels for each tenant, and a few pages.
-    assert pages(waiting) < TENANTS * 10
+    top = plan(seeded, "read_batch", limit=500, narrowed=True)
+    assert max(scan["Actual Rows"] for scan in scans(top)) == 0
+    assert pages(top) < 25
 
 
 def test_looking_for_pending_tenants_reads_tenants_and_not_rows(seeded: Engine) -> None:
-    top = plan(seeded, "pending_tenants")
-    assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "invoices" for node in nodes(top))
+    top = plan(seeded, "pending_tenants", smallest=0, all=True, size=1)
+    assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "records" for node in nodes(top))
     assert top["Actual Rows"] == 1
-    # Two descents of an index of three levels for each tenant, and a few pages.
-    assert pages(top) < TENANTS * 10
+    # A few descents of an index of three levels for each tenant, and a few pages.
+    assert pages(top) < TENANTS * 20
 
 
 def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> None:
     with seeded.connect() as connection:
         snapshot = connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()
-    top = plan(seeded, "pending_before", INVOICE_ROWS, tenants=["tenant-7", "tenant-8"], snapshot=snapshot)
+    top = plan(seeded, "pending_before", tenants=["tenant-7", "tenant-8"], snapshot=snapshot, size=None)
     assert top["Actual Rows"] == 1
-    scans = [node for node in nodes(top) if node.get("Index Name") == "ix_invoices_tenant_xid_id"]
-    assert any("xid" in scan["Index Cond"] and scan["Actual Rows"] * scan["Actual Loops"] == 20 for scan in scans), top
+    assert sum(scan["Actual Rows"] * scan["Actual Loops"] for scan in scans(top)) == 20
+
+
+def test_a_page_of_tenants_reads_no_other(seeded: Engine) -> None:
+    assert pages(plan(seeded, "tenants_after", after="tenant-3", limit=10)) < 100
+    assert pages(plan(seeded, "tenant_counts", tenants=[f"tenant-{at}" for at in range(10)], size=100)) < 1000
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.criteria import Match
-from taskbridge.store import RECORD_ROWS, Quarantine, QuarantinedRecord, Records, record_invoice
+from taskbridge.store import Quarantine, QuarantinedRecord, Records, know, record_invoice
 from tests.quarantined import revision_of, set_aside, states
 
 
 @pytest.fixture
 def quarantine(engine: Engine) -> Quarantine:
     """Three records of acme and one of bolt, which has the number of one of acme's."""
+    know(engine, "invoices", "invoices")
     for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1"), ("bolt", "fine")):
         record_invoice(engine, tenant, number, {"version": 1})
     set_aside(engine, "acme", "1", reason="ValueError: no customer 17", attempts=5)
@@ -74,7 +75,7 @@ def test_a_record_that_changed_or_is_gone_is_not_in_quarantine(engine: Engine, q
     before = find(quarantine, tenant="acme")
     record_invoice(engine, "acme", "1", {"version": 2})
     with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM invoices WHERE tenant = 'acme' AND number = '2'")
+        connection.exec_driver_sql("DELETE FROM taskbridge.records WHERE tenant = 'acme' AND key = '2'")
     assert ids(quarantine, tenant="acme") == [("acme", "3")]
     assert states(engine)["acme", "1"] == "pending"
     # A decision about the old revision is none about the new one.
@@ -114,19 +115,21 @@ def test_a_discarded_record_leaves_a_trace_and_can_come_back(engine: Engine, qua
 def test_what_left_quarantine_meanwhile_is_not_marked(engine: Engine, quarantine: Quarantine) -> None:
     chosen = find(quarantine, tenant="acme")
     with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM quarantine WHERE tenant = 'acme' AND external_id = '1'")
-        connection.exec_driver_sql("UPDATE quarantine SET revision = 0 WHERE tenant = 'acme' AND external_id = '2'")
+        connection.exec_driver_sql("DELETE FROM taskbridge.quarantine WHERE tenant = 'acme' AND external_id = '1'")
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.quarantine SET revision = 0 WHERE tenant = 'acme' AND external_id = '2'"
+        )
     assert quarantine.retry("invoices", chosen) == [("acme", "3")]
     assert quarantine.retry("invoices", []) == []
     assert quarantine.discard("mirror", chosen) == []
 
 
 def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Engine, quarantine: Quarantine) -> None:
-    records = Records(engine)
     for pipeline in ("alerts", "other"):
-        records.write(pipeline, f"{pipeline}-1", "{}", Match("acme", 1000, "c"), None)
+        know(engine, pipeline, pipeline)
+        Records(engine, pipeline).write(f"{pipeline}-1", "{}", Match("acme", 1000, "c"), None)
         set_aside(engine, "acme", f"{pipeline}-1", pipeline=pipeline)
-    of_alerts = Quarantine(engine, RECORD_ROWS)
+    of_alerts = Quarantine(engine, "alerts")
     assert ids(of_alerts, pipeline="alerts") == [("acme", "alerts-1")]
     # The id of a message is unique in its pipeline only.
     set_aside(engine, "acme", "other-1", pipeline="alerts")

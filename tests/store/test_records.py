@@ -17,7 +17,7 @@ from taskbridge.store import record_invoice
 
 def rows(engine: Engine) -> list[tuple[Any, ...]]:
     with engine.connect() as connection:
-        found = connection.exec_driver_sql("SELECT tenant, number, revision, document FROM invoices ORDER BY id")
+        found = connection.exec_driver_sql("SELECT tenant, key, revision, document FROM taskbridge.records ORDER BY id")
         return [tuple(row) for row in found]
 
 
@@ -65,7 +65,7 @@ def test_a_number_that_could_be_mistaken_is_refused(engine: Engine, number: Any)
     ],
 )
 def test_a_document_that_jsonb_would_change_or_refuse_is_refused_with_its_place(engine: Engine, document: Any) -> None:
-    with pytest.raises(InvalidInput, match="'acme', invoice '17'"):
+    with pytest.raises(InvalidInput, match="'acme', record '17'"):
         record_invoice(engine, "acme", "17", document)
     assert rows(engine) == []
 

@@ -12,21 +12,14 @@ from sqlalchemy import Engine
 
 from taskbridge.batch import Record
 from taskbridge.criteria import Match
-from taskbridge.store import INVOICE_ROWS, RECORD_ROWS, Cursors, Page, Records, migrate, rebase, record_invoice
+from taskbridge.store import Cursors, Page, Records, migrate, rebase, record_invoice
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
 ALERTS = "alerts"
 
-BACKUP = {
-    "invoices": (
-        "CREATE TABLE backup AS SELECT * FROM invoices",
-        "INSERT INTO invoices OVERRIDING SYSTEM VALUE SELECT * FROM backup",
-    ),
-    "records": (
-        "CREATE TABLE backup AS SELECT * FROM records",
-        "INSERT INTO records OVERRIDING SYSTEM VALUE SELECT * FROM backup",
-    ),
-}
+DELETE = "WITH gone AS (DELETE FROM taskbridge.messages) DELETE FROM taskbridge.records"
+SAVE = "CREATE TABLE backup AS SELECT * FROM taskbridge.records"
+COPY_BACK = "INSERT INTO taskbridge.records SELECT * FROM public.backup"
 
 
 def execute(engine: Engine, *statements: str) -> None:
@@ -40,81 +33,77 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in connection.exec_driver_sql(statement)]
 
 
-def write(engine: Engine, table: str, name: str, version: int = 1) -> None:
-    if table == "invoices":
+def write(engine: Engine, source: str, name: str, version: int = 1) -> None:
+    if source == "invoices":
         record_invoice(engine, "acme", name, {"version": version})
     else:
         payload = json.dumps({"version": version})
-        Records(engine).write(ALERTS, name, payload, Match("acme", 1000, "$.level"), None)
+        Records(engine, ALERTS).write(name, payload, Match("acme", 1000, "$.level"), None)
 
 
-def sweep(engine: Engine, table: str) -> list[Record]:
+def sweep(engine: Engine, source: str) -> list[Record]:
     """One batch, handed over to nobody."""
-    source, pipeline = (INVOICE_ROWS, "invoices") if table == "invoices" else (RECORD_ROWS, ALERTS)
-    cursors, key = Cursors(engine, source), {"pipeline": pipeline, "tenant": "acme", "token": TOKEN}
+    cursors, key = Cursors(engine, source), {"pipeline": source, "tenant": "acme", "token": TOKEN}
     page: Page = cursors.claim(key, 100, events=1, new_events=1, runs=1)
     with cursors.transaction(key) as transaction:
         transaction.advance(page)
     return list(page.records)
 
 
-@pytest.mark.parametrize("table", ["invoices", "records"])
-def test_rows_that_are_copied_back_from_a_backup_are_pending_under_a_new_revision(engine: Engine, table: str) -> None:
-    save, copy_back = BACKUP[table]
-    write(engine, table, "1")
-    execute(engine, save)
-    (before,) = sweep(engine, table)
-    execute(engine, f"DELETE FROM {table}", copy_back)
-    (after,) = sweep(engine, table)
+@pytest.mark.parametrize("source", ["invoices", ALERTS])
+def test_rows_that_are_copied_back_from_a_backup_are_pending_under_a_new_revision(engine: Engine, source: str) -> None:
+    write(engine, source, "1")
+    execute(engine, SAVE)
+    (before,) = sweep(engine, source)
+    execute(engine, DELETE, COPY_BACK)
+    (after,) = sweep(engine, source)
     assert after.document == before.document
     assert after.revision > before.revision
 
 
-@pytest.mark.parametrize("table", ["invoices", "records"])
-def test_rows_of_a_replica_have_this_clusters_ids_and_not_the_publishers(engine: Engine, table: str) -> None:
+@pytest.mark.parametrize("source", ["invoices", ALERTS])
+def test_rows_of_a_replica_have_this_clusters_ids_and_not_the_publishers(engine: Engine, source: str) -> None:
     # given rows of a publisher that counts fewer transactions: its ids lie before every cursor here
-    save, copy_back = BACKUP[table]
-    write(engine, table, "1")
-    write(engine, table, "2")
-    execute(engine, save, f"DELETE FROM {table} WHERE id = 1", "UPDATE backup SET xid = '3'")
-    sweep(engine, table)
+    write(engine, source, "1")
+    write(engine, source, "2")
+    execute(engine, SAVE, f"{DELETE} WHERE key = '1'", "UPDATE backup SET xid = '3'")
+    sweep(engine, source)
     # when they come as logical replication applies them
     execute(
         engine,
         "SET LOCAL session_replication_role = replica",
         "SET LOCAL search_path = ''",
-        f"{copy_back.replace('backup', 'public.backup').replace(f'INTO {table}', f'INTO public.{table}')} WHERE id = 1",
-        f"UPDATE public.{table} SET recorded_at = recorded_at - interval '1 day', xid = '3' WHERE id = 2",
+        f"{COPY_BACK} WHERE key = '1'",
+        "UPDATE taskbridge.records SET recorded_at = recorded_at - interval '1 day', xid = '3' WHERE key = '2'",
     )
     # then both are pending
-    assert sorted(record.external_id for record in sweep(engine, table)) == ["1", "2"]
-    assert rows(engine, f"SELECT count(*) FROM {table} WHERE xid = '3'") == [(0,)]
+    assert sorted(record.external_id for record in sweep(engine, source)) == ["1", "2"]
+    assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE xid = '3'") == [(0,)]
 
 
-@pytest.mark.parametrize("table", ["invoices", "records"])
+@pytest.mark.parametrize("source", ["invoices", ALERTS])
 @pytest.mark.parametrize("also", ["xid = '3'", "xid = '3', revision = 1", "revision = 1", "revision = revision + 0"])
 def test_an_upsert_that_sets_ids_itself_makes_a_new_revision_all_the_same(
-    engine: Engine, table: str, also: str
+    engine: Engine, source: str, also: str
 ) -> None:
-    document = "document" if table == "invoices" else "payload"
-    write(engine, table, "1")
-    (before,) = sweep(engine, table)
-    execute(engine, f"UPDATE {table} SET {document} = '{{\"version\": 2}}', {also}")
-    (after,) = sweep(engine, table)
+    write(engine, source, "1")
+    (before,) = sweep(engine, source)
+    execute(engine, f"UPDATE taskbridge.records SET document = '{{\"version\": 2}}', {also}")
+    (after,) = sweep(engine, source)
     assert after.document == {"version": 2}
     assert after.revision > before.revision
     assert after.idempotency_key != before.idempotency_key
 
 
-@pytest.mark.parametrize("table", ["invoices", "records"])
-def test_what_is_deleted_and_written_anew_has_a_key_that_nobody_remembers(engine: Engine, table: str) -> None:
+@pytest.mark.parametrize("source", ["invoices", ALERTS])
+def test_what_is_deleted_and_written_anew_has_a_key_that_nobody_remembers(engine: Engine, source: str) -> None:
     seen = set()
     for version in range(1, 4):
-        write(engine, table, "1", version)
-        (record,) = sweep(engine, table)
+        write(engine, source, "1", version)
+        (record,) = sweep(engine, source)
         assert record.document == {"version": version}
         seen.add(record.idempotency_key)
-        execute(engine, f"DELETE FROM {table}")
+        execute(engine, DELETE)
     assert len(seen) == 3
 
 
@@ -122,28 +111,28 @@ def test_revisions_grow_over_all_records_and_an_equal_document_takes_none(engine
     record_invoice(engine, "acme", "1", {})
     record_invoice(engine, "globex", "1", {})
     record_invoice(engine, "acme", "1", {})
-    write(engine, "records", "m1")
-    found = rows(engine, "SELECT revision FROM invoices ORDER BY id") + rows(engine, "SELECT revision FROM records")
+    write(engine, ALERTS, "m1")
+    found = rows(engine, "SELECT revision FROM taskbridge.records ORDER BY id")
     assert found == sorted(set(found))
 
 
 def test_after_a_rebase_no_revision_repeats_that_was_given_after_the_dump(engine: Engine) -> None:
     record_invoice(engine, "acme", "1", {"version": 1})
     # given changes after the dump, of which the restored database knows nothing
-    (last,) = rows(engine, "SELECT last_value FROM taskbridge_revisions")[0]
+    (last,) = rows(engine, "SELECT last_value FROM taskbridge.revisions")[0]
     lost = last + 1_000_000
-    execute(engine, "UPDATE taskbridge_cluster SET system_identifier = 1")
+    execute(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
     engine.dispose()
-    (before,) = rows(engine, "SELECT revision, xid::text FROM invoices")
+    (before,) = rows(engine, "SELECT revision, xid::text FROM taskbridge.records")
     engine.dispose()
     assert rebase(engine)
-    assert rows(engine, "SELECT revision FROM invoices") == [(before[0],)]
+    assert rows(engine, "SELECT revision FROM taskbridge.records") == [(before[0],)]
     record_invoice(engine, "acme", "1", {"version": 2})
-    ((revision,),) = rows(engine, "SELECT revision FROM invoices")
+    ((revision,),) = rows(engine, "SELECT revision FROM taskbridge.records")
     assert lost < revision < 2**53, "JSON's numbers hold it"
     # and the rebase's own right to set ids ended with it
-    execute(engine, "UPDATE invoices SET xid = '3', revision = 1")
-    assert rows(engine, "SELECT revision > 1, xid > '3' FROM invoices") == [(True, True)]
+    execute(engine, "UPDATE taskbridge.records SET xid = '3', revision = 1")
+    assert rows(engine, "SELECT revision > 1, xid > '3' FROM taskbridge.records") == [(True, True)]
 
 
 def test_revisions_of_before_the_sequence_stay_and_those_after_are_above_all_that_there_were(engine: Engine) -> None:
@@ -151,11 +140,12 @@ def test_revisions_of_before_the_sequence_stay_and_those_after_are_above_all_tha
     migrate(engine, "0004")
     execute(
         engine,
+        "SET LOCAL search_path = taskbridge",
         "INSERT INTO invoices (tenant, number, document) VALUES ('acme', '1', '{}')",
         "UPDATE invoices SET document = '{\"version\": 2}'",
     )
     assert migrate(engine)[0] == "0004"
-    assert rows(engine, "SELECT revision FROM invoices") == [(2,)]
+    assert rows(engine, "SELECT revision FROM taskbridge.records") == [(2,)]
     record_invoice(engine, "acme", "1", {"version": 3})
-    ((revision,),) = rows(engine, "SELECT revision FROM invoices")
+    ((revision,),) = rows(engine, "SELECT revision FROM taskbridge.records")
     assert revision >= 2**31, "a record that is gone may have had any that an integer holds"

@@ -12,13 +12,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store import Cursors, check_schema, migrate, record_invoice
+from taskbridge.store import check_schema, know, migrate, record_invoice
 from taskbridge.store.schema import VERSION_TABLE, _known, _migrations, current, head
 from taskbridge.store.tables import METADATA
 
 OURS = """
-    SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
-    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('taskbridge')
+    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('taskbridge')
 """
 
 
@@ -30,7 +30,7 @@ def objects(engine: Engine) -> set[str]:
 def test_down_and_up_again_gives_the_same_schema(engine: Engine) -> None:
     before = objects(engine)
     assert migrate(engine, "base") == (head(), None)
-    assert objects(engine) == {VERSION_TABLE, f"{VERSION_TABLE}_pkc"}
+    assert objects(engine) == set()
     assert migrate(engine) == (None, head())
     assert objects(engine) == before
 
@@ -42,6 +42,7 @@ def test_the_revisions_are_those_that_alembic_knows() -> None:
 
 def test_the_migrations_make_the_tables_that_the_code_knows(engine: Engine) -> None:
     with engine.connect() as connection:
+        connection.exec_driver_sql("SET search_path = taskbridge")
         context = MigrationContext.configure(
             connection,
             opts={"version_table": VERSION_TABLE, "compare_server_default": False, "compare_type": True},
@@ -64,7 +65,7 @@ def test_the_migrations_make_the_tables_that_the_code_knows(engine: Engine) -> N
 def test_a_schema_is_checked_with_the_next_step_in_the_error(engine: Engine) -> None:
     check_schema(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")  # noqa: S608 - our constant
+        connection.exec_driver_sql(f"UPDATE taskbridge.{VERSION_TABLE} SET version_num = '9999'")  # noqa: S608 - our constant
     with pytest.raises(SchemaMismatch, match="9999, which this version of TaskBridge does not know"):
         check_schema(engine)
     with pytest.raises(SchemaMismatch, match="install the version that made it"):
@@ -81,17 +82,15 @@ def test_an_empty_database_is_refused_with_the_command_to_run(engine: Engine) ->
 def test_a_failed_migration_leaves_nothing_half_made(engine: Engine) -> None:
     migrate(engine, "base")
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE deliveries ()")
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge CREATE TABLE deliveries ()")
     with pytest.raises(Exception, match="deliveries"):
         migrate(engine)
-    assert "invoices" not in objects(engine)
+    assert objects(engine) == {"deliveries"}
     assert current(engine) is None
 
 
 def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine) -> None:
     migrate(engine, "base")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"DROP TABLE {VERSION_TABLE}")
     both = Barrier(4)
 
     def at_once(_: int) -> tuple[str | None, str | None]:
@@ -107,7 +106,7 @@ def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine) -> None
 def test_a_failed_migration_says_in_a_sentence_what_postgres_refused(engine: Engine) -> None:
     migrate(engine, "base")
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE deliveries ()")
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge CREATE TABLE deliveries ()")
     with pytest.raises(SchemaMismatch) as failed:
         migrate(engine)
     assert str(failed.value) == (
@@ -119,10 +118,9 @@ def test_a_failed_migration_says_in_a_sentence_what_postgres_refused(engine: Eng
 def test_the_view_shows_no_pipeline_that_nobody_declared(engine: Engine) -> None:
     def shown() -> set[str]:
         with engine.connect() as connection:
-            return set(connection.exec_driver_sql("SELECT pipeline FROM record_states").scalars())
+            return set(connection.exec_driver_sql("SELECT pipeline FROM taskbridge.record_states").scalars())
 
     record_invoice(engine, "acme", "1", {})
     assert shown() == {"invoices"}, "nobody has read invoices yet, and auditors see that they wait"
-    key = {"pipeline": "orders", "tenant": "acme", "token": "0000000000000001-aaaaaaaaaaaa"}
-    Cursors(engine).claim(key, 1, events=1, new_events=1, runs=1)
+    know(engine, "orders", "invoices")
     assert shown() == {"orders"}

@@ -162,7 +162,7 @@ def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(
 
 def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
     with engine.begin() as other:
-        other.exec_driver_sql("LOCK TABLE sync_cursors")
+        other.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
         with within_the_bound(), pytest.raises(psycopg.errors.QueryCanceled):
             claim(Cursors(bounded))
 

@@ -89,7 +89,7 @@ class Arena:
 
     def wait_for_runs(self, tenants: Sequence[str]) -> None:
         """Wait until at least one of the tenants has had a run."""
-        asked = "SELECT FROM sync_cursors WHERE tenant = ANY(%(tenants)s) LIMIT 1"
+        asked = "SELECT FROM taskbridge.sync_cursors WHERE tenant = ANY(%(tenants)s) LIMIT 1"
         wait_until(lambda: self.rows(asked, tenants=[*tenants]), "a run of one of many tenants", 20)
 
     def rows(self, statement: str, **values: Any) -> list[Any]:

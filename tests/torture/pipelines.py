@@ -67,7 +67,7 @@ def handle(batch: Batch) -> None:
             (batch.tenant, len(batch)),
         )
     position, session = batch.connection.exec_driver_sql(
-        "SELECT sweeps, pg_backend_pid() FROM sync_cursors WHERE pipeline = %s AND tenant = %s",
+        "SELECT sweeps, pg_backend_pid() FROM taskbridge.sync_cursors WHERE pipeline = %s AND tenant = %s",
         (batch.pipeline, batch.tenant),
     ).one()
     records = [(record.external_id, record.revision) for record in batch]

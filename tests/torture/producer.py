@@ -132,7 +132,8 @@ def _write(connection: Connection, invoices: Sequence[Invoice]) -> None:
         return
     columns = [[one.tenant for one in invoices], [one.number for one in invoices], [one.text for one in invoices]]
     connection.exec_driver_sql(
-        "INSERT INTO invoices (tenant, number, document) SELECT * FROM unnest(%s::text[], %s::text[], %s::jsonb[])",
+        "INSERT INTO taskbridge.records (source, tenant, key, document) "
+        "SELECT 'invoices', n.* FROM unnest(%s::text[], %s::text[], %s::jsonb[]) n",
         tuple(columns),
     )
 

@@ -34,10 +34,13 @@ class Stock:
 def is_settled(arena: Arena, prefix: str) -> bool:
     """Whether the newest revision of each invoice of these tenants is where it can end."""
     ((settled,),) = arena.rows(
-        "SELECT NOT EXISTS (SELECT FROM invoices i WHERE tenant LIKE %(tenants)s AND NOT EXISTS ("
-        "SELECT FROM deliveries d WHERE (d.tenant, d.external_id, d.revision) = (i.tenant, i.number, i.revision)"
-        ") AND NOT EXISTS ("
-        "SELECT FROM quarantine q WHERE (q.tenant, q.external_id, q.revision) = (i.tenant, i.number, i.revision)))",
+        "SELECT NOT EXISTS (SELECT FROM taskbridge.records i WHERE tenant LIKE %(tenants)s AND NOT EXISTS ("
+        "SELECT FROM taskbridge.deliveries d WHERE (d.tenant, d.external_id, d.revision) = (i.tenant, "
+        "i.key, i.revision)"
+        ") AND NOT EXISTS "
+        "("
+        "SELECT FROM taskbridge.quarantine q WHERE (q.tenant, q.external_id, q.revision) = (i.tenant, "
+        "i.key, i.revision)))",
         tenants=f"{prefix}%",
     )
     return bool(settled)
@@ -50,19 +53,21 @@ def _take_stock(arena: Arena, prefix: str) -> Stock:
         {
             (tenant, number): (revision, int(version))
             for tenant, number, revision, version in arena.rows(
-                "SELECT tenant, number, revision, document->>'version' FROM invoices WHERE tenant LIKE %(tenants)s",
+                "SELECT tenant, key, revision, document->>'version' FROM taskbridge.records WHERE tenant "
+                "LIKE %(tenants)s",
                 **tenants,
             )
         }
     )
     for tenant, number, revision, token in arena.rows(
-        "SELECT tenant, external_id, revision, token FROM deliveries WHERE tenant LIKE %(tenants)s", **tenants
+        "SELECT tenant, external_id, revision, token FROM taskbridge.deliveries WHERE tenant LIKE %(tenants)s",
+        **tenants,
     ):
         stock.deliveries[tenant, number, revision].append(token)
     stock.quarantine = {
         tuple(row)
         for row in arena.rows(
-            "SELECT tenant, external_id, revision FROM quarantine WHERE tenant LIKE %(tenants)s", **tenants
+            "SELECT tenant, external_id, revision FROM taskbridge.quarantine WHERE tenant LIKE %(tenants)s", **tenants
         )
     }
     return stock

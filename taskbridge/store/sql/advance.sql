@@ -3,7 +3,7 @@
 -- ends the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
 -- `batch` is the mark that `announce.sql` set, where there is a transaction around this statement.
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
-UPDATE sync_cursors
+UPDATE {schema}.sync_cursors
 SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot END,
     target = CASE WHEN %(finished)s THEN NULL ELSE %(target)s::pg_snapshot END,
     at_xid = CASE WHEN %(finished)s THEN NULL ELSE coalesce(%(at_xid)s::xid8, at_xid) END,

@@ -1,2 +1,2 @@
--- How many records no criterion matched.
-SELECT count(*) FROM records WHERE pipeline = %(pipeline)s AND tenant IS NULL AND discarded_at IS NULL
+-- How many records of a source no criterion matched.
+SELECT count(*) FROM {schema}.records WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL

@@ -6,8 +6,7 @@ SELECT pipeline,
        sum(sweeps)::bigint AS sweeps,
        sum(records)::bigint AS records,
        sum(failed_runs)::bigint AS failed_runs,
-       count(*) FILTER (WHERE failures > 0) AS failing_tenants,
        sum(first_event_ms_sum)::bigint AS first_event_ms_sum,
        ARRAY[{sums}] AS first_event_counts
-FROM sync_cursors
+FROM {schema}.sync_cursors
 GROUP BY pipeline

@@ -1,30 +1,21 @@
--- Of the tenants in a list: how many records lie after their cursors, counted up to a limit, and the age of the oldest
--- first one. A record that changed is pending since it did.
-WITH cursors AS (
-    SELECT %(pipeline)s::text COLLATE "C" AS pipeline, t.tenant,
-           s.snapshot, s.target, s.at_xid, s.at_id
-    FROM unnest(%(tenants)s::text[]) t (tenant)
-    LEFT JOIN sync_cursors s ON s.pipeline = %(pipeline)s AND s.tenant = t.tenant
-)
-SELECT (
-    SELECT count(*) FROM (
-        SELECT FROM cursors c
-        JOIN {rows} i ON {of_pipeline} i.tenant = c.tenant
-        WHERE i.xid >= coalesce(pg_snapshot_xmin(c.snapshot), '0'::xid8)
-          AND (c.snapshot IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.snapshot))
-          AND (pg_visible_in_snapshot(i.xid, c.target) AND (i.xid, i.id) <= (c.at_xid, c.at_id)) IS NOT TRUE
-        LIMIT %(limit)s
-    ) counted
-) AS records, (
-    SELECT extract(epoch FROM now() - min(oldest.since))::float8
-    FROM cursors c
-    CROSS JOIN LATERAL (
-        SELECT coalesce(i.changed_at, i.recorded_at) AS since
-        FROM {rows} i
-        WHERE {of_pipeline} i.tenant = c.tenant
-          AND (i.xid, i.id) > (coalesce(c.at_xid, pg_snapshot_xmin(c.snapshot), '0'::xid8), coalesce(c.at_id, -1))
-          AND (c.snapshot IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.snapshot))
-        ORDER BY i.xid, i.id
-        LIMIT 1
-    ) oldest
-) AS oldest_seconds
+-- How many records of the tenants in a list are pending, and of the other tenants are to be tried again, counted up to a
+-- limit, and the age of the oldest. A record that changed is pending since it did.
+SELECT count(*) AS records, extract(epoch FROM now() - min(since))::float8 AS oldest_seconds
+FROM (
+    (
+        SELECT w.changed_at AS since
+        FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+        CROSS JOIN LATERAL {pending} w
+        LIMIT %(size)s
+    )
+    UNION ALL
+    (
+        SELECT i.changed_at
+        FROM {schema}.quarantine q
+        JOIN {schema}.records i
+            ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+        WHERE q.pipeline = %(pipeline)s AND q.retry_at IS NOT NULL AND q.tenant <> ALL (%(tenants)s::text[])
+        LIMIT %(size)s
+    )
+    LIMIT %(size)s
+) counted

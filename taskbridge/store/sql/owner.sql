@@ -1,2 +1,2 @@
 -- Whose token holds the cursor.
-SELECT owner FROM sync_cursors WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
+SELECT owner FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s

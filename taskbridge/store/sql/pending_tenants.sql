@@ -1,26 +1,22 @@
--- Tenants that have something to sweep, after their cursor or out of quarantine. The recursion steps from tenant to tenant through the index, so the cost grows
--- with the tenants and not with the rows.
+-- Tenants that have records to take: the smallest delay among those records (`smallest` where a record has none), and
+-- when the tenant's records were last taken, in milliseconds of the Unix epoch. All of them, or only those that are due.
+-- The recursion steps from tenant to tenant through the index, so the cost grows with the tenants and not with the rows.
 WITH RECURSIVE tenants AS (
-    (SELECT i.tenant FROM invoices i ORDER BY i.tenant LIMIT 1)
+    (SELECT r.tenant FROM {schema}.records r WHERE r.source = %(source)s AND r.tenant > '' ORDER BY r.tenant LIMIT 1)
     UNION ALL
-    SELECT (SELECT i.tenant FROM invoices i WHERE i.tenant > t.tenant ORDER BY i.tenant LIMIT 1)
+    SELECT (
+        SELECT r.tenant FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant > t.tenant
+        ORDER BY r.tenant LIMIT 1
+    )
     FROM tenants t
     WHERE t.tenant IS NOT NULL
 )
-SELECT t.tenant
+SELECT t.tenant, w.delay_ms, (extract(epoch FROM l.last_taken_at) * 1000)::bigint AS last_ms
 FROM tenants t
-LEFT JOIN sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
-WHERE t.tenant IS NOT NULL
-  AND (
-      EXISTS (
-          SELECT FROM invoices i
-          WHERE i.tenant = t.tenant
-            AND i.xid >= coalesce(pg_snapshot_xmin(c.snapshot), '0'::xid8)
-            AND (c.snapshot IS NULL OR NOT pg_visible_in_snapshot(i.xid, c.snapshot))
-      )
-      OR EXISTS (
-          SELECT FROM quarantine q
-          JOIN invoices i ON i.tenant = q.tenant AND i.number = q.external_id AND i.revision = q.revision
-          WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NOT NULL
-      )
-  )
+LEFT JOIN {schema}.sync_cursors l ON l.pipeline = %(pipeline)s AND l.tenant = t.tenant
+CROSS JOIN LATERAL (
+    SELECT min(coalesce(w.delay_ms, %(smallest)s)) AS delay_ms FROM {pending} w
+) w
+WHERE t.tenant IS NOT NULL AND w.delay_ms IS NOT NULL
+  AND (%(all)s OR l.last_taken_at IS NULL OR l.last_taken_at + w.delay_ms * interval '1 millisecond' <= now())

@@ -2,7 +2,7 @@
 -- that is written anew meanwhile has another moment, and stays.
 WITH page AS MATERIALIZED (
     SELECT pipeline, tenant, external_id, revision, quarantined_at
-    FROM quarantine
+    FROM {schema}.quarantine
     WHERE (pipeline, tenant, external_id) > ((%(after)s::text[])[1], (%(after)s::text[])[2], (%(after)s::text[])[3])
     ORDER BY pipeline, tenant, external_id
     LIMIT %(limit)s
@@ -11,17 +11,15 @@ WITH page AS MATERIALIZED (
     FROM page p
     WHERE p.quarantined_at < %(before)s
       AND (%(pipeline)s::text IS NULL OR p.pipeline = %(pipeline)s)
+      AND EXISTS (SELECT FROM {schema}.pipelines s WHERE s.pipeline = p.pipeline)
       AND NOT EXISTS (
-          SELECT FROM invoices i
-          WHERE i.tenant = p.tenant AND i.number = p.external_id AND i.revision = p.revision
-      )
-      AND NOT EXISTS (
-          SELECT FROM records r
-          WHERE r.pipeline = p.pipeline AND r.message_id = p.external_id AND r.tenant = p.tenant
-            AND r.revision = p.revision
+          SELECT FROM {schema}.pipelines s
+          JOIN {schema}.records r
+              ON r.source = s.source AND r.tenant = p.tenant AND r.key = p.external_id AND r.revision = p.revision
+          WHERE s.pipeline = p.pipeline
       )
 ), deleted AS (
-    DELETE FROM quarantine q USING done d
+    DELETE FROM {schema}.quarantine q USING done d
     WHERE NOT %(dry_run)s
       AND q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
       AND q.revision = d.revision AND q.quarantined_at = d.quarantined_at

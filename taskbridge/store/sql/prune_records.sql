@@ -1,55 +1,57 @@
--- One step of prune, as prune_invoices.sql is, over the records of pipelines with criteria: each has one reader. What no
--- criterion matched stays until somebody gives it up.
+-- One step of prune: of the next records of a source by (xid, id), delete those that are old and that every pipeline of
+-- the source has handled or discarded, with what quarantine holds of them and the ids of their messages. What no
+-- criterion matched is nobody's, and stays unless it was given up.
+-- A discarded one is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has another
+-- xid when the deletion gets to it, and stays.
+-- Later ids were written later, but for a long transaction; so a page without an old row is the last one for this time.
 WITH page AS MATERIALIZED (
-    SELECT id, pipeline, tenant, message_id AS external_id, revision, xid,
-           recorded_at < %(before)s AND (tenant IS NOT NULL OR discarded_at IS NOT NULL)
-               AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s) AS old,
-           discarded_at IS NOT NULL AS given_up,
-           recorded_at < %(before)s AS any_old
-    FROM records
-    WHERE id > %(after)s
-    ORDER BY id
+    SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
+           changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours
+    FROM {schema}.records
+    WHERE source = %(source)s AND (xid, id) > ((%(after)s::text[])[1]::xid8, (%(after)s::text[])[2]::bigint)
+    ORDER BY xid, id
     LIMIT %(limit)s
 ), discarded AS MATERIALIZED (
-    SELECT p.id
+    SELECT q.*
     FROM page p
     CROSS JOIN LATERAL (
-        SELECT
-        FROM quarantine
-        WHERE pipeline = p.pipeline AND tenant = p.tenant AND external_id = p.external_id
+        SELECT pipeline, tenant, external_id
+        FROM {schema}.quarantine
+        WHERE pipeline = ANY (%(readers)s::text[]) AND tenant = p.tenant AND external_id = p.key
           AND revision = p.revision AND discarded_at IS NOT NULL AND retry_at IS NULL
         FOR UPDATE
     ) q
-    WHERE p.old
+    WHERE p.ours
 ), done AS MATERIALIZED (
-    SELECT p.id, p.xid
+    SELECT p.*
     FROM page p
-    LEFT JOIN sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = p.tenant
-    LEFT JOIN quarantine q
-        ON q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.external_id = p.external_id
-        AND q.revision = p.revision
-    LEFT JOIN discarded d ON d.id = p.id
-    WHERE p.old AND p.id <> ALL (%(newest)s::bigint[]) AND CASE
-        WHEN p.tenant IS NULL THEN p.given_up
-        WHEN q.external_id IS NOT NULL THEN d.id IS NOT NULL
-        WHEN c.snapshot IS NULL THEN false
-        WHEN pg_visible_in_snapshot(p.xid, c.snapshot) THEN true
-        WHEN c.target IS NOT NULL AND pg_visible_in_snapshot(p.xid, c.target)
-             AND (p.xid, p.id) <= (c.at_xid, c.at_id) THEN true
-        ELSE false
-    END
+    WHERE p.ours AND (p.tenant = '' OR cardinality(%(readers)s::text[]) > 0 AND NOT EXISTS (
+        SELECT FROM unnest(%(readers)s::text[]) AS reader (pipeline)
+        LEFT JOIN {schema}.pipelines s ON s.pipeline = reader.pipeline
+        LEFT JOIN {schema}.sync_cursors c ON c.pipeline = reader.pipeline AND c.tenant = p.tenant
+        LEFT JOIN {schema}.quarantine q
+            ON q.pipeline = reader.pipeline AND q.tenant = p.tenant AND q.external_id = p.key AND q.revision = p.revision
+        LEFT JOIN discarded d
+            ON d.pipeline = reader.pipeline AND d.tenant = p.tenant AND d.external_id = p.key
+        WHERE CASE
+            WHEN q.external_id IS NOT NULL THEN d.external_id IS NULL
+            ELSE {schema}.is_handled(p.xid, p.id, coalesce(c.snapshot, s.start), c.target, c.at_xid, c.at_id) IS NOT TRUE
+        END
+    ))
 ), deleted AS (
-    DELETE FROM records r USING done d
-    WHERE NOT %(dry_run)s AND r.id = d.id AND r.xid = d.xid
-    RETURNING r.pipeline, r.tenant, r.message_id
+    DELETE FROM {schema}.records r USING done d
+    WHERE NOT %(dry_run)s AND r.source = d.source AND r.tenant = d.tenant AND r.key = d.key AND (r.xid, r.id) = (d.xid, d.id)
+    RETURNING r.source, r.tenant, r.key
+), unsaid AS (
+    DELETE FROM {schema}.messages m USING deleted d WHERE m.source = d.source AND m.key = d.key
 ), forgotten AS (
-    DELETE FROM quarantine q USING deleted d
-    WHERE q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.message_id
+    DELETE FROM {schema}.quarantine q USING deleted d
+    WHERE q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = d.tenant AND q.external_id = d.key
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
        (SELECT count(*) FROM forgotten) AS quarantine,
-       count(*) FILTER (WHERE old) AS old,
-       max(id) AS last,
-       count(*) = %(limit)s AND bool_or(any_old) AS more
+       count(*) FILTER (WHERE ours) AS old,
+       (SELECT ARRAY[xid::text, id::text] FROM page ORDER BY xid DESC, id DESC LIMIT 1) AS last,
+       count(*) = %(limit)s AND bool_or(old) AS more
 FROM page

@@ -1,5 +1,5 @@
 -- Somebody decided on records in quarantine: another try, or none ever. What left quarantine meanwhile is left alone.
-UPDATE quarantine q
+UPDATE {schema}.quarantine q
 SET retry_at = CASE WHEN %(retry)s THEN now() END,
     discarded_at = CASE WHEN NOT %(retry)s THEN coalesce(q.discarded_at, now()) END
 FROM unnest(%(tenants)s::text[], %(external_ids)s::text[], %(revisions)s::bigint[])

@@ -1,5 +1,5 @@
 -- Records in quarantine, oldest first, with how many there are beyond the limit. A row whose record has changed in the
--- source since, or is gone from it, means nothing and is left out. (The source calls itself i, and c what it belongs to.)
+-- source since, or is gone from it, means nothing and is left out.
 SELECT c.tenant,
        c.external_id,
        c.revision,
@@ -16,8 +16,9 @@ SELECT c.tenant,
        c.retry_at,
        c.discarded_at,
        count(*) OVER () AS found
-FROM quarantine c
-JOIN {rows} i ON {of_pipeline} i.tenant = c.tenant AND i.external_id = c.external_id AND i.revision = c.revision
+FROM {schema}.quarantine c
+JOIN {schema}.records i
+    ON i.source = %(source)s AND i.tenant = c.tenant AND i.key = c.external_id AND i.revision = c.revision
 WHERE c.pipeline = %(pipeline)s
   AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)s)
   AND (%(external_ids)s::text[] IS NULL OR c.external_id = ANY (%(external_ids)s))

@@ -1,7 +1,7 @@
 -- Every cursor stands behind all rows that there are, in ids of this cluster. The owner stays, so that an older token is
 -- refused as before; one sweep more refuses the advance of a batch that was read before. What was known of failing
 -- records was known by their order after the cursor.
-UPDATE sync_cursors
+UPDATE {schema}.sync_cursors
 SET snapshot = %(snapshot)s::pg_snapshot,
     target = NULL,
     at_xid = NULL,

@@ -1,15 +1,15 @@
 -- What is pending, by the stored values, goes through quarantine with another try asked for, because the cursors are about
 -- to pass it. A row that is there for this very revision stays; one of an earlier revision means nothing. Where a
--- tenant has no cursor all of its records are pending anyway.
+-- tenant has no cursor and its pipeline began with everything, all of its records are pending anyway.
 WITH set_aside AS (
-    INSERT INTO quarantine AS q (pipeline, tenant, external_id, revision, cause, reason, attempts, retry_at)
-    SELECT s.pipeline, s.tenant, s.external_id, coalesce(r.revision, i.revision),
+    INSERT INTO {schema}.quarantine AS q (pipeline, tenant, external_id, revision, cause, reason, attempts, retry_at)
+    SELECT s.pipeline, s.tenant, s.external_id, r.revision,
            'failed', 'pending when the database was rebased', 0, now()
-    FROM record_states s
-    JOIN sync_cursors c ON c.pipeline = s.pipeline AND c.tenant = s.tenant
-    LEFT JOIN records r ON r.pipeline = s.pipeline AND r.message_id = s.external_id AND r.tenant = s.tenant
-    LEFT JOIN invoices i ON r.id IS NULL AND i.tenant = s.tenant AND i.number = s.external_id
-    WHERE s.state = 'pending'
+    FROM {schema}.record_states s
+    LEFT JOIN {schema}.pipelines p ON p.pipeline = s.pipeline
+    JOIN {schema}.records r ON r.source = coalesce(p.source, s.pipeline) AND r.tenant = s.tenant AND r.key = s.external_id
+    LEFT JOIN {schema}.sync_cursors c ON c.pipeline = s.pipeline AND c.tenant = s.tenant
+    WHERE s.state = 'pending' AND (c.tenant IS NOT NULL OR coalesce(p.start::text, '1:1:') <> '1:1:')
     ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
     SET revision = excluded.revision,
         cause = excluded.cause,

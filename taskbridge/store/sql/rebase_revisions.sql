@@ -2,6 +2,6 @@
 -- had revisions that the sequence would give again: it goes on above all of them, at the microseconds of the Unix epoch.
 SELECT set_config('taskbridge.keep_ids', 'on', true),
        setval(
-           'taskbridge_revisions',
-           greatest(nextval('taskbridge_revisions'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+           '{schema}.revisions',
+           greatest(nextval('{schema}.revisions'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
        )

@@ -1,7 +1,8 @@
--- Write one record of a pipeline with criteria. No row: this message was recorded before.
-INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, reason, payload)
-VALUES (
-    %(pipeline)s, %(message_id)s, %(tenant)s, %(delay_ms)s, %(criterion)s, %(reason)s, %(payload)s::jsonb
+-- Write the record of one message. No row: this message was recorded before.
+WITH message AS (
+    INSERT INTO {schema}.messages (source, key) VALUES (%(source)s, %(key)s) ON CONFLICT DO NOTHING RETURNING source, key
 )
-ON CONFLICT (pipeline, message_id) DO NOTHING
+INSERT INTO {schema}.records (source, tenant, key, document, delay_ms, criterion, reason)
+SELECT source, %(tenant)s, key, %(document)s::jsonb, %(delay_ms)s, %(criterion)s, %(reason)s FROM message
+ON CONFLICT (source, tenant, key) DO NOTHING
 RETURNING id

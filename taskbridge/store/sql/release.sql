@@ -1,2 +1,2 @@
 -- End a pause. No row: there was none.
-DELETE FROM pauses WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s RETURNING tenant
+DELETE FROM {schema}.pauses WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s RETURNING tenant

@@ -1,5 +1,5 @@
 -- Records that cannot be handled go to quarantine, in the transaction that moves the cursor past them.
-INSERT INTO quarantine AS q
+INSERT INTO {schema}.quarantine AS q
     (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
 SELECT %(pipeline)s, %(tenant)s, r.external_id, r.revision, r.reason, %(attempts)s, %(cause)s, %(failing_since)s,
        clock_timestamp()

@@ -1,2 +1,2 @@
 -- The handler took a record of this tenant, in a trial that moves no cursor.
-UPDATE sync_cursors SET succeeded_at = clock_timestamp() WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
+UPDATE {schema}.sync_cursors SET succeeded_at = clock_timestamp() WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s

@@ -1,9 +1,9 @@
--- Per tenant of a pipeline: records by state, and the counters of its cursor. Tenants without records or cursor: none.
-SELECT coalesce(s.tenant, c.tenant) AS tenant,
-       coalesce(s.pending, 0) AS pending,
-       coalesce(s.handled, 0) AS handled,
-       coalesce(s.quarantined, 0) AS quarantined,
-       coalesce(s.discarded, 0) AS discarded,
+-- Per tenant of a list: records by state, up to `size` of each tenant and state, and the counters of its cursor.
+SELECT t.tenant,
+       coalesce(w.records, 0) AS pending,
+       greatest(0, n.records - w.records - q.quarantined - q.discarded) AS handled,
+       q.quarantined,
+       q.discarded,
        coalesce(c.events, 0) AS events,
        coalesce(c.runs, 0) AS runs,
        coalesce(c.sweeps, 0) AS sweeps,
@@ -15,19 +15,38 @@ SELECT coalesce(s.tenant, c.tenant) AS tenant,
        c.last_taken_at,
        coalesce(c.failures, 0) AS failures,
        c.last_error,
-       c.failing_since
-FROM (
-    SELECT tenant,
-           count(*) FILTER (WHERE state = 'pending') AS pending,
-           count(*) FILTER (WHERE state = 'handled') AS handled,
-           count(*) FILTER (WHERE state = 'quarantined') AS quarantined,
-           count(*) FILTER (WHERE state = 'discarded') AS discarded
-    FROM record_states
-    WHERE pipeline = %(pipeline)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
-    GROUP BY tenant
-) s
-FULL JOIN (
-    SELECT * FROM sync_cursors
-    WHERE pipeline = %(pipeline)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
-) c ON c.tenant = s.tenant
+       c.failing_since,
+       n.records > 0 OR c.tenant IS NOT NULL AS known
+FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
+CROSS JOIN LATERAL (
+    SELECT count(*) AS records
+    FROM (
+        SELECT FROM {schema}.records r WHERE r.source = %(source)s AND r.tenant = t.tenant LIMIT %(size)s
+    ) counted
+) n
+CROSS JOIN LATERAL (
+    SELECT count(*) AS records
+    FROM (
+        SELECT FROM {pending} w
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.quarantine q
+            WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.external_id = w.key
+              AND q.revision = w.revision AND q.retry_at IS NULL
+        )
+        LIMIT %(size)s
+    ) counted
+) w
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE a.discarded_at IS NULL) AS quarantined,
+           count(*) FILTER (WHERE a.discarded_at IS NOT NULL) AS discarded
+    FROM (
+        SELECT q.discarded_at
+        FROM {schema}.quarantine q
+        JOIN {schema}.records i
+            ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+        WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NULL
+        LIMIT %(size)s
+    ) a
+) q
 ORDER BY 1

@@ -1,7 +1,7 @@
 -- Records that no criterion matched, oldest first, after the one with id `after`; with a reason, those that have it.
-SELECT id, message_id, reason, payload, recorded_at
-FROM records
-WHERE pipeline = %(pipeline)s AND tenant IS NULL AND discarded_at IS NULL AND id > %(after)s
+SELECT id, key, reason, document, recorded_at
+FROM {schema}.records
+WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND id > %(after)s
     AND (%(reason)s::text IS NULL OR reason = %(reason)s)
 ORDER BY id
 LIMIT %(limit)s

@@ -1,0 +1,43 @@
+"""The pipelines that the database knows: what each reads, and where its tenants' cursors begin."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Engine
+
+from taskbridge.errors import InvalidPolicy
+from taskbridge.store.queries import queries
+
+__all__ = ["EVERYTHING", "NOW", "know"]
+
+EVERYTHING = "everything"
+NOW = "now"
+
+
+def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
+    """Keep what a pipeline reads, and where it begins, when it is seen for the first time.
+
+    Args:
+        engine: connections to the database.
+        pipeline: its name.
+        source: what it reads.
+        start: `everything`, `now`, or a time: what was written before is not this pipeline's.
+
+    Raises:
+        InvalidPolicy: it has read another source until now.
+    """
+    values = {
+        "pipeline": pipeline,
+        "source": source,
+        "everything": start == EVERYTHING,
+        "since": start if isinstance(start, datetime) else None,
+    }
+    query = queries(engine)("know_pipeline")
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        found = connection.exec_driver_sql(query, values).scalars().first()
+    if found not in (None, source):
+        raise InvalidPolicy(
+            f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "
+            f"with source={found!r}, or give the new one another name"
+        )

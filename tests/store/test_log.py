@@ -1,0 +1,338 @@
+"""One log for every source: who writes it in which way, which pipelines read it, and where a new one begins."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, make_url
+from sqlalchemy.exc import DataError
+
+from taskbridge.criteria import Match, Unmatched
+from taskbridge.errors import InvalidInput, InvalidName, InvalidPolicy
+from taskbridge.names import check_key, check_tenant
+from taskbridge.pipeline import Pipeline
+from taskbridge.policy import LatencyNeutral
+from taskbridge.store import Cursors, Records, connect, know, migrate, record, record_many
+from tests.store.restoring import use_up
+from tests.store.test_cursor import key
+
+TOKEN = "0000000000000001-aaaaaaaaaaaa"
+
+
+def rows(engine: Engine, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    with engine.begin() as connection:
+        result = connection.exec_driver_sql(statement, values)
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def sweep(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limit: int = 100) -> list[str]:
+    """One batch, handed over to nobody."""
+    who = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
+    cursors = Cursors(engine, source)
+    page = cursors.claim(who, limit, events=1, new_events=1, runs=1)
+    with cursors.transaction(who) as transaction:
+        transaction.advance(page)
+    return [one.external_id for one in page.records]
+
+
+def by_sql(engine: Engine, source: Any, tenant: Any, name: Any, document: Any) -> bool:
+    """As a producer in another language does it."""
+    ((changed,),) = rows(
+        engine, "SELECT taskbridge.record(%s, %s, %s, %s::jsonb)", source, tenant, name, json.dumps(document)
+    )
+    return bool(changed)
+
+
+def test_sql_and_python_write_the_same_and_say_the_same(engine: Engine) -> None:
+    assert by_sql(engine, "orders", "acme", "1", {"total": "4.95"}) is True
+    assert record(engine, "orders", "acme", "1", {"total": "4.95"}) is False
+    assert by_sql(engine, "orders", "acme", "1", {"total": "4.95"}) is False
+    assert by_sql(engine, "orders", "acme", "1", {"total": "5.95"}) is True
+    assert record(engine, "orders", "acme", "1", {"total": "5.95"}) is False
+    assert sweep(engine, "orders", "orders") == ["1"]
+    assert sweep(engine, "invoices", "invoices") == []
+
+
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")
+NAMES = st.one_of(
+    st.text(CHARACTERS, max_size=5),
+    st.sampled_from(
+        ["a" * 200, "a" * 201, " a", "a\u2003", "a\u0085b", "\u2028", "a\tb", "a\u00a0b", "\u3000x", "'\\%s"]
+    ),
+)
+
+
+@settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)
+@given(tenant=NAMES, name=NAMES)
+def test_postgres_takes_the_names_that_python_takes_and_no_others(engine: Engine, tenant: str, name: str) -> None:
+    try:
+        check_tenant(tenant)
+        check_key(tenant, name)
+        allowed = True
+    except (InvalidName, InvalidInput):
+        allowed = False
+    insert = "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('orders', %s, %s, '{}')"
+    with engine.connect() as connection:
+        try:
+            connection.exec_driver_sql(insert, (tenant, name))
+            taken, reason = True, "not allowed"
+        except DataError as error:
+            taken = False
+            reason = str(error.orig)
+        connection.rollback()
+    assert taken is allowed, (tenant, name)
+    assert any(part in reason for part in ("not allowed", "strip it", "is empty"))
+
+
+@pytest.mark.parametrize("source", ["", "Orders", "a:b", "a\n", "7up", "a" * 64])
+def test_a_source_that_could_be_mistaken_is_refused(engine: Engine, source: str) -> None:
+    with pytest.raises(InvalidName, match="source"):
+        record(engine, source, "acme", "1", {})
+    with pytest.raises(DataError, match="source"):
+        by_sql(engine, source, "acme", "1", {})
+
+
+@pytest.mark.parametrize("document", [None, [1], "text", 7])
+def test_a_document_that_is_no_object_is_refused_by_sql_too(engine: Engine, document: Any) -> None:
+    with pytest.raises(DataError, match="'acme', record '1': the document is no JSON object"):
+        by_sql(engine, "orders", "acme", "1", document)
+
+
+def test_many_records_are_written_in_their_order_and_changes_are_counted_by_tenant(engine: Engine) -> None:
+    some = [(f"t{at % 3}", f"{at:05}", {"at": at}) for at in range(12_001)]
+    assert record_many(engine, "orders", some) == {"t0": 4001, "t1": 4000, "t2": 4000}
+    again = [*some[:3], ("t0", "00000", {"at": -1}), ("t0", "00000", {"at": -2})]
+    assert record_many(engine, "orders", again) == {"t0": 1}
+    assert rows(engine, "SELECT document FROM taskbridge.records WHERE key = '00000'") == [({"at": -2},)]
+    assert sweep(engine, "orders", "orders", "t1", 5) == ["00001", "00004", "00007", "00010", "00013"]
+    assert record_many(engine, "orders", []) == {}
+    with pytest.raises(InvalidInput, match="'acme', record '2'"):
+        record_many(engine, "orders", [("acme", "1", {}), ("acme", "2", {"n": float("nan")})])
+    assert rows(engine, "SELECT FROM taskbridge.records WHERE tenant = 'acme'") == []
+
+
+def test_a_message_is_recorded_once_whatever_tenant_it_is_given(engine: Engine) -> None:
+    alerts = Records(engine, "alerts")
+    assert alerts.write("m-1", "{}", Unmatched("no criterion"), None) is True
+    assert alerts.write("m-1", "{}", Match("acme", 1000, "c"), None) is False
+    list(alerts.match_again(lambda _: Match("acme", 1000, "c")))
+    assert alerts.write("m-1", "{}", Match("bolt", 1000, "c"), None) is False
+    assert Records(engine, "audits").write("m-1", "{}", Match("bolt", 1000, "c"), None) is True
+    assert rows(engine, "SELECT source, tenant FROM taskbridge.records ORDER BY 1") == [
+        ("alerts", "acme"),
+        ("audits", "bolt"),
+    ]
+
+
+def test_several_pipelines_read_one_source_each_with_its_cursors(engine: Engine) -> None:
+    know(engine, "ship", "orders")
+    know(engine, "bill", "orders")
+    record(engine, "orders", "acme", "1", {})
+    assert sweep(engine, "ship", "orders") == ["1"]
+    states = "SELECT pipeline, state FROM taskbridge.record_states WHERE external_id = '1' ORDER BY 1"
+    assert rows(engine, states) == [("bill", "pending"), ("ship", "handled")]
+    assert sweep(engine, "bill", "orders") == ["1"]
+
+
+def test_a_pipeline_cannot_change_its_source(engine: Engine) -> None:
+    know(engine, "ship", "orders")
+    know(engine, "ship", "orders", "now")
+    with pytest.raises(InvalidPolicy, match=r"has read the source 'orders' until now.*source='orders'"):
+        know(engine, "ship", "invoices")
+
+
+def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
+    with engine.connect() as late:
+        record(engine, "orders", "acme", "late", {}, late)
+        for number, days in (("old", 10), ("young", 1)):
+            record(engine, "orders", "acme", number, {})
+            with engine.begin() as connection:
+                connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
+                aged = "UPDATE taskbridge.records SET changed_at = now() - %s * interval '1 day' WHERE key = %s"
+                connection.exec_driver_sql(aged, (days, number))
+        know(engine, "all", "orders")
+        know(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
+        know(engine, "fresh", "orders", "now")
+        # One that was begun before and commits later was not there yet.
+        late.commit()
+    record(engine, "orders", "acme", "new", {})
+    cursors = Cursors(engine, "orders")
+    found = {name: [one.tenant for one in cursors.pending_tenants(name)] for name in ("all", "since", "fresh")}
+    assert found == {"all": ["acme"], "since": ["acme"], "fresh": ["acme"]}
+    assert sorted(sweep(engine, "all", "orders")) == ["late", "new", "old", "young"]
+    assert sorted(sweep(engine, "fresh", "orders")) == ["late", "new"]
+    # From a time: all that was written since, and at the most a little more.
+    assert {"late", "new", "young"} <= set(sweep(engine, "since", "orders"))
+
+
+@pytest.mark.parametrize("start", ["yesterday", datetime(2026, 1, 1), 7])  # noqa: DTZ001 - without a time zone
+def test_a_start_that_says_nothing_is_refused(start: Any) -> None:
+    with pytest.raises(InvalidPolicy, match="give 'everything', 'now' or a datetime with a time zone"):
+        Pipeline("ship", print, LatencyNeutral(), 1, start=start)
+
+
+def test_a_host_sees_nothing_of_ours_and_its_own_tables_are_left_alone(engine: Engine) -> None:
+    theirs = MetaData()
+    Table("invoices", theirs, Column("id", Integer, primary_key=True))
+    Table("records", theirs, Column("id", Integer, primary_key=True))
+    theirs.create_all(engine)
+    rows(engine, "INSERT INTO invoices VALUES (1)")
+    migrate(engine, "base")
+    migrate(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), theirs) == []
+        assert connection.exec_driver_sql("SELECT id FROM invoices").scalar_one() == 1
+
+
+def test_another_schema_works_beside_the_default_one(engine: Engine) -> None:
+    other = connect(engine.url.render_as_string(hide_password=False), "bridge_2")
+    migrate(other)
+    record(other, "orders", "acme", "1", {})
+    assert sweep(engine, "orders", "orders") == []
+    assert sweep(other, "orders", "orders") == ["1"]
+    assert rows(other, "SELECT bridge_2.record('orders', 'acme', '2', '{}')") == [(True,)]
+    migrate(other, "base")
+    other.dispose()
+    assert record(engine, "orders", "acme", "1", {})
+
+
+FORMER = """
+SET LOCAL search_path = former;
+INSERT INTO invoices (tenant, number, document) SELECT 'acme', n, '{}' FROM unnest(ARRAY['a', 'b', 'c', 'd', 'e']) n;
+INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload)
+    VALUES ('alerts', 'm1', 'svc', 1, 'c', '{}');
+INSERT INTO records (pipeline, message_id, reason, payload) VALUES ('alerts', 'm2', 'no criterion', '{}');
+INSERT INTO sync_cursors (pipeline, tenant, owner, sweeps, target, at_xid, at_id)
+    SELECT p, 'acme', %(token)s, 1, pg_current_snapshot(), xid, id FROM invoices, unnest(ARRAY['invoices', 'mirror']) p
+    WHERE number = 'b';
+UPDATE sync_cursors SET target = format('%%s:%%s:', s.x + 1, s.x + 1)::pg_snapshot
+    FROM (SELECT max(xid::text::bigint) AS x FROM invoices) s;
+INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason)
+    SELECT 'invoices', 'acme', 'a', revision, 'no customer' FROM invoices WHERE number = 'a';
+INSERT INTO deliveries (pipeline, tenant, external_id, revision, token) VALUES ('invoices', 'acme', 'b', 1, 't');
+INSERT INTO pauses (pipeline, tenant) VALUES ('mirror', 'acme');
+"""
+
+
+def test_what_lay_beside_the_hosts_tables_is_moved_with_all_that_it_holds(engine: Engine) -> None:
+    """A database of the version before, in the middle of a sweep."""
+    rows(engine, "DROP SCHEMA taskbridge CASCADE")
+    rows(engine, "CREATE TABLE invoices (host int)")
+    before = connect(engine.url.render_as_string(hide_password=False), "former")
+    migrate(before, "0005")
+    before.dispose()
+    name = make_url(engine.url).database
+    with engine.begin() as connection:
+        connection.exec_driver_sql(FORMER.replace("%(token)s", f"'{TOKEN}'"))
+        connection.exec_driver_sql(f'ALTER DATABASE "{name}" SET search_path = former, public')
+    engine.dispose()
+    use_up(engine, 0)
+    kept = "SELECT {key}, revision, xid::text FROM {table} WHERE {where} ORDER BY 1"
+    was = rows(engine, kept.format(key="number", table="former.invoices", where="true"))
+    assert migrate(engine)[0] == "0005"
+    assert rows(engine, kept.format(key="key", table="taskbridge.records", where="source = 'invoices'")) == was
+    assert rows(engine, "SELECT count(*) FROM public.invoices") == [(0,)]
+    assert rows(engine, "SELECT relname FROM pg_class WHERE relnamespace = 'former'::regnamespace") == []
+    assert rows(engine, "SELECT pipeline, source FROM taskbridge.pipelines ORDER BY 1") == [
+        ("alerts", "alerts"),
+        ("invoices", "invoices"),
+        ("mirror", "invoices"),
+    ]
+    assert rows(engine, "SELECT external_id FROM taskbridge.deliveries") == [("b",)]
+    states = dict(rows(engine, "SELECT external_id, state FROM taskbridge.record_states WHERE pipeline = 'invoices'"))
+    assert states == {"a": "quarantined", "b": "handled", "c": "pending", "d": "pending", "e": "pending"}
+    # the sweep goes on where it stood, and what comes is above all ids and revisions that there were
+    assert sweep(engine, "invoices", "invoices") == ["c", "d", "e"]
+    assert sweep(engine, "mirror", "invoices") == [], "it is paused"
+    assert sweep(engine, "alerts", "alerts", "svc") == ["m1"]
+    assert [one.message_id for one in Records(engine, "alerts").unmatched()] == ["m2"]
+    assert Records(engine, "alerts").write("m2", "{}", Match("svc", 1, "c"), None) is False
+    record(engine, "invoices", "acme", "f", {})
+    assert sweep(engine, "invoices", "invoices") == ["f"]
+    (highest,) = rows(engine, "SELECT max(revision), max(id) FROM taskbridge.records WHERE key <> 'f'")[0:1]
+    ((revision, row_id),) = rows(engine, "SELECT revision, id FROM taskbridge.records WHERE key = 'f'")
+    assert revision > highest[0]
+    assert row_id > highest[1]
+
+
+PLAIN = """
+SELECT r.id FROM taskbridge.records r, taskbridge.sync_cursors c
+WHERE r.source = 'invoices' AND r.tenant = 'acme' AND c.tenant = 'acme'
+  AND NOT pg_visible_in_snapshot(r.xid, c.snapshot)
+  AND (c.target IS NULL OR pg_visible_in_snapshot(r.xid, c.target))
+  AND (c.at_xid IS NULL OR (r.xid, r.id) > (c.at_xid, c.at_id))
+ORDER BY r.xid, r.id LIMIT %s
+"""
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 3), st.sampled_from("abcdefgh")),
+        st.tuples(st.just("savepoint"), st.integers(0, 3), st.sampled_from("abcdefgh")),
+        st.tuples(st.just("end"), st.integers(0, 3), st.booleans()),
+        st.tuples(st.just("batch"), st.integers(1, 4), st.booleans()),
+    ),
+    max_size=40,
+)
+
+
+@settings(
+    max_examples=80,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)
+@given(steps=STEPS)
+def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
+    engine: Engine, steps: list[tuple[str, int, Any]]
+) -> None:
+    """Four sessions commit and roll back in any order, some in savepoints; batches of any size, crashes between."""
+    rows(engine, "TRUNCATE taskbridge.records, taskbridge.sync_cursors")
+    cursors = Cursors(engine)
+    sessions = [engine.connect() for _ in range(4)]
+    written, seen = 0, 0
+
+    def batch(limit: int, *, crash: bool) -> bool:
+        nonlocal seen
+        page = cursors.claim(key(), limit, events=0, new_events=0, runs=1)
+        plain = [one[0] for one in rows(engine, PLAIN, limit)]
+        ids = dict(rows(engine, "SELECT revision, id FROM taskbridge.records"))
+        assert [ids[one.revision] for one in page.records] == plain
+        if not crash and page.moves_cursor:
+            with cursors.transaction(key()) as transaction:
+                transaction.advance(page)
+            seen += len(page.records)
+        return page.moves_cursor
+
+    try:
+        for step, number, what in steps:
+            if step in ("write", "savepoint"):
+                written += 1
+                name = f"{what}{number}"
+                with sessions[number].begin_nested() if step == "savepoint" else nullcontext():
+                    record(engine, "invoices", "acme", name, {"version": written}, sessions[number])
+            elif step == "end":
+                sessions[number].commit() if what else sessions[number].rollback()
+            else:
+                batch(number, crash=bool(what))
+        for session in sessions:
+            session.commit()
+        while batch(3, crash=False):
+            pass
+    finally:
+        for session in sessions:
+            session.close()
+    assert cursors.pending_tenants("invoices") == []
