@@ -19,7 +19,7 @@ SEED ?= 1
 ARENAS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-docker check lint format types imports bench flames torture docs clean
+.PHONY: help run test test-docker check lint format types imports bench flames torture search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/f
 
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
+
+search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
+	$(BIN)/pytest -m search tests/model -v --durations=0 $(PYTEST_FLAGS)
 
 docs: $(READY) ## Print the transition table, the costs, the metrics and the figures that were measured into the pages
 	$(BIN)/python -m tests.docs.protocol_text

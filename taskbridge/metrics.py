@@ -141,7 +141,7 @@ METRICS: Final = (
         "taskbridge_forgotten_tenants_total",
         "counter",
         *_WORKER,
-        "Tenants with pending records and no runner, found in Postgres and given one.",
+        "Tenants with pending records and no run, found by a base round and given one.",
     ),
     Metric("taskbridge_up", "gauge", "the scrape", "this worker", "1 if the server answered, else 0.", "server"),
 )

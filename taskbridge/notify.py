@@ -28,7 +28,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
     Raises:
         InvalidName: the tenant is not allowed.
         UnknownPipeline: no loaded module declares the pipeline.
-        Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
+        Unavailable: Redis cannot be used. The records are safe: workers find them all the same.
     """
     here = runtime(app)
     check_tenant(tenant)

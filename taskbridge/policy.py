@@ -50,7 +50,7 @@ class LatencyNeutral:
             nothing is new, and batches form only while it runs.
         tick: least seconds from the start of one run to the start of the tenant's next; above 0, at most `lease`
             unless that is 0.
-        sweep_empty_ticks: sweep at every tick of the lease, for sources whose rows arrive without an event.
+        sweep_empty_ticks: sweep at every tick of the lease, whether or not anything came.
 
     Raises:
         InvalidPolicy: a value is out of range, or the tick is longer than the lease.
@@ -78,7 +78,7 @@ class LatencyNeutral:
         """The policy in the gate's units.
 
         No last run is kept once the burst is over: the first event of the next burst would otherwise wait for the rest
-        of a tick that its predecessor's closing sweep began.
+        of a tick that its predecessor's last run began.
         """
         tick = _milliseconds(self.tick)
         return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)

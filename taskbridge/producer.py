@@ -119,7 +119,7 @@ class Bridge:
             UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or
                 a payload that is no JSON.
             Unavailable: Postgres or Redis cannot be used (see `record_invoice`). A record that is written is found
-                within the reconcile interval.
+                all the same.
         """
         return recording.record_event(self.app, pipeline, payload, message_id, connection)
 
@@ -132,6 +132,6 @@ class Bridge:
         Raises:
             InvalidName: a tenant is not allowed; nothing was sent.
             UnknownPipeline: no loaded module declares the pipeline.
-            Unavailable: Redis cannot be used. The records are safe: they are found within the reconcile interval.
+            Unavailable: Redis cannot be used. The records are safe: they are found all the same.
         """
         return notify.notify_many(self.app, tenants, pipeline)

@@ -32,6 +32,7 @@ from taskbridge.store import (
     Pauses,
     Quarantine,
     Records,
+    Tails,
     check_cluster,
     check_schema,
     check_version,
@@ -200,6 +201,11 @@ class Runtime:
     def forgotten(self) -> Counter[str]:
         """How many tenants of each pipeline this process found with pending records and no runner."""
         return Counter()
+
+    @cached_property
+    def tails(self) -> Tails:
+        """How far all records of each pipeline have been looked at."""
+        return Tails(self.engine)
 
     @cached_property
     def pauses(self) -> Pauses:

@@ -44,8 +44,13 @@ class Settings:
     """A run that has used this many seconds goes to the end of the queue, so that tenants take turns. 0.01 to 3600."""
     ticker_interval: float = 0.05
     """How often a worker looks for deadlines, at the least. 0.005 to 1."""
-    reconcile_interval: float = 30.0
-    """How often pending records without a runner are looked for, by one worker of all. 1 to 3600."""
+    tail_interval: float = 0.2
+    """How often new records are looked for, whether or not anybody notified, by one worker of all. 0.02 to 60."""
+    base_interval: float = 3.0
+    """How often what is pending is looked at, whoever was told of it, by one worker of all: so long work stands still
+    after Redis lost its data. Longer where that would take more than a hundredth of the time. 0.1 to 3600."""
+    tail_listens: bool = False
+    """Whether a worker looks for new records at once where a source announces its commits (`taskbridge.announce`)."""
     statement_timeout: float = 10.0
     """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up. 0.5 to 3600."""
     transaction_timeout: float = 300.0
@@ -97,10 +102,13 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "republish_after": (0.5, 3600),
     "run_budget": (0.01, 3600),
     "ticker_interval": (0.005, 1),
-    "reconcile_interval": (1, 3600),
+    "tail_interval": (0.02, 60),
+    "base_interval": (0.1, 3600),
     "statement_timeout": (0.5, 3600),
     "transaction_timeout": (1, 86_400),
 }
+
+_SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 _SCHEMES: dict[str, tuple[str, ...]] = {
     "postgres_url": ("postgresql", "postgresql+psycopg", "postgres"),
@@ -132,6 +140,18 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return found
 
 
+def _port(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ConfigurationError(f"{_variable(name)} is {text!r}: give a port's number, or 0 for none")
+    return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text.lower() not in _SWITCHES:
+        raise ConfigurationError(f"{_variable(name)} is {text!r}: give 1 or 0")
+    return _SWITCHES[text.lower()]
+
+
 def _parse(name: str, text: str) -> object:
     if name in _LIMITS:
         try:
@@ -139,9 +159,9 @@ def _parse(name: str, text: str) -> object:
         except ValueError:
             raise ConfigurationError(f"{_variable(name)} is {text!r}: give a number of seconds") from None
     if name == "metrics_port":
-        if not text.isascii() or not text.isdigit():
-            raise ConfigurationError(f"{_variable(name)} is {text!r}: give a port's number, or 0 for none")
-        return int(text)
+        return _port(name, text)
+    if name == "tail_listens":
+        return _switch(name, text)
     if name == "pipelines":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in _SCHEMES:

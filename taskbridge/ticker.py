@@ -1,8 +1,7 @@
-"""The ticker: starts what is due, restarts what died, finds what was forgotten.
+"""The ticker: starts what is due, and restarts what died. Beside it run the rounds of `taskbridge.tail`.
 
 It is part of every worker, whatever its pool, and runs in the worker's main process. The tickers of many workers
-share the work without a leader: acting on a deadline is atomic in the gate, so the second one finds nothing to do, and
-one of them per interval looks for forgotten records.
+share the work without a leader: acting on a deadline is atomic in the gate, so the second one finds nothing to do.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import redis
-from celery import Celery, bootsteps
+from celery import bootsteps
 from celery.worker import state as worker_state
 
-from taskbridge.gate import Due, Queue, Spacing, State
+from taskbridge.gate import Due
 from taskbridge.runtime import Runtime, runtime, serves
-from taskbridge.store import Waiting
+from taskbridge.tail import Rounds
 
-__all__ = ["TickerStep", "fire_due", "reconcile"]
+__all__ = ["TickerStep", "fire_due"]
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +30,6 @@ MOST_TOGETHER: Final = 16
 HANDED_ARRIVES: Final = 0.2
 """Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
-RECONCILE_CHECK: Final = 1.0
-AFTER_FAILED_LOOK: Final = 5.0
 
 
 def fire_due(here: Runtime) -> float:
@@ -103,88 +100,8 @@ def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
         here.publish_together(pipeline, runs[first : first + together])
 
 
-def reconcile(here: Runtime, pipeline: str) -> list[str]:
-    """Give every tenant with records to take and no runner one; return those tenants.
-
-    Such tenants are left by a producer that died between its commit and its notify, and by a Redis that lost its data.
-    Tenants that wait for their delay are looked at after such a loss, when the longest delay is another than it was,
-    and once a day; else only those that are due. In those cases idle tenants' last runs are restored as well.
-    """
-    criteria = here.pipelines[pipeline].criteria
-    rebuild = criteria is not None and here.gate.rebuilt_for(pipeline) != criteria.spacing.last_ttl
-    if criteria is not None and rebuild:
-        last_runs = here.cursors_of(pipeline).last_runs(pipeline, criteria.spacing.last_ttl)
-        here.gate.remember_last(pipeline, last_runs, criteria.spacing)
-    forgotten, events = _without_runner(here, pipeline, every=rebuild), []
-    for waiting, spacing, state in forgotten:
-        if state is not State.IDLE:
-            here.gate.adopt(pipeline, waiting.tenant)
-            continue
-        if waiting.last_ms is not None:
-            here.gate.remember_last(pipeline, [(waiting.tenant, waiting.last_ms)], spacing)
-        events.append((pipeline, waiting.tenant, spacing))
-    here.gate.notify_many(events, Queue.NEXT)
-    if criteria is not None and rebuild:
-        here.gate.mark_rebuilt(pipeline, criteria.spacing.last_ttl)
-    return [waiting.tenant for waiting, _, _ in forgotten]
-
-
-def _without_runner(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting, Spacing, State]]:
-    """Return the tenants that have records to take and no deadline, each with its spacing and its runner's state.
-
-    Postgres and Redis are asked one after the other, and a run may end in between, with nothing left. So who had a
-    runner before is looked at once more.
-    """
-    for _ in range(2):
-        had_runner = set(here.gate.active(pipeline))
-        pending = _pending(here, pipeline, every=every)
-        runners = here.gate.look(pipeline, [waiting.tenant for waiting, _ in pending])
-        idle = [
-            (waiting, spacing, runner.state)
-            for (waiting, spacing), runner in zip(pending, runners, strict=True)
-            if runner.deadline_ms is None
-        ]
-        certain = [one for one in idle if one[0].tenant not in had_runner]
-        if len(certain) == len(idle):
-            break
-    return certain
-
-
-def _pending(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting, Spacing]]:
-    """Return the tenants that have records to take now, or with `every` ever, each with its spacing."""
-    declared, cursors = here.pipelines[pipeline], here.cursors_of(pipeline)
-    if declared.criteria is None:
-        found = cursors.pending_tenants(pipeline)
-        return [(one._replace(last_ms=None), declared.policy.spacing) for one in found]
-    waiting = cursors.pending_tenants(pipeline, smallest=declared.criteria.smallest_ms, every=every)
-    return [(one, declared.criteria.spacing_for(one.delay_ms)) for one in waiting]
-
-
-def reconcile_in_turn(here: Runtime) -> float:
-    """Reconcile the pipelines that nobody looked after lately; return the seconds until it is worth looking again.
-
-    The mark that says so lies in Redis, so a Redis that lost its data is repaired at once.
-    """
-    for pipeline in here.pipelines.names():
-        if here.gate.claim_reconcile(pipeline, here.settings.reconcile_interval):
-            try:
-                forgotten = reconcile(here, pipeline)
-            except Exception as error:
-                # Nobody has looked, so the next look comes before the interval is over. One worker makes it: one that
-                # takes its whole time-out would fail in all of them. The other pipelines have their turn now.
-                log.warning("%s: no look for pending records: %s: %s", pipeline, type(error).__name__, error)
-                with suppress(redis.RedisError):
-                    rest = min(AFTER_FAILED_LOOK, here.settings.reconcile_interval)
-                    here.gate.postpone_reconcile(pipeline, rest)
-                continue
-            if forgotten:
-                here.forgotten[pipeline] += len(forgotten)
-                log.warning("%s: %d tenants had pending records and no runner", pipeline, len(forgotten))
-    return RECONCILE_CHECK
-
-
 class TickerStep(bootsteps.StartStopStep):
-    """Celery's way in: two threads, since a look through Postgres must not hold up a tick."""
+    """Celery's way in: three threads, since neither a tick nor the tail may wait for a long look through Postgres."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -200,36 +117,34 @@ class TickerStep(bootsteps.StartStopStep):
         return serves(worker.app)
 
     def start(self, worker: Any) -> None:
-        """Start both threads. Forgotten records are looked for soon after a worker starts, whoever looked last."""
-        app: Celery = worker.app
-        runtime(app).idle_slots = lambda: int(worker.pool.num_processes) - len(worker_state.reserved_requests)
-        with suppress(redis.RedisError):
-            for pipeline in runtime(app).pipelines.names():
-                runtime(app).gate.release_reconcile(pipeline)
-        for turn in (fire_due, reconcile_in_turn):
-            thread = threading.Thread(
-                target=self._loop, args=(turn, app), name=f"taskbridge-{turn.__name__}", daemon=True
-            )
+        """Start the threads."""
+        here = runtime(worker.app)
+        here.idle_slots = lambda: int(worker.pool.num_processes) - len(worker_state.reserved_requests)
+        rounds = Rounds(here)
+        turns = {"ticker": partial(fire_due, here), "tail": rounds.tail_in_turn, "base": rounds.base_in_turn}
+        if here.settings.tail_listens:
+            turns["listener"] = rounds.listen_in_turn
+        for name, turn in turns.items():
+            thread = threading.Thread(target=self._loop, args=(name, turn), name=f"taskbridge-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
-        """End both threads."""
+        """End the threads."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout=5)
 
     def terminate(self, worker: Any) -> None:
-        """End both threads; Celery calls this in a cold shutdown."""
+        """End the threads; Celery calls this in a cold shutdown."""
         self.stop(worker)
 
-    def _loop(self, turn: Callable[[Runtime], float], app: Celery) -> None:
-        here = runtime(app)
+    def _loop(self, name: str, turn: Callable[[], float]) -> None:
         wait = 0.0
         while not self._stopping.wait(wait):
             try:
-                wait = turn(here)
+                wait = turn()
             except Exception as error:
                 # Redis or Postgres is away. Whatever is due stays due.
-                log.warning("%s: %s: %s", turn.__name__, type(error).__name__, error)
+                log.warning("%s: %s: %s", name, type(error).__name__, error)
                 wait = AFTER_ERROR

@@ -64,7 +64,7 @@ DOCUMENT: Final = {
     "currency": "GBP",
     "lines": [{"sku": "85123A", "quantity": 6, "price": "2.55"}] * 3,
 }
-NEVER: Final = {"republish_after": 3_600.0, "reconcile_interval": 3_600.0}
+NEVER: Final = {"republish_after": 3_600.0, "base_interval": 3_600.0}
 """Nothing but an event may start a run while runs are counted."""
 
 
@@ -134,7 +134,7 @@ def _runs(here: Runtime, directory: Path, tenants: int, records: int, rounds: in
         worker(here, directory, *options, "-Q", nothing.QUEUE, app="taskbridge.bench.nothing") as bare,
     ):
         meter = _Meter(here, ours)
-        wait_until(lambda: here.redis.exists(Keys().reconciled(INVOICES)), "the ticker starts", 60)
+        wait_until(lambda: here.redis.exists(Keys().tailing(INVOICES)), "the ticker starts", 60)
         sizes: dict[int, int] = {1: tenants, BURST: max(1, tenants // 2), records: max(1, tenants // 100)}
         subjects: dict[str, Callable[[], Cost]] = {
             f"run, {counted(size)}": partial(_drain, here, meter, many, size) for size, many in sizes.items()

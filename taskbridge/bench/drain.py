@@ -48,7 +48,7 @@ def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Repor
             ]
             for app in ("taskbridge", "taskbridge.bench.plain")
         }
-        wait_until(lambda: here.gate.rebuilt_for(PIPELINE) is not None, "the worker's ticker starts", 60)
+        wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
         subjects: dict[str, Ready] = {
             OURS: partial(wait, here),
             READ: partial(park, here, tasks["read"]),

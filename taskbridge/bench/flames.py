@@ -111,7 +111,7 @@ def _feed(here: Runtime, stopped: threading.Event) -> None:
 def _ticker(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:
     # It serves no queue: what it does is what its ticker does.
     with worker(here, directory, "-P", "solo", "-Q", "taskbridge.nobody") as pid:
-        wait_until(lambda: here.gate.rebuilt_for(ALERTS) is not None, "the worker's ticker starts", 60)
+        wait_until(lambda: here.redis.exists(here.keys.tailing(ALERTS)), "the worker's ticker starts", 60)
         due = let_wait_evenly(here, tenants, 2 * seconds + 2)
         first = min(due.values())
         wait_until(lambda: _now_ms(here) > first, "the first tenant is due", HEAD_START_MS / 1000 + IDLE_SECONDS + 10)

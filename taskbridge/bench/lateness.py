@@ -17,7 +17,7 @@ from taskbridge.bench.report import Headline, Report, Table, Target
 from taskbridge.bench.rounds import summary
 from taskbridge.bench.stage import stage, wait_until, worker
 from taskbridge.criteria import Criterion
-from taskbridge.gate import Queue
+from taskbridge.gate import Queue, Reminder
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime
 
@@ -38,7 +38,7 @@ def _measure(tenants: int, seconds: float) -> Report:
         # It serves no queue, so that the runs stay where this process finds them.
         worker(here, directory, "-P", "solo", "-Q", "taskbridge.nobody"),
     ):
-        wait_until(lambda: here.gate.rebuilt_for(PIPELINE) is not None, "the worker's ticker starts", 60)
+        wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
         idle = _commands_per_second(here)
         due = let_wait_evenly(here, tenants, seconds)
         waiting = _commands_per_second(here)
@@ -72,8 +72,7 @@ def let_wait(here: Runtime, due: Mapping[str, int]) -> None:
     spacing, names = POLICY.spacing, list(due)
     for start in range(0, len(names), CHUNK):
         chunk = names[start : start + CHUNK]
-        here.gate.remember_last(PIPELINE, [(name, due[name] - spacing.delay) for name in chunk], spacing)
-        here.gate.notify_many([(PIPELINE, name, spacing) for name in chunk])
+        here.gate.remind(PIPELINE, [Reminder(name, spacing.delay, due[name] - spacing.delay) for name in chunk])
 
 
 def _commands_per_second(here: Runtime) -> float:

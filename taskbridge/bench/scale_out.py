@@ -77,7 +77,7 @@ def _worker(here: Runtime, directory: Path, app: str, marks: Path, milliseconds:
 
 def _speeds(here: Runtime, marks: Path, subjects: dict[str, Ready], runs: int, rounds: int) -> dict[str, list[float]]:
     """Return the runs per second of each round."""
-    wait_until(lambda: here.gate.rebuilt_for(PIPELINE) is not None, "the worker's ticker starts", 60)
+    wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
     cpu = Cpu(here, {})
     for ready in subjects.values():
         drain(here, marks, ready, cpu, min(WARM, runs))

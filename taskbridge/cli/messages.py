@@ -100,8 +100,8 @@ class Messages:
         text = f"{self.lines} messages up to line {self._done} were read ({self.new} new, {self.known} known before, "
         text += f"{self.problems} not taken)"
         if self._begun > self._done:
-            text += f"; line {self._begun} may be recorded and its tenant not notified, a worker finds it within the "
-            text += "reconcile time"
+            text += f"; line {self._begun} may be recorded and its tenant not notified, a worker finds it all the "
+            text += "same"
         if self.id_field is not None:
             return f"{text}. Record the file again for the rest: what is there stays as it is"
         if self.path == STDIN:

@@ -43,7 +43,7 @@ class Sending:
         text = f"{self.done} of {len(self.file.invoices)} invoices were sent ({self.written} written, "
         text += f"{self.unchanged} unchanged)"
         if self.notified < self.written:
-            text += "; the last one is written and its tenant not notified, a worker finds it within the reconcile time"
+            text += "; the last one is written and its tenant not notified, a worker finds it all the same"
         return f"{text}. Import the file again for the rest: what is there stays as it is"
 
     def as_json(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
         notify.start(app, tenants, pipeline)
     except Unavailable as error:
         raise Unavailable(
-            f"{error}. It is written down all the same: workers find it within TASKBRIDGE_RECONCILE_INTERVAL"
+            f"{error}. It is written down all the same: workers find it within TASKBRIDGE_BASE_INTERVAL"
         ) from error
     if origin is Origin.OURS and tenants:
         screen.tell("No worker runs yet: `taskbridge up` handles what is pending.")

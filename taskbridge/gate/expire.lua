@@ -1,8 +1,9 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a runner that died. `why` may be that an
--- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes.
+-- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes. A runner
+-- that lingered ends here.
 -- KEYS: due runner queue counts turns handed sent
 -- ARGV: pipeline tenant republish_ms longest_ms why together nonce now_ms
--- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {NOT_DUE}
+-- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}
 local due_key, runner_key, queue_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local turns_key, handed_key, sent_key = KEYS[5], KEYS[6], KEYS[7]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -10,8 +11,9 @@ local why, together, nonce, us = ARGV[5], ARGV[6] == "1", ARGV[7], clock_us(ARGV
 local now, member = milliseconds(us), pipeline .. ":" .. tenant
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
-local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held")
+local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held", "events", "swept", "lease")
 local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
+local events, swept, lease_end = runner[5], runner[6], tonumber(runner[7])
 local in_turns = redis.call("ZSCORE", turns_key, member)
 local waits_for_turn = in_turns and held == "turn"
 local is_called = why == "turn" and waits_for_turn or why == "early" and state == "waiting"
@@ -29,6 +31,13 @@ end
 if waits_for_turn and not is_called then
   redis.call("ZADD", due_key, now + TURN_PATIENCE_MS, tenant)
   return { POSTPONED }
+end
+
+-- Before the lease's end it is the tick of a pipeline that sweeps at each.
+if state == "waiting" and not held and not is_called and events == swept and (not lease_end or lease_end <= now) then
+  redis.call("DEL", runner_key)
+  redis.call("ZREM", due_key, tenant)
+  return { ENDED }
 end
 
 local answer, wait_ms = PUBLISHED, republish_ms

@@ -24,7 +24,9 @@ __all__ = [
     "CircuitStatus",
     "Due",
     "Gate",
+    "Hold",
     "Outcome",
+    "Reminder",
     "RunnerStatus",
     "Survey",
     "Timing",
@@ -109,6 +111,28 @@ class Due(NamedTuple):
     next_ms: int | None
     late_ms: int | None
     turns: int = 0
+
+
+class Reminder(NamedTuple):
+    """A tenant with records that no run has looked at.
+
+    `delay_ms` is the least time since its last run; `last_ms` when that was, in milliseconds of the Unix epoch, for a
+    Redis that has forgotten it (None: there was none, or it does not matter).
+    """
+
+    tenant: str
+    delay_ms: int
+    last_ms: int | None = None
+
+
+class Hold(NamedTuple):
+    """Whether this process reads a pipeline's tail: 0, or the milliseconds until another's hold ends.
+
+    `anew`: it did not hold on before, so nobody knows what happened meanwhile.
+    """
+
+    wait_ms: int
+    anew: bool
 
 
 class Survey(NamedTuple):
@@ -200,6 +224,27 @@ class Gate:
         return [
             self._published(reply, queue, pipeline, tenant)
             for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
+        ]
+
+    def remind(self, pipeline: str, reminders: Sequence[Reminder], *, looked: bool = False) -> list[Answer]:
+        """Say that tenants have records that no run has handled. STARTED, DELAYED or ABSORBED each.
+
+        `looked`: a run that is under way may be the one that handles them. Else it is followed by another.
+
+        In one round trip for each 500. The first 100 are published at once, unless so many are queued; the others get a
+        deadline that passes now, for those who wait in the sorted set hold nobody up.
+        """
+        calls = []
+        for at, reminder in enumerate(reminders):
+            last = "" if reminder.last_ms is None else reminder.last_ms
+            most = MOST_SENT if at < MOST_SENT else 0
+            keys = self._keys_of("remind", pipeline, reminder.tenant, Queue.FIRST)
+            args = (pipeline, reminder.tenant, reminder.delay_ms, last, self._timing.republish, most, int(looked))
+            calls.append((keys, (*args, _nonce(), self._now())))
+        replies = self._wire.call(self._scripts["remind"], calls)
+        return [
+            self._published(reply, Queue.FIRST, pipeline, reminder.tenant)
+            for reply, reminder in zip(replies, reminders, strict=True)
         ]
 
     def begin(self, pipeline: str, tenant: str, token: str, *, most_runs: int = 0) -> Begun | Answer:
@@ -357,7 +402,9 @@ class Gate:
         return Due(tenants, None if wait_ms < 0 else wait_ms, None if late_ms < 0 else late_ms, turns)
 
     def expire(self, pipeline: str, tenants: Sequence[str], *, early: bool = False) -> list[Answer]:
-        """Act on deadlines that passed, in one round trip. PUBLISHED, REPUBLISHED, REISSUED, POSTPONED or NOT_DUE each.
+        """Act on deadlines that passed, in one round trip.
+
+        PUBLISHED, REPUBLISHED, REISSUED, POSTPONED, ENDED or NOT_DUE each.
 
         With `early` a tenant that waits, for whatever reason, is started before its deadline.
         """
@@ -427,22 +474,12 @@ class Gate:
         """Note that deadlines of waiting tenants, and last runs that can matter under this longest delay, are here."""
         self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400)
 
-    def adopt(self, pipeline: str, tenant: str) -> None:
-        """Give a runner without a deadline (part of Redis was lost) one that passes now."""
-        self._client.zadd(self._keys.due(pipeline), {tenant: self.now_ms()}, nx=True)
-
-    def claim_reconcile(self, pipeline: str, seconds: float) -> bool:
-        """Return whether this process is the one to look for forgotten records in the next `seconds`."""
-        (claimed,) = self._run("claim", pipeline, "", None, int(seconds * 1000))
-        return bool(claimed)
-
-    def postpone_reconcile(self, pipeline: str, seconds: float) -> None:
-        """Let nobody look for forgotten records in the next `seconds`, and then one process."""
-        self._client.set(self._keys.reconciled(pipeline), os.getpid(), px=int(seconds * 1000))
-
-    def release_reconcile(self, pipeline: str) -> None:
-        """Let the next process that asks look for forgotten records, however lately one did."""
-        self._client.delete(self._keys.reconciled(pipeline))
+    def hold(self, pipelines: Sequence[str], hold_ms: int) -> list[Hold]:
+        """Ask, in one round trip, whose tails this process may read in the next `hold_ms` milliseconds."""
+        calls = [
+            (self._keys_of("hold", pipeline, "", None), (self._ticker, hold_ms, self._now())) for pipeline in pipelines
+        ]
+        return [Hold(wait_ms, bool(anew)) for wait_ms, anew in self._wire.call(self._scripts["hold"], calls)]
 
     def check_version(self) -> None:
         """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""

@@ -79,9 +79,9 @@ class Keys:
         """The longest delay, in milliseconds, for which all deadlines and last runs that matter are in Redis."""
         return f"{self.prefix}:rebuilt:{pipeline}"
 
-    def reconciled(self, pipeline: str) -> str:
-        """Exists while some worker has looked for forgotten records lately."""
-        return f"{self.prefix}:reconciled:{pipeline}"
+    def tailing(self, pipeline: str) -> str:
+        """Which worker reads the tail of a pipeline, and until when it may."""
+        return f"{self.prefix}:tailing:{pipeline}"
 
     def ticking(self, pipeline: str) -> str:
         """Which worker's ticker is at work; for a moment only."""

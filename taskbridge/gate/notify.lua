@@ -18,15 +18,8 @@ local state, token, held, began, pending_ms, earliest = runner[1], runner[2], ru
 local fresh = {}
 if not state then
   fresh = { "events", 1, "swept", 0, "runs", 0, "first", now, "delay", delay_ms }
-  -- The start of the last run, and behind a colon until when no run may start since one took nothing; either may be missing.
-  began, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*):?(%d*)$")
-  began, earliest = began ~= "" and began, earliest ~= "" and earliest
-  if began then
-    fresh[#fresh + 1], fresh[#fresh + 2] = "began", began
-  end
-  if earliest then
-    fresh[#fresh + 1], fresh[#fresh + 2] = "earliest", earliest
-  end
+  began, earliest = last_run(last_key)
+  add_last_run(fresh, began, earliest)
 else
   redis.call("HINCRBY", runner_key, "events", 1)
   if not pending_ms or delay_ms < tonumber(pending_ms) then

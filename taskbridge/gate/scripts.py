@@ -31,7 +31,23 @@ SCRIPTS: dict[str, Script] = {
             "notify",
             ("due", "runner", "lease", "last", "queue"),
             ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
-            uses=("queueing", "expiry"),
+            uses=("queueing", "last", "expiry"),
+        ),
+        Script(
+            "remind",
+            ("due", "runner", "last", "queue"),
+            (
+                "pipeline",
+                "tenant",
+                "delay_ms",
+                "last_ms",
+                "republish_ms",
+                "most_queued",
+                "looked",
+                "nonce",
+                "now_ms",
+            ),
+            uses=("queueing", "last"),
         ),
         Script(
             "begin",
@@ -96,7 +112,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "turns"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
-        Script("claim", ("reconciled",), ("interval_ms", "now_ms")),
+        Script("hold", ("tailing",), ("worker", "hold_ms", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms")),
     )
 }

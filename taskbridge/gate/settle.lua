@@ -97,16 +97,16 @@ local function settle()
     end
     return wait_until(start, LINGERING)
   end
-  if lease_end then
-    if empty_tick_ms > 0 then
-      lease_end = math.min(lease_end, began + empty_tick_ms)
-    end
-    return wait_until(math.max(now, lease_end), LINGERING)
+  -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone. A runner that lingers
+  -- ends without a settle.
+  local known_until = math.max(last and last_ttl_ms > 0 and last + last_ttl_ms or 0, earliest)
+  if known_until > now then
+    local kept = (last or "") .. (earliest > 0 and ":" .. earliest or "")
+    redis.call("SET", last_key, kept, lifetime(known_until - now, now))
   end
-  -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone.
-  local ends = math.max(last and last_ttl_ms > 0 and last + last_ttl_ms or 0, earliest)
-  if ends > now then
-    redis.call("SET", last_key, (last or "") .. (earliest > 0 and ":" .. earliest or ""), lifetime(ends - now, now))
+  if lease_end then
+    local tick = empty_tick_ms > 0 and began + empty_tick_ms or lease_end
+    return wait_until(math.max(now, math.min(tick, lease_end)), LINGERING)
   end
   redis.call("DEL", runner_key)
   redis.call("ZREM", due_key, tenant)

@@ -2,12 +2,12 @@
 
 Who is authoritative
     Postgres, always. The gate only answers "is a runner alive for this tenant?" and "may this runner stop?". Losing
-    all of Redis costs time, never a record: the ticker finds pending records in Postgres and notifies again.
+    all of Redis costs time, never a record: rounds over Postgres find pending records and remind their tenants.
 
 States, how each is left, and who frees it when its owner dies
-    idle      no key at all. Left by an event.
-    waiting   a deadline and nothing else, so no worker slot is held. Left by an event whose spacing is over, or by
-              its deadline; any worker's ticker fires it.
+    idle      no key at all. Left by an event or a reminder.
+    waiting   a deadline and nothing else, so no worker slot is held. Left by an event or a reminder whose spacing is
+              over, or by its deadline; any worker's ticker fires it.
     queued    a run message is on its way. Left by the run that begins with the current token. A lost message is
               published again by the ticker with the same token, after 5 s, then 10 s, 20 s ...
     running   a run holds the token and moves its deadline on while it works. Left by its settle. A run that died stops
@@ -20,9 +20,14 @@ Why no event is lost
     same counter. An event either finds no runner and starts one, or is counted before the runner may stop. The lease
     alone cannot decide that: an event that arrives while a handler outlasts the lease would be dropped.
 
-Why a lease is asked for as of the run's begin
-    A producer may notify just before it commits. A sweep that was read while the lease lived need not have seen that
-    commit, whenever the run settles; one that begins after the lease has.
+Why no record is lost
+    An event is a wake-up, and it may come before its record's commit, or never. So the tail looks at all commits and
+    reminds each tenant with records that none of its runs has looked at. `queued` may ignore a reminder: a token begins
+    once, and no run settles as done without a read after its own begin. Everywhere else it counts as an event. What
+    was lost with Redis is found by base rounds, which ask Postgres alone (`taskbridge/tail.py`).
+
+Why a quiet runner ends without a run
+    While it lingers nothing was notified and nothing reminded. What was committed since is found by the tail.
 
 Why the first event does not wait
     The script that finds no runner publishes the run itself; no timer stands before it.
@@ -58,6 +63,7 @@ class Verb(StrEnum):
     """What can happen to a tenant. The last four are outcomes of `settle`."""
 
     NOTIFY = "notify"
+    REMIND = "remind"
     BEGIN = "begin"
     BEAT = "beat"
     DEADLINE = "deadline"
@@ -86,6 +92,7 @@ class Answer(IntEnum):
     REPUBLISHED = 14
     NOT_DUE = 15
     POSTPONED = 16
+    ENDED = 17
 
 
 class Condition(Enum):
@@ -96,6 +103,8 @@ class Condition(Enum):
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
+    QUEUE_FULL = "as many runs are queued as reminders may add"
+    QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     NO_PLACE = (
         "the circuit is open and another tenant probes it, the downstream asked the pipeline to wait, or as many runs "
@@ -149,6 +158,43 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
+    Row(_I, Verb.REMIND, (_C.SPACING_OVER, _C.QUEUE_FULL), _W, Answer.DELAYED, "one event; due now"),
+    Row(
+        _I,
+        Verb.REMIND,
+        (_C.SPACING_OVER,),
+        _Q,
+        Answer.STARTED,
+        "new token; publish to the first-event queue, in this step",
+    ),
+    Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
+    Row(_W, Verb.REMIND, (_C.HELD,), _W, Answer.ABSORBED, "none: its deadline brings a run"),
+    Row(_W, Verb.REMIND, (_C.SPACING_OVER, _C.QUEUE_FULL), _W, Answer.DELAYED, "one event; due now"),
+    Row(
+        _W,
+        Verb.REMIND,
+        (_C.SPACING_OVER,),
+        _Q,
+        Answer.STARTED,
+        "new token; publish to the first-event queue, in this step",
+    ),
+    Row(
+        _W,
+        Verb.REMIND,
+        (),
+        _W,
+        Answer.DELAYED,
+        "one event, unless events > swept; due moves to last run + delay if that is earlier",
+    ),
+    Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run reads what is committed now"),
+    Row(
+        _R,
+        Verb.REMIND,
+        (),
+        _R,
+        Answer.ABSORBED,
+        "one event, unless events > swept or the run may have looked; pending delay = the smaller",
+    ),
     Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_PLACE), _W, Answer.POSTPONED, "held, in line for a free place"),
     Row(
         _Q,
@@ -196,7 +242,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_C.CURRENT, _C.LEASE_ALIVE),
         _W,
         Answer.LINGERING,
-        "due when the lease ends, or now if it has: a closing sweep",
+        "due when the lease ends, or now if it has; with `sweep_empty_ticks` at the next tick, if that is earlier",
     ),
     Row(
         _R,
@@ -233,6 +279,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.POSTPONED,
         "held, keeps its turn; the deadline moves on",
     ),
+    Row(_W, Verb.DEADLINE, (_C.OVERDUE, _C.QUIET), _I, Answer.ENDED, "hash and deadline deleted; no run, no message"),
     Row(_W, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
     Row(
         _Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again with the same token; the wait doubles"

@@ -37,6 +37,7 @@ from taskbridge.store.records import (
     with_reason,
 )
 from taskbridge.store.schema import check_schema, migrate
+from taskbridge.store.tail import Found, Tails
 
 __all__ = [
     "EVERYTHING",
@@ -51,6 +52,7 @@ __all__ = [
     "CursorLost",
     "Cursors",
     "Evidence",
+    "Found",
     "Outranked",
     "Page",
     "Pause",
@@ -63,6 +65,7 @@ __all__ = [
     "Records",
     "Row",
     "Step",
+    "Tails",
     "Transaction",
     "UnmatchedRecord",
     "Waiting",

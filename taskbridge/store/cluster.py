@@ -80,6 +80,7 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
         connection.exec_driver_sql(query("rebase_starts"), snapshot)
         rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).rowcount
         cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount
+        connection.exec_driver_sql(query("rebase_tails"))
     return Rebased(set_aside, rows, cursors)
 
 

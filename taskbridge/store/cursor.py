@@ -36,6 +36,7 @@ from taskbridge.texts import storable
 
 __all__ = [
     "Aside",
+    "Broken",
     "CursorLost",
     "Cursors",
     "Evidence",
@@ -44,6 +45,7 @@ __all__ = [
     "Transaction",
     "Waiting",
     "WaitingRecords",
+    "driving",
 ]
 
 LONG_LOOK: Final = 60.0
@@ -72,7 +74,7 @@ class CursorLost(Exception):
     """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
 
 
-class _Broken(psycopg.OperationalError):
+class Broken(psycopg.OperationalError):
     """The connection broke, so that nothing is known of the statement."""
 
 
@@ -249,7 +251,7 @@ class Cursors:
         with _collector_paused():
             try:
                 return self._read_once(key, limit, narrowed, *before)
-            except _Broken:
+            except Broken:
                 self._engine.dispose()
                 return self._read_once(key, limit, narrowed, *before)
 
@@ -258,7 +260,7 @@ class Cursors:
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
         """
-        with _driver(self._engine) as driver:
+        with driving(self._engine) as driver:
             cursor = driver.cursor()
             with driver.pipeline():
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -400,11 +402,11 @@ class Cursors:
 
 
 @contextmanager
-def _driver(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
+def driving(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
     """Lend a connection of the pool, each statement its own transaction. SQLAlchemy's share of a run's time is saved.
 
     Raises:
-        _Broken: the connection broke.
+        Broken: the connection broke.
     """
     pooled = engine.raw_connection()
     driver: psycopg.Connection[Any] | None = pooled.driver_connection
@@ -421,7 +423,7 @@ def _driver(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
             # The others of the pool may have lost the same route. A second try would take as long.
             engine.dispose()
         elif broken and isinstance(error, psycopg.OperationalError):
-            raise _Broken(*error.args) from error
+            raise Broken(*error.args) from error
         raise
     finally:
         pooled.close()
@@ -604,7 +606,7 @@ class Transaction:
         values = {**self._key, **self._moving(page, narrowing, len(reasons)), **_first_event(first_event_ms)}
         if self._connection is None and not leaving and not reasons:
             # Nothing goes with it: one statement that is its own transaction, in one round trip.
-            with _driver(self._engine) as driver:
+            with driving(self._engine) as driver:
                 moved = driver.execute(self._query("advance"), values).fetchone()
             if moved is None:
                 raise CursorLost

@@ -169,6 +169,7 @@ sync_cursors: Final = Table(
     _key("tenant"),
     Column("snapshot", PgSnapshot, nullable=False, server_default=text("'1:1:'")),
     Column("target", PgSnapshot),
+    Column("looked", PgSnapshot, comment="What was visible when the last run claimed the cursor: that run reads it."),
     Column("at_xid", Xid8),
     Column("at_id", BigInteger),
     Column("owner", Text(collation="C")),
@@ -209,6 +210,23 @@ sync_cursors: Final = Table(
     postgresql_with={"fillfactor": "50"},
     comment="How far each tenant's records have been handled: all that is visible in snapshot, and of those visible in "
     "target the ones up to (at_xid, at_id).",
+)
+
+tails: Final = Table(
+    "tails",
+    METADATA,
+    _key("pipeline"),
+    Column(
+        "snapshot",
+        PgSnapshot,
+        nullable=False,
+        comment="The tail: of what is visible in it every tenant was reminded, or had a run that looked.",
+    ),
+    Column("base", PgSnapshot, nullable=False, comment="What is visible in it every cursor has handled."),
+    PrimaryKeyConstraint("pipeline"),
+    # It is updated a few times a second at the most, mostly in the page that it is in.
+    postgresql_with={"fillfactor": "50"},
+    comment="How far all records of a pipeline have been looked at.",
 )
 
 quarantine: Final = Table(

@@ -28,6 +28,6 @@ def test_no_call_of_the_handler_is_missed_while_the_cpu_time_is_read() -> None:
     with stage() as (here, directory):
         marks = directory / "marks"
         with worker(here, directory, "--pool", "threads", "--concurrency", "1", **{MARKS: str(marks)}):
-            wait_until(lambda: here.gate.rebuilt_for(PIPELINE) is not None, "the worker's ticker starts", 60)
+            wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
             round_of_ten = drain(here, marks, partial(wait, here), SlowCpu(here, {}), 10)
     assert 0 < round_of_ten.seconds < 30

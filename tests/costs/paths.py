@@ -17,7 +17,8 @@ from taskbridge.pipeline import INVOICES
 from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Limits, RateLimit
 from taskbridge.recording import record_event
 from taskbridge.store import record_invoice
-from taskbridge.ticker import fire_due, reconcile
+from taskbridge.tail import base_round, tail_round
+from taskbridge.ticker import fire_due
 from tests.costs.meter import Meter
 
 Call = Callable[[], object]
@@ -107,11 +108,12 @@ def run_that_tries_again(meter: Meter, tenant: str) -> Call:
     return _run_of(meter, tenant, do_nothing, 0, expected=1)
 
 
-def closing_sweep(meter: Meter, tenant: str) -> Call:
+def end_of_a_lease(meter: Meter, tenant: str) -> Call:
     _run_of(meter, tenant, do_nothing, 1)()
-    assert meter.redis.delete(meter.keys.lease(INVOICES, tenant))
-    meter.here.gate.expire(INVOICES, [tenant], early=True)
-    return _run_of_message(meter, expected=0)
+    gate, due = meter.here.gate, meter.keys.due(INVOICES)
+    meter.redis.hset(meter.keys.runner(INVOICES, tenant), "lease", 1)
+    meter.redis.zadd(due, {tenant: 1})
+    return lambda: _is_answer(gate.expire(INVOICES, [tenant]), Answer.ENDED)
 
 
 def late_message(meter: Meter, tenant: str) -> Call:
@@ -141,19 +143,30 @@ def ticker_with_many_due(meter: Meter, tenant: str) -> Call:
     while (message := meter.inline.message()) is not None:
         gate.begin(*message)
         assert gate.settle(*message, Outcome.DONE, LONG.spacing) is Answer.LINGERING
+    _notify_many(meter, tenant, Answer.DELAYED)
     meter.redis.zadd(meter.keys.due(INVOICES), dict.fromkeys(_names(tenant), 0))
     return partial(fire_due, meter.here)
 
 
-def reconciliation_with_nothing_forgotten(meter: Meter, tenant: str) -> Call:
+def tail_without_news(meter: Meter, tenant: str) -> Call:
     _save_many(meter, tenant)
-    _notify_many(meter, tenant, Answer.STARTED)
-    return partial(_reconcile, meter, 0)
+    tail_round(meter.here, INVOICES)
+    return lambda: _is_true(lambda: not tail_round(meter.here, INVOICES, stores=False))
 
 
-def reconciliation_with_many_forgotten(meter: Meter, tenant: str) -> Call:
+def tail_with_many_new(meter: Meter, tenant: str) -> Call:
+    tail_round(meter.here, INVOICES)
     _save_many(meter, tenant)
-    return partial(_reconcile, meter, MANY)
+    # Where many runs are queued, reminders would add none.
+    meter.redis.flushdb()
+    return lambda: _is_true(lambda: tail_round(meter.here, INVOICES))
+
+
+def base_with_many_pending(meter: Meter, tenant: str) -> Call:
+    base_round(meter.here, INVOICES)
+    _save_many(meter, tenant)
+    meter.redis.flushdb()
+    return partial(_base, meter, MANY)
 
 
 def new_alert(meter: Meter, tenant: str) -> Call:
@@ -188,13 +201,14 @@ PATHS: Final[dict[str, Path]] = {
     "run that fails": run_that_fails,
     "run that rejects its record": run_that_rejects,
     "run of a record out of quarantine": run_that_tries_again,
-    "closing sweep, nothing left": closing_sweep,
+    "the end of a lease": end_of_a_lease,
     "late or doubled message": late_message,
     "heartbeat": heartbeat,
     "ticker, nobody due": ticker_with_nobody_due,
     "ticker, 100 tenants due": ticker_with_many_due,
-    "reconcile, nothing forgotten": reconciliation_with_nothing_forgotten,
-    "reconcile, 100 tenants forgotten": reconciliation_with_many_forgotten,
+    "tail, nothing new": tail_without_news,
+    "tail, 100 tenants with news": tail_with_many_new,
+    "base, 100 tenants with pending records": base_with_many_pending,
     "record_invoice, new": new_invoice,
     "record_invoice, unchanged": unchanged_invoice,
     "record_event": new_alert,
@@ -223,8 +237,12 @@ def _save_many(meter: Meter, tenant: str) -> None:
             record_invoice(engine, one, "1", {"number": "1"}, connection)
 
 
-def _reconcile(meter: Meter, forgotten: int) -> None:
-    assert len(reconcile(meter.here, INVOICES)) == forgotten
+def _base(meter: Meter, started: int) -> None:
+    assert len(base_round(meter.here, INVOICES)) == started
+
+
+def _is_answer(answers: list[Answer], expected: Answer) -> None:
+    assert answers == [expected]
 
 
 def _record_alert(meter: Meter, tenant: str) -> None:

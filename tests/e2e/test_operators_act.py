@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 # Nothing but an event or an operator makes a run in the time of a test.
-SELDOM = pytest.mark.parametrize("deployment", [{"reconcile_interval": 600.0}], indirect=True)
+SELDOM = pytest.mark.parametrize("deployment", [{"base_interval": 600.0, "tail_interval": 60.0}], indirect=True)
 
 
 def taskbridge(deployment: Deployment, *arguments: str) -> Any:

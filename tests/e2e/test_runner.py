@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from taskbridge import runner
 from taskbridge.batch import Batch
-from taskbridge.gate import RunnerStatus, State
+from taskbridge.gate import Answer, State
 from taskbridge.store import record_invoice
-from taskbridge.ticker import reconcile
+from taskbridge.tail import base_round
 from tests.deployment import Deployment
 from tests.inline import Inline
 
@@ -116,22 +117,25 @@ def test_a_batch_is_a_sequence_of_its_records(inline: Inline) -> None:
     assert len({record.idempotency_key for record in batch}) == 3
 
 
-def test_a_tenant_whose_run_ends_while_reconcile_looks_is_not_forgotten(
+def test_a_tenant_whose_run_ends_while_a_base_round_looks_gets_a_run_that_finds_nothing_at_the_most(
     inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a tenant with a runner
     inline.handle(lambda _: None)
     inline.deployment.save("acme", "a")
-    look = inline.here.gate.look
+    remind = inline.here.gate.remind
 
-    def run_before_the_look(pipeline: str, tenants: list[str]) -> list[RunnerStatus]:
+    def run_before_the_reminders(*args: Any, **how: Any) -> list[Answer]:
         inline.run_all()
-        return look(pipeline, tenants)
+        return remind(*args, **how)
 
-    # when its run ends after Postgres was asked for what is pending and before Redis is asked for its runner
-    monkeypatch.setattr(inline.here.gate, "look", run_before_the_look)
-    assert reconcile(inline.here, "invoices") == []
-    # then it gets no other, and one that really has none does
+    # when its run ends after Postgres was asked for what is pending and before Redis is told
+    monkeypatch.setattr(inline.here.gate, "remind", run_before_the_reminders)
+    base_round(inline.here, "invoices")
+    inline.run_all()
+    # then nothing is delivered twice, and one that really has no runner gets one
     assert inline.seen == ["a"]
+    monkeypatch.undo()
     inline.deployment.save("acme", "b", notify=False)
-    assert reconcile(inline.here, "invoices") == ["acme"]
+    base_round(inline.here, "invoices")
+    assert inline.here.gate.look("invoices", ["acme"])[0].deadline_ms is not None

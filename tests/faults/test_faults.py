@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any
 
 import pytest
 
 from taskbridge.notify import notify
 from taskbridge.pipeline import Pipeline, Pipelines
 from taskbridge.policy import LatencyNeutral
-from taskbridge.recording import record_event
 from taskbridge.runtime import runtime
 from taskbridge.store import record_invoice
-from taskbridge.ticker import fire_due, reconcile_in_turn
+from taskbridge.tail import Rounds
+from taskbridge.ticker import fire_due
 from tests.deployment import Deployment
-from tests.pipelines_with_criteria import ALERTS
 from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -86,47 +84,25 @@ def test_all_of_redis_is_lost_and_no_event_follows(deployment: Deployment) -> No
         wait_until(lambda: delivered_once(deployment), "found in Postgres", 35)
 
 
-@pytest.mark.parametrize("deployment", [{"reconcile_interval": 2.0}], indirect=True)
 def test_a_producer_dies_between_commit_and_notify(deployment: Deployment) -> None:
     with deployment.worker():
         deployment.save("acme", *NUMBERS, notify=False)
         wait_until(lambda: delivered_once(deployment), "found in Postgres", 2 + 3)
 
 
-@pytest.mark.parametrize("deployment", [{"reconcile_interval": 3600.0}], indirect=True)
-def test_a_look_for_forgotten_records_that_fails_is_made_again_soon_and_by_one_worker(deployment: Deployment) -> None:
-    # given a producer that died, and a look that Postgres does not answer
+def test_a_lock_on_the_log_ends_no_round_for_good(deployment: Deployment) -> None:
     here = runtime(deployment.app)
-    deployment.save("acme", *NUMBERS, notify=False)
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE taskbridge.sync_cursors RENAME TO away")
-    reconcile_in_turn(here)
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO sync_cursors")
-    # then nobody looks at once, and the next look does not wait for the interval
-    left: Any = deployment.redis.pttl(here.keys.reconciled("invoices"))
-    assert 0 < left <= 5_000
-    deployment.redis.delete(here.keys.reconciled("invoices"))  # as when that time is over
-    reconcile_in_turn(here)
-    assert deployment.gate.active("invoices") == ["acme"]
-
-
-@pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
-def test_a_lock_on_one_source_keeps_no_forgotten_tenant_of_another_from_being_found(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    pipelines = Pipelines()
-    for declared in (Pipeline("alerts", print, ALERTS, 500), Pipeline("invoices", print, LatencyNeutral(), 500)):
-        pipelines.declare(declared)
-    pipelines.declare(Pipeline("zebra", print, ALERTS, 500))
-    here.__dict__["pipelines"] = pipelines
+    rounds = Rounds(here)
+    rounds.tail_in_turn()
     deployment.save("acme", "1", notify=False)
     with deployment.engine.begin() as connection:
-        for name in ("alerts", "zebra"):
-            record_event(deployment.app, name, {"level": "ERROR", "service": "billing"}, connection=connection)
-    with deployment.engine.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE taskbridge.records")
-        reconcile_in_turn(here)
-    assert [deployment.gate.active(name) for name in ("alerts", "invoices", "zebra")] == [["billing"], [], ["billing"]]
+        rounds.tail_in_turn()
+        rounds.base_in_turn()
+    assert deployment.gate.active("invoices") == []
+    rounds.standings.clear()
+    rounds.tail_in_turn()
+    assert deployment.gate.active("invoices") == ["acme"]
 
 
 def test_an_error_in_one_pipelines_tick_leaves_the_others_alone(deployment: Deployment) -> None:

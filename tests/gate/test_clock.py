@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder
 from taskbridge.policy import Limits, RateLimit, Spacing
 from tests.gate.crowd import PIPELINE, Crowd
 
@@ -146,16 +146,17 @@ def test_a_ticker_that_died_keeps_nobody_out_for_an_hour(crowd: Crowd) -> None:
     assert crowd.gate.tick(PIPELINE, 10).tenants == ["a"]
 
 
-def test_forgotten_records_that_nobody_looks_for_for_an_hour(crowd: Crowd) -> None:
-    assert crowd.gate.claim_reconcile(PIPELINE, 30)
-    assert not crowd.gate.claim_reconcile(PIPELINE, 30)
+def test_a_tail_that_nobody_reads_for_an_hour(crowd: Crowd) -> None:
+    assert crowd.gate.hold([PIPELINE], 700) == [(0, True)]
+    crowd.client.set(crowd.keys.tailing(PIPELINE), "another " + str(crowd.gate.us // 1000 + 700))
+    assert crowd.gate.hold([PIPELINE], 700)[0].wait_ms > 0
     fail_over(crowd)
     look(crowd)
-    crowd.client.persist(crowd.keys.reconciled(PIPELINE))
+    crowd.client.persist(crowd.keys.tailing(PIPELINE))
 
-    crowd.passes(30_005)
+    crowd.passes(705)
 
-    assert crowd.gate.claim_reconcile(PIPELINE, 30)
+    assert crowd.gate.hold([PIPELINE], 700)[0].wait_ms == 0
 
 
 def test_a_clock_that_steps_forward_and_back_again(crowd: Crowd) -> None:
@@ -204,11 +205,11 @@ def test_the_gates_own_clock_is_what_commands_are_told(redis_client: redis.Redis
     assert abs(lease_ends_ms - gate.now_ms()) < 60_000
 
 
-def test_a_runner_that_is_adopted_is_not_late_since_1970(crowd: Crowd) -> None:
+def test_a_runner_that_gets_a_deadline_from_a_reminder_is_not_late_since_1970(crowd: Crowd) -> None:
     crowd.start("a")
     crowd.client.zrem(crowd.keys.due(PIPELINE), "a")
 
-    crowd.gate.adopt(PIPELINE, "a")
+    crowd.gate.remind(PIPELINE, [Reminder("a", 0)])
     crowd.passes(7)
 
     late_ms = crowd.gate.tick(PIPELINE, 10).late_ms

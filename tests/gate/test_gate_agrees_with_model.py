@@ -22,9 +22,9 @@ import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, State, Timing
+from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
 from taskbridge.policy import Spacing
 from taskbridge.testing.clock import InjectedClock
@@ -35,6 +35,7 @@ from tests.model.reference import (
     Deadline,
     Event,
     Notify,
+    Remind,
     Settle,
     Shared,
     Tenant,
@@ -58,7 +59,8 @@ BURSTS = Spacing(delay=200, lease=1_200)
 EMPTY_TICKS = Spacing(delay=200, lease=1_200, empty_tick=200)
 NO_LEASE = Spacing(delay=200)
 RULES = Spacing(delay=0, last_ttl=300_000)
-SPACINGS = {"bursts": BURSTS, "ticks": EMPTY_TICKS, "no_lease": NO_LEASE, "rules": RULES}
+BOTH = Spacing(delay=200, lease=1_200, last_ttl=60_000)
+SPACINGS = {"both": BOTH, "bursts": BURSTS, "ticks": EMPTY_TICKS, "no_lease": NO_LEASE, "rules": RULES}
 RULE_DELAYS = (0, 1_000, 60_000, 300_000)
 
 Subject = tuple[str, str]
@@ -127,6 +129,14 @@ class GateAndModel(RuleBasedStateMachine):
         spacing = self._spacing(subject, delay)
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(), answer, spacing)
+
+    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, 0, 100, 30_000)), looked=st.booleans())
+    def remind(self, which: int, delay: int, ago: int | None, looked: bool) -> None:
+        subject = self.active[which]
+        spacing = self._spacing(subject, delay)
+        last = None if ago is None else self.gate.us // 1000 - ago
+        (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], looked=looked)
+        self._agree(subject, Remind(last, looked), answer, spacing)
 
     @rule(events=st.lists(st.tuples(subjects, delays), min_size=2, max_size=4))
     def notify_many(self, events: list[tuple[int, int]]) -> None:
@@ -234,6 +244,17 @@ class GateAndModel(RuleBasedStateMachine):
             for foreign in Outcome:
                 self.settle(which, None, foreign, retry, 1)
             self.notify(which, 1_000)
+
+    @rule(which=subjects, outcome=st.sampled_from((Outcome.DONE, Outcome.RETRY)), wait=st.sampled_from((0, 300)))
+    def a_run_and_then_a_reminder(self, which: int, outcome: Outcome, wait: int) -> None:
+        """While its tenant lingers, or is held."""
+        self._wait_for_a_run(which)
+        if self.model[self.active[which]].state is State.IDLE:
+            self.notify(which, 0)
+        self.begin(which, 0)
+        self.settle(which, 0, outcome, 30_000, 1)
+        self.time_passes(wait)
+        self.remind(which, 0, None, looked=False)
 
     @rule(which=subjects, steps=st.integers(1, 4))
     def work_goes_on(self, which: int, steps: int) -> None:
@@ -401,7 +422,7 @@ class GateAndModel(RuleBasedStateMachine):
         if expected in PUBLISHING:
             queue, *of, token = published.pop(0)
             assert tuple(of) == subject
-            assert queue is (Queue.FIRST if isinstance(event, Notify) else Queue.NEXT)
+            assert queue is (Queue.FIRST if isinstance(event, Notify | Remind) else Queue.NEXT)
             assert _number(token) == after.token
 
     def _look(self) -> None:
@@ -567,18 +588,6 @@ class LossyGateAndModel(GateAndModel):
         self.damaged.clear()
         self._look()
 
-    @precondition(lambda self: self.damaged)
-    @rule(data=st.data())
-    def reconcile_adopts(self, data: st.DataObject) -> None:
-        self._adopt(data.draw(st.sampled_from(sorted(self.damaged))))
-
-    def _adopt(self, subject: Subject) -> None:
-        self.gate.adopt(*subject)
-        model = self.model[subject]
-        if model.deadline is None:
-            self.model[subject] = replace(model, deadline=self.gate.us // 1000)
-        self._look()
-
 
 class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
     """The same, and a failover may put a Redis in charge whose clock is behind."""
@@ -610,7 +619,11 @@ def test_the_gate_does_what_the_table_says(redis_client: redis.Redis, keys: Keys
 
     _run(partial(GateAndModel, redis_client, keys, rows))
 
-    elsewhere = {row for row in TRANSITIONS if {Condition.NO_PLACE, Condition.OTHERS_IN_LINE} & set(row.when)}
+    elsewhere = {
+        row
+        for row in TRANSITIONS
+        if {Condition.NO_PLACE, Condition.OTHERS_IN_LINE, Condition.QUEUE_FULL} & set(row.when)
+    }
     assert set(TRANSITIONS) - elsewhere - rows == set(), "these rows were never taken, so nothing was shown about them"
 
 

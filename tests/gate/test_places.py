@@ -209,8 +209,9 @@ class LossyPlaces(LossyGateAndModel, Places):
 
     @rule()
     def a_quiet_end(self) -> None:
-        for subject in sorted(self.damaged):
-            self._adopt(subject)
+        for which in range(len(self.active)):
+            # Who lost its deadline gets another by a reminder.
+            self.remind(which, 0, None, looked=True)
         super().a_quiet_end()
 
 

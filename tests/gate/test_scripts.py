@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskbridge.gate
-from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, State
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.names import check_pipeline_name, check_tenant
@@ -28,6 +28,7 @@ OWNER = "9999999999999999-ffffffffffff"
 
 VERBS = {
     "notify": {Verb.NOTIFY},
+    "remind": {Verb.REMIND},
     "begin": {Verb.BEGIN},
     "beat": {Verb.BEAT},
     "settle": {Verb.MORE, Verb.DONE, Verb.RETRY, Verb.OUTRANKED},
@@ -36,7 +37,7 @@ VERBS = {
     "peek": set[Verb](),
     "tick": set[Verb](),
     "turn": set[Verb](),
-    "claim": set[Verb](),
+    "hold": set[Verb](),
     "remember": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
@@ -346,7 +347,8 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),
         "turn": lambda gate, _: gate.turns(3),
-        "claim": lambda gate, _: gate.claim_reconcile("invoices", 30),
+        "remind": lambda gate, _: gate.remind("invoices", [Reminder("acme", 0)]),
+        "hold": lambda gate, _: gate.hold(["invoices"], 700),
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
@@ -493,7 +495,7 @@ def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
     return [
         keys.due,
         keys.rebuilt,
-        keys.reconciled,
+        keys.tailing,
         keys.circuit,
         keys.ticking,
         keys.counts,

@@ -1,18 +1,20 @@
 """The whole protocol for one tenant, small enough to visit every state: `World` is a state, `steps` its actions.
 
 What is in it
-    Producers commit a record and then notify. The gate moves by the project's own table (`choose`). Run messages travel
-    in any order. A run begins, then sweeps: it claims the cursor, reads a batch of one record, hands it over, advances;
-    after that it sweeps again or settles. Reconcile notifies for records that wait without a runner, and gives a runner
-    without a deadline one. A heartbeat is not in it: all that it does is to keep a deadline from firing.
+    Records are committed, and events come: before a record's commit, after it, or never. The gate moves by the
+    project's own table (`choose`). Run messages travel in any order. A run begins, then sweeps: it claims the cursor,
+    reads a batch of one record, delivers it, advances; after that it sweeps again or settles. Rounds of the tail read
+    what T does not see, remind the tenant, store T; base rounds read what B does not see, remind, store B. A heartbeat
+    is not in it: all that it does is to keep a deadline from firing.
 
 What time is
     There is none. A deadline may fire whenever it exists, and a condition that depends on a clock or on how long ago
-    something was (`SPACING_OVER`, `LEASE_ALIVE`) may hold or not. So a run that stands still while the others go on is
-    a frozen one, and nothing more has to be said about freezing.
+    something was (`SPACING_OVER`, `LEASE_ALIVE`, the end of a lease in `QUIET`) may hold or not. So a run or a round
+    that stands still while the others go on is a frozen one, and nothing more has to be said about freezing.
 
-    One thing is said of it: a lease outlasts the transaction of a producer that notifies before it commits. While such
-    a producer is under way the lease is alive, and a deadline that is the lease's end does not fire.
+What snapshots are
+    Sets of records, one bit each. Records are committed in the order of their bits, since nothing tells them apart;
+    only where a guard takes a snapshot for a number does the order matter, and then there is every order.
 
 What a line is
     Whoever may not begin, or not go on, waits held with a deadline of its own. That others call it sooner is not in the
@@ -23,7 +25,8 @@ What tokens are
     any rank that its floor allows.
 
 What goes wrong
-    Each fault takes one of its kind from `Faults`; the search visits every place where it can strike.
+    Each fault takes one of its kind from `Faults`; the search visits every place where it can strike. That nobody
+    notifies, or too early, is no fault: it happens everywhere.
 
 What is checked
     A step that breaks I1 says so in `Step.breach`. Whether a quiet end reaches `is_finished` is the search's business.
@@ -62,49 +65,74 @@ MOST_COPIES = 2
 
 MOST_LATE = 1
 """Messages with other tokens that can be in flight at once. No token becomes the current one again, so that they are
-refused is all that can happen to them, and one shows it."""
+refused is all that can happen to them, and one shows it. (Where Redis comes back older one may, see `_canonical`.)"""
 
 TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
 SPACING = frozenset({Condition.SPACING_OVER})
+NOTHING: frozenset[Condition] = frozenset()
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
 
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """What the protocol is careful about. Each can be switched off, to see that the search notices."""
+    """What the protocol is careful about. Each can be switched off, to see that the search notices.
 
-    settle_counts_events: bool = True
+    With `needs_events` a record's event comes after its commit, in one step with it, as where there is no tail.
+    """
+
+    # Tokens and the cursor
     begin_checks_token: bool = True
+    token_per_run: bool = True
     claim_refuses_lower_tokens: bool = True
     advance_checks_owner: bool = True
     advance_checks_position: bool = True
+    # How a run and a runner end
+    settle_counts_events: bool = True
     done_after_own_sweep: bool = True
-    token_per_run: bool = True
+    end_counts_events: bool = True
+    end_spares_held: bool = True
+    # Deadlines
     queued_has_deadline: bool = True
-    reconciles: bool = True
-    reconcile_adopts: bool = True
-    closing_sweep: bool = True
-    lease_as_of_begin: bool = True
     postponed_has_deadline: bool = True
+    # Reminders
+    remind_counts_lingering: bool = True
+    remind_counts_running: bool = True
+    remind_adopts: bool = True
+    # The tail
+    tails: bool = True
+    tail_reminds_first: bool = True
+    tail_takes_snapshot_first: bool = True
+    tail_is_a_snapshot: bool = True
+    stores_where_it_read: bool = True
+    # The base
+    bases: bool = True
+    base_takes_snapshot_first: bool = True
+    base_leaves_out_pending: bool = True
+    base_asks_the_cursor: bool = True
+    base_finds_retries: bool = True
+    reset_forgets_base: bool = True
+    needs_events: bool = False
 
 
 class Faults(NamedTuple):
     """How many faults of each kind may still happen."""
 
     worker_dies: int = 0
-    producer_dies: int = 0
+    round_dies: int = 0
     handler_fails: int = 0
     message_lost: int = 0
     message_doubled: int = 0
     redis_lost: int = 0
     redis_rewinds: int = 0
+    clock_steps: int = 0
     deadline_lost: int = 0
     hash_lost: int = 0
     reply_lost: int = 0
-    notifies_early: int = 0
-    clock_steps: int = 0
     postponed: int = 0
+    started_early: int = 0
+    retried: int = 0
+    reset: int = 0
 
 
 class Breach(Enum):
@@ -121,18 +149,8 @@ class Kind(Enum):
 
     WORK = "at once"
     CLOCK = "when there is no work: what waits for time to pass"
-    TRAFFIC = "never: new work, or a lease that does not end"
+    TRAFFIC = "never: new work, a lease that does not end, or a round that would change nothing"
     FAULT = "never: faults are over"
-
-
-class Stage(IntEnum):
-    """How far a producer is with its record."""
-
-    ABSENT = 0
-    COMMITTED = 1
-    NOTIFIED = 2
-    ORPHANED = 3
-    ANNOUNCED = 4
 
 
 class At(IntEnum):
@@ -140,7 +158,7 @@ class At(IntEnum):
 
     CLAIM = 0
     READ = 1
-    HAND_OVER = 2
+    DELIVER = 2
     SETTLE_MORE = 3
     SETTLE_DONE = 4
     SETTLE_RETRY = 5
@@ -156,27 +174,27 @@ SETTLES = {
 
 
 class Gate(NamedTuple):
-    """What Redis knows. `new` stands for events > swept, `leased` for a lease that is alive: when the run
-    began, or, while the tenant waits, until its deadline.
-    """
+    """What Redis knows. `new` stands for events > swept."""
 
     state: State = State.IDLE
     token: int = NONE
     new: bool = False
     held: bool = False
     deadline: bool = False
-    leased: bool = False
 
 
 class Cursor(NamedTuple):
     """What Postgres knows: the highest token that claimed it, and records, one bit each.
 
     `target` is what a sweep of several batches was begun for: until it is done, what was committed later has to wait.
+    `looked` is what was committed when it was claimed last, `retry` what an operator took out of quarantine.
     """
 
     owner: int = NONE
     handled: int = 0
     target: int = 0
+    looked: int = 0
+    retry: int = 0
 
 
 class Run(NamedTuple):
@@ -197,17 +215,41 @@ class Run(NamedTuple):
     ended: bool = False
 
 
-class World(NamedTuple):
-    """One state of everything."""
+class Round(NamedTuple):
+    """A round under way, of the base or of the tail: what it read, what it will store, and what is left to do."""
 
-    records: tuple[Stage, ...]
+    of_base: bool
+    before: int
+    snapshot: int
+    reminds: bool
+    stores: bool = True
+
+
+class Copy(NamedTuple):
+    """What Redis would come back with."""
+
+    gate: Gate
+    messages: tuple[int, ...]
+
+
+class World(NamedTuple):
+    """One state of everything. `records` is how many may be committed, `events` how many may still come."""
+
+    records: int
+    committed: int
+    events: int
+    tail: int
+    base: int
     gate: Gate
     messages: tuple[int, ...]
     cursor: Cursor
     runs: tuple[Run, ...]
+    rounds: tuple[Round, ...]
     faults: Faults
     workers: int
+    lookers: int
     clock_stepped: bool = False
+    copy: Copy | None = None
 
 
 class Step(NamedTuple):
@@ -219,9 +261,12 @@ class Step(NamedTuple):
     breach: Breach | None = None
 
 
-def first_world(records: int, faults: Faults, workers: int) -> World:
-    """Return the state before anything happened; `workers` is how many runs can be under way at once."""
-    return World((Stage.ABSENT,) * records, Gate(), (), Cursor(), (), faults, workers)
+def first_world(records: int, events: int, faults: Faults, workers: int, lookers: int) -> World:
+    """Return the state before anything happened.
+
+    `workers` is how many runs can be under way at once, and `lookers` how many rounds.
+    """
+    return World(records, 0, events, 0, 0, Gate(), (), Cursor(), (), (), faults, workers, lookers)
 
 
 def is_finished(world: World) -> bool:
@@ -231,20 +276,12 @@ def is_finished(world: World) -> bool:
 
 def is_handled(world: World) -> bool:
     """Whether nothing is left to do: every committed record handled, and nothing more will happen by itself."""
-    under_way = world.gate.deadline or world.messages or world.runs or is_announced(world)
-    return not (pending(world) or under_way)
-
-
-def is_announced(world: World) -> bool:
-    """Whether a producer has notified and not yet committed."""
-    return Stage.ANNOUNCED in world.records
+    return not (pending(world) or world.gate.deadline or world.messages or world.runs or world.rounds)
 
 
 def pending(world: World) -> int:
     """Return the records that are committed and not handled, one bit each."""
-    open_stages = (Stage.ABSENT, Stage.ANNOUNCED)
-    committed = sum(1 << at for at, stage in enumerate(world.records) if stage not in open_stages)
-    return committed & ~world.cursor.handled
+    return world.committed & ~world.cursor.handled
 
 
 def steps(world: World, guards: Guards) -> Iterator[Step]:
@@ -255,17 +292,21 @@ def steps(world: World, guards: Guards) -> Iterator[Step]:
 
 def describe(world: World) -> str:
     """Return `world` as one line."""
-    gate = world.gate
+    gate, cursor = world.gate, world.cursor
     parts = [f"gate {gate.state}"]
     if gate.token:
         parts.append(f"token {gate.token}")
-    parts += [name for name in ("new", "held", "deadline", "leased") if getattr(gate, name)]
-    parts.append(f"| cursor owner {world.cursor.owner or '-'}, handled {world.cursor.handled:b}")
-    parts.append(f"| records {' '.join(stage.name.lower() for stage in world.records)}")
+    parts += [name for name in ("new", "held", "deadline") if getattr(gate, name)]
+    parts.append(f"| committed {world.committed:b}, T {world.tail:b}, B {world.base:b}")
+    parts.append(f"| cursor owner {cursor.owner or '-'}, handled {cursor.handled:b}")
     if world.messages:
         parts.append(f"| messages {' '.join(map(str, world.messages))}")
     for run in world.runs:
         parts.append(f"| run {run.token} at {run.at.name.lower()}")
+    for one in world.rounds:
+        parts.append(f"| a round of the {'base' if one.of_base else 'tail'} to store {one.snapshot:b}")
+    if world.copy is not None:
+        parts.append(f"| copy {world.copy.gate.state}")
     return " ".join(parts)
 
 
@@ -277,7 +318,9 @@ def _steps(world: World, guards: Guards) -> Iterator[Step]:
         yield from _RUN_STEPS[run.at](others, run, guards)
         if world.faults.worker_dies:
             yield Step(f"the worker of run {run.token} dies", Kind.FAULT, _spent(others, "worker_dies"))
-    yield from _ticker(world, guards)
+    yield from _deadline(world, guards)
+    yield from _rounds(world, guards)
+    yield from _operators(world, guards)
     yield from _lost_redis(world)
 
 
@@ -285,65 +328,49 @@ def _steps(world: World, guards: Guards) -> Iterator[Step]:
 
 
 def _producers(world: World, guards: Guards) -> Iterator[Step]:
-    for at, stage in enumerate(world.records):
-        name = f"producer {at + 1}"
-        if stage is Stage.ABSENT and (at == 0 or world.records[at - 1] is not Stage.ABSENT):
-            yield Step(f"{name} commits", Kind.TRAFFIC, _recorded(world, at, Stage.COMMITTED))
-            if world.faults.notifies_early:
-                announced = _spent(_recorded(world, at, Stage.ANNOUNCED), "notifies_early")
-                for answer, after in _notify(announced, guards):
-                    yield Step(f"{name} notifies before it commits: {answer.name}", Kind.TRAFFIC, after)
-        elif stage is Stage.ANNOUNCED:
-            committed = _recorded(world, at, Stage.NOTIFIED)
-            if world.gate.state is State.WAITING and not is_announced(committed):
-                committed = committed._replace(gate=world.gate._replace(leased=False))
-            yield Step(f"{name} commits late", Kind.WORK, committed)
-        elif stage is Stage.COMMITTED:
-            notified = _recorded(world, at, Stage.NOTIFIED)
-            for answer, after in _notify(notified, guards):
-                yield Step(f"{name} notifies: {answer.name}", Kind.WORK, after)
-            if world.faults.producer_dies:
-                orphaned = _recorded(world, at, Stage.ORPHANED)
-                yield Step(f"{name} dies before it notifies", Kind.FAULT, _spent(orphaned, "producer_dies"))
-
-
-def _recorded(world: World, at: int, stage: Stage) -> World:
-    return world._replace(records=(*world.records[:at], stage, *world.records[at + 1 :]))
+    for at in range(world.records):
+        if not world.committed >> at & 1:
+            committed = world._replace(committed=world.committed | 1 << at)
+            if guards.needs_events:
+                for answer, after in _notify(committed, guards):
+                    yield Step(f"record {at + 1} and its event: {answer.name}", Kind.TRAFFIC, after)
+                break
+            yield Step(f"record {at + 1} is committed", Kind.TRAFFIC, committed)
+            if guards.tail_is_a_snapshot:
+                break
+    if world.events and not guards.needs_events:
+        for answer, after in _notify(world._replace(events=world.events - 1), guards):
+            yield Step(f"an event: {answer.name}", Kind.TRAFFIC, after)
 
 
 # The gate: conditions in, the table's row, and what the row does to the little that is modelled
 
 
 @cache
-def _rows(
-    state: State, verb: Verb, known: frozenset[Condition], unknown: frozenset[Condition]
-) -> tuple[tuple[Row, bool], ...]:
-    """Return each row that may apply, and whether it needs a lease of which nobody knows how long it lives.
-
-    `known` holds; each of `unknown` may hold or not; no other holds.
-    """
+def _rows(state: State, verb: Verb, known: frozenset[Condition], unknown: frozenset[Condition]) -> tuple[Row, ...]:
+    """Return each row that may apply. `known` holds; each of `unknown` may hold or not; no other holds."""
     asked = {condition for row in TRANSITIONS if row.state is state and row.verb is verb for condition in row.when}
     open_questions = sorted(asked & unknown, key=lambda condition: condition.name)
-    found: dict[Row, bool] = {}
+    found: dict[Row, None] = {}
     for truths in product((False, True), repeat=len(open_questions)):
         chosen = {condition for condition, holds in zip(open_questions, truths, strict=True) if holds}
-        row = choose(state, verb, known | chosen)
-        found[row] = found.get(row, True) and Condition.LEASE_ALIVE in chosen
-    return tuple(found.items())
+        found[choose(state, verb, known | chosen)] = None
+    return tuple(found)
 
 
 def _apply(world: World, row: Row, token: int, guards: Guards) -> World:
     """Go where `row` says: publish with `token` if it publishes, and keep a deadline for every state but idle."""
     if row.next is State.IDLE:
         return world._replace(gate=Gate())
-    publishes, leased = row.answer in PUBLISHING, world.gate.leased
+    publishes, deadline = row.answer in PUBLISHING, True
     held = row.answer in (Answer.HELD, Answer.POSTPONED) or (world.gate.held and not publishes)
-    deadline = (guards.queued_has_deadline or row.next is not State.QUEUED) and (
-        guards.postponed_has_deadline or row.answer is not Answer.POSTPONED
-    )
-    if row.answer is not Answer.ABSORBED:
-        leased = is_announced(world) and (row.answer is Answer.BEGUN or Condition.LEASE_ALIVE in row.when)
-    gate = Gate(row.next, token, world.gate.new, held, deadline, leased)
+    if row.answer is Answer.ABSORBED:
+        deadline = world.gate.deadline
+    elif row.next is State.QUEUED:
+        deadline = guards.queued_has_deadline
+    elif row.answer is Answer.POSTPONED:
+        deadline = guards.postponed_has_deadline
+    gate = Gate(row.next, token, world.gate.new, held, deadline)
     messages = world.messages
     if publishes and messages.count(token) < MOST_COPIES:
         messages = (*messages, token)
@@ -369,13 +396,35 @@ def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[t
         yield world, world.gate.token
 
 
+def _held(gate: Gate) -> frozenset[Condition]:
+    return frozenset({Condition.HELD}) if gate.held else NOTHING
+
+
 def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
-    known = frozenset({Condition.HELD}) if gate.held else frozenset[Condition]()
     noted = world._replace(gate=gate._replace(new=True))
-    for row, _ in _rows(gate.state, Verb.NOTIFY, known, SPACING):
+    for row in _rows(gate.state, Verb.NOTIFY, _held(gate), SPACING):
         for roomy, token in _token_for(noted, row, gate.token, guards):
             yield row.answer, _apply(roomy, row, token, guards)
+
+
+def _remind(world: World, guards: Guards, *, of_base: bool) -> Iterator[tuple[Answer, World]]:
+    gate = world.gate
+    for row in _rows(gate.state, Verb.REMIND, _held(gate), SPACING):
+        counts = (
+            row.state is State.IDLE
+            or (row.state is State.WAITING and not gate.held and guards.remind_counts_lingering)
+            or (row.state is State.RUNNING and guards.remind_counts_running and not of_base)
+        )
+        if row.state is State.WAITING and not gate.held and not guards.remind_counts_lingering:
+            yield row.answer, world
+            continue
+        noted = world._replace(gate=gate._replace(new=gate.new or counts))
+        for roomy, token in _token_for(noted, row, gate.token, guards):
+            after = _apply(roomy, row, token, guards)
+            if guards.remind_adopts:
+                after = after._replace(gate=after.gate._replace(deadline=True))
+            yield row.answer, after
 
 
 # Messages and what a run does with them
@@ -396,8 +445,8 @@ def _messages(world: World, guards: Guards) -> Iterator[Step]:
 
 def _begin(world: World, token: int, guards: Guards) -> Iterator[Step]:
     current = token == world.gate.token or not guards.begin_checks_token
-    known = frozenset({Condition.CURRENT}) if current else frozenset[Condition]()
-    for row, _ in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_PLACE)):
+    known = frozenset({Condition.CURRENT}) if current else NOTHING
+    for row in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_PLACE)):
         if row.answer is Answer.BEGUN:
             begun = _apply(world._replace(gate=world.gate._replace(new=False)), row, world.gate.token, guards)
             twice = any(run.token == token and not run.ended for run in world.runs)
@@ -411,7 +460,7 @@ def _begin(world: World, token: int, guards: Guards) -> Iterator[Step]:
 
 def _no_room(world: World, condition: Condition) -> frozenset[Condition]:
     """Return what may be the case, as long as there are postponements left."""
-    return frozenset({condition}) if world.faults.postponed else frozenset()
+    return frozenset({condition}) if world.faults.postponed else NOTHING
 
 
 def _postponed(world: World, row: Row) -> World:
@@ -424,7 +473,7 @@ def _claim(world: World, run: Run, guards: Guards) -> Iterator[Step]:
         refused = Run(At.SETTLE_OUTRANKED, run.token, owner=owner)
         yield Step(f"run {run.token} may not claim the cursor of {owner}", Kind.WORK, _with_run(world, refused))
     else:
-        claimed = world._replace(cursor=world.cursor._replace(owner=run.token))
+        claimed = world._replace(cursor=world.cursor._replace(owner=run.token, looked=world.committed))
         yield Step(f"run {run.token} claims the cursor", Kind.WORK, _with_run(claimed, Run(At.READ, run.token)))
 
 
@@ -434,17 +483,18 @@ def _read(world: World, run: Run, _: Guards) -> Iterator[Step]:
         yield Step(f"run {run.token} may not read: it stops", Kind.WORK, world)
         return
     target = cursor.target or pending(world)
-    found = target & ~cursor.handled
+    # What an operator took out of quarantine comes first, whatever the sweep is for.
+    found = (target | cursor.retry) & ~cursor.handled
     if not found:
         yield Step(f"run {run.token} finds nothing", Kind.WORK, _with_run(world, Run(At.SETTLE_DONE, run.token)))
         return
     batch = found & -found
-    reading = Run(At.HAND_OVER, run.token, batch, cursor.handled, target, resumed=cursor.target != 0)
+    reading = Run(At.DELIVER, run.token, batch, cursor.handled, target, resumed=cursor.target != 0)
     yield Step(f"run {run.token} reads record {batch.bit_length()}", Kind.WORK, _with_run(world, reading))
 
 
-def _hand_over(world: World, run: Run, guards: Guards) -> Iterator[Step]:
-    """Hand over and advance. Nobody sees the first before the second, so that they are one step hides nothing."""
+def _deliver(world: World, run: Run, guards: Guards) -> Iterator[Step]:
+    """Deliver and advance. Nobody sees the first before the second, so that they are one step hides nothing."""
     if world.faults.handler_fails:
         failed = _with_run(world, Run(At.SETTLE_RETRY, run.token))
         yield Step(f"the handler of run {run.token} fails", Kind.FAULT, _spent(failed, "handler_fails"))
@@ -457,7 +507,8 @@ def _hand_over(world: World, run: Run, guards: Guards) -> Iterator[Step]:
     breach = _breach_by_advance(world, run)
     handled = cursor.handled | run.batch
     left = run.target & ~handled
-    advanced = world._replace(cursor=Cursor(cursor.owner, handled, run.target if left else 0))
+    moved = cursor._replace(handled=handled, target=run.target if left else 0, retry=cursor.retry & ~run.batch)
+    advanced = world._replace(cursor=moved)
     text = f"run {run.token} advances"
     if not left and not (run.resumed and guards.done_after_own_sweep):
         yield Step(text, Kind.WORK, _with_run(advanced, Run(At.SETTLE_DONE, run.token)), breach)
@@ -474,7 +525,7 @@ def _breach_by_advance(world: World, run: Run) -> Breach | None:
         return Breach.NOT_OWNER
     if world.cursor.handled != run.seen:
         return Breach.SAME_POSITION
-    if any(other.token > run.token and other.at in (At.READ, At.HAND_OVER) for other in world.runs):
+    if any(other.token > run.token and other.at in (At.READ, At.DELIVER) for other in world.runs):
         return Breach.OVERTAKEN
     return None
 
@@ -486,17 +537,10 @@ def _settle(world: World, run: Run, guards: Guards) -> Iterator[Step]:
         known.add(Condition.CURRENT)
     if gate.new and guards.settle_counts_events:
         known.add(Condition.NEW_EVENTS)
-    unknown = TIME if guards.closing_sweep else SPACING
-    leased = gate.leased if guards.lease_as_of_begin else is_announced(world)
-    if leased and guards.closing_sweep:
-        known.add(Condition.LEASE_ALIVE)
-        unknown = SPACING
-    unknown |= _no_room(world, Condition.OTHERS_IN_LINE)
-    for row, lease_alive in _rows(gate.state, verb, frozenset(known), unknown):
+    for row in _rows(gate.state, verb, frozenset(known), TIME | _no_room(world, Condition.OTHERS_IN_LINE)):
         text = f"run {run.token} settles {verb.removeprefix('settle: ')}: {row.answer.name}"
-        kind = Kind.TRAFFIC if lease_alive else Kind.WORK
         for after, settled in _settled(world, run, row, guards):
-            yield Step(text, kind, after)
+            yield Step(text, Kind.WORK, after)
             if world.faults.reply_lost and row.answer is not Answer.LOST:
                 again = _with_run(after, settled._replace(ended=True))
                 yield Step(f"{text}, the reply is lost", Kind.FAULT, _spent(again, "reply_lost"))
@@ -515,7 +559,7 @@ def _settled(world: World, run: Run, row: Row, guards: Guards) -> Iterator[tuple
 _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.CLAIM: _claim,
     At.READ: _read,
-    At.HAND_OVER: _hand_over,
+    At.DELIVER: _deliver,
     At.SETTLE_MORE: _settle,
     At.SETTLE_DONE: _settle,
     At.SETTLE_RETRY: _settle,
@@ -529,59 +573,176 @@ def _with_run(world: World, run: Run) -> World:
 
 def _with(world: World, messages: tuple[int, ...], runs: tuple[Run, ...]) -> World:
     """Return `world` with these; written out because `_replace` takes three times as long, a million times."""
-    records, gate, _, cursor, _, faults, workers, clock_stepped = world
-    return World(records, gate, messages, cursor, runs, faults, workers, clock_stepped)
+    records, committed, events, tail, base, gate, _, cursor, _, rounds, faults, workers, lookers, stepped, copy = world
+    return World(
+        records,
+        committed,
+        events,
+        tail,
+        base,
+        gate,
+        messages,
+        cursor,
+        runs,
+        rounds,
+        faults,
+        workers,
+        lookers,
+        stepped,
+        copy,
+    )
 
 
 # The ticker
 
 
-def _ticker(world: World, guards: Guards) -> Iterator[Step]:
-    gate = world.gate
-    if gate.deadline:
-        if not (gate.leased and gate.state is State.WAITING):
-            yield from _deadline(world, guards)
-    elif pending(world) and guards.reconciles:
-        if gate.state is State.IDLE:
-            for answer, after in _notify(world, guards):
-                yield Step(f"reconcile notifies: {answer.name}", Kind.CLOCK, after)
-        elif guards.reconcile_adopts:
-            yield Step("reconcile adopts", Kind.CLOCK, world._replace(gate=gate._replace(deadline=True)))
-
-
 def _deadline(world: World, guards: Guards) -> Iterator[Step]:
     gate = world.gate
-    ((row, _),) = _rows(gate.state, Verb.DEADLINE, frozenset({Condition.OVERDUE}), frozenset())
-    text = f"the deadline passes: {row.answer.name}"
+    if not gate.deadline:
+        return
+    may_end = (
+        gate.state is State.WAITING
+        and not (gate.new and guards.end_counts_events)
+        and not (gate.held and guards.end_spares_held)
+    )
+    known = {Condition.OVERDUE, Condition.QUIET} if may_end else {Condition.OVERDUE}
+    yield from _deadline_passes(world, frozenset(known), "the deadline passes", guards)
+    if may_end and world.faults.started_early:
+        # By an operator, or because it was the tick of a lease that lives.
+        early = _spent(world, "started_early")
+        yield from _deadline_passes(early, frozenset({Condition.OVERDUE}), "a run without news", guards)
+
+
+def _deadline_passes(world: World, known: frozenset[Condition], what: str, guards: Guards) -> Iterator[Step]:
+    gate = world.gate
+    (row,) = _rows(gate.state, Verb.DEADLINE, known, NOTHING)
+    text = f"{what}: {row.answer.name}"
     if row.answer is Answer.NOT_DUE:
         yield Step(text, Kind.CLOCK, world._replace(gate=Gate()))
+        return
+    for roomy, token in _token_for(world, row, gate.token, guards):
+        yield Step(text, Kind.CLOCK, _apply(roomy, row, token, guards))
+
+
+# The tail and the base
+
+
+def _rounds(world: World, guards: Guards) -> Iterator[Step]:
+    if len(world.rounds) < world.lookers:
+        if guards.tails:
+            yield from _tail_reads(world, guards)
+        if guards.bases:
+            yield from _base_reads(world, guards)
+    for at, one in enumerate(world.rounds):
+        others = world._replace(rounds=world.rounds[:at] + world.rounds[at + 1 :])
+        yield from _goes_on(others, one, guards)
+        if world.faults.round_dies:
+            yield Step(f"the worker of a round of {_name(one)} dies", Kind.FAULT, _spent(others, "round_dies"))
+
+
+def _name(one: Round) -> str:
+    return "the base" if one.of_base else "the tail"
+
+
+def _tail_reads(world: World, guards: Guards) -> Iterator[Step]:
+    fresh = world.committed & ~world.tail
+    if fresh:
+        wanted = fresh & ~world.cursor.handled & ~world.cursor.looked
+        snapshot = world.committed
+        if not guards.tail_is_a_snapshot:
+            snapshot = (1 << snapshot.bit_length()) - 1
+        text = f"the tail reads news {fresh:b}, of them pending {wanted:b}"
+        if wanted or not guards.tail_takes_snapshot_first:
+            yield Step(text, Kind.CLOCK, _with_round(world, Round(False, world.tail, snapshot, bool(wanted))))
+        else:
+            # That a T which is stored later may be an older one is seen where a tenant was reminded.
+            yield Step(text, Kind.CLOCK, world._replace(tail=snapshot))
+
+
+def _base_reads(world: World, guards: Guards) -> Iterator[Step]:
+    cursor = world.cursor
+    fresh = world.committed & ~world.base
+    if guards.base_finds_retries:
+        fresh |= cursor.retry
+    if not fresh:
+        return
+    wanted = fresh & ~cursor.handled
+    if not guards.base_asks_the_cursor:
+        wanted &= ~cursor.target
+    # Which of what is pending it keeps looking at.
+    snapshot = world.committed & ~wanted if guards.base_leaves_out_pending else world.committed
+    text = f"a base round reads {fresh:b}, of it pending {wanted:b}"
+    if not wanted and guards.base_takes_snapshot_first:
+        yield Step(text, Kind.TRAFFIC, world._replace(base=snapshot))
+        return
+    helps = all(after != world for _, after in _remind(world, guards, of_base=True))
+    yield Step(
+        text, Kind.CLOCK if helps else Kind.TRAFFIC, _with_round(world, Round(True, world.base, snapshot, bool(wanted)))
+    )
+
+
+def _goes_on(world: World, one: Round, guards: Guards) -> Iterator[Step]:
+    if one.reminds and (one.of_base or guards.tail_reminds_first or not one.stores):
+        for answer, after in _remind(world, guards, of_base=one.of_base):
+            left = _with_round(after, one._replace(reminds=False)) if one.stores else after
+            yield Step(f"{_name(one)} reminds: {answer.name}", Kind.WORK, left)
+        return
+    takes_first = guards.base_takes_snapshot_first if one.of_base else guards.tail_takes_snapshot_first
+    snapshot = one.snapshot if takes_first else one.snapshot | world.committed & ~(world.tail | one.snapshot)
+    if guards.stores_where_it_read and one.before != (world.base if one.of_base else world.tail):
+        stored = world
     else:
-        for roomy, token in _token_for(world, row, gate.token, guards):
-            yield Step(text, Kind.CLOCK, _apply(roomy, row, token, guards))
+        stored = world._replace(base=snapshot) if one.of_base else world._replace(tail=snapshot)
+    left = _with_round(stored, one._replace(stores=False)) if one.reminds else stored
+    yield Step(f"{_name(one)} stores {snapshot:b}", Kind.WORK, left)
 
 
-# Redis is lost: all of it, its last moment, or one key
+def _with_round(world: World, one: Round) -> World:
+    return world._replace(rounds=tuple(sorted((*world.rounds, one))))
+
+
+# Operators
+
+
+def _operators(world: World, guards: Guards) -> Iterator[Step]:
+    cursor = world.cursor
+    if world.faults.retried and cursor.handled:
+        one = cursor.handled & -cursor.handled
+        retried = cursor._replace(handled=cursor.handled & ~one, retry=cursor.retry | one)
+        yield Step("a record is to be tried again", Kind.FAULT, _spent(world, "retried")._replace(cursor=retried))
+    if world.faults.reset and cursor.handled:
+        anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner))
+        if guards.reset_forgets_base:
+            anew = anew._replace(tail=0, base=0)
+        yield Step("the cursor begins anew", Kind.FAULT, anew)
+
+
+# Redis is lost: all of it, its last moments, or one key
 
 
 def _lost_redis(world: World) -> Iterator[Step]:
-    if world.faults.clock_steps:
-        # A server whose clock is behind takes over, and no ticker had noted how late it was.
-        yield Step("the clock steps back", Kind.FAULT, _spent(world, "clock_steps")._replace(clock_stepped=True))
-    if world.faults.redis_lost:
-        # Its clock may have stepped back. The broker's messages are lost with it, or stand on another server.
+    faults, gate, copy = world.faults, world.gate, world.copy
+    if faults.redis_lost:
+        # Its clock may have stepped back, and what it knew of time is lost. Messages are lost too, or are elsewhere.
         empty = _spent(world, "redis_lost")._replace(gate=Gate(), clock_stepped=True)
         yield Step("Redis is lost", Kind.FAULT, empty)
         if world.messages:
             yield Step("Redis is lost, and all messages", Kind.FAULT, empty._replace(messages=()))
-    gate = world.gate
-    if world.faults.redis_rewinds and gate.state is State.RUNNING:
-        # Redis restarts from a copy that is a little older: the begin is forgotten, the run goes on.
-        before = gate._replace(state=State.QUEUED, new=True)
-        yield Step("Redis rewinds", Kind.FAULT, _spent(world, "redis_rewinds")._replace(gate=before))
-    if world.faults.hash_lost and gate.state is not State.IDLE:
+    if faults.redis_rewinds and copy is None:
+        yield Step("a copy of Redis is kept", Kind.FAULT, world._replace(copy=Copy(gate, world.messages)))
+    if faults.redis_rewinds and copy is not None:
+        back = _spent(world, "redis_rewinds")._replace(gate=copy.gate, copy=None)
+        yield Step("Redis comes back older", Kind.FAULT, back)
+        if world.messages != copy.messages:
+            yield Step("Redis comes back older, and its messages", Kind.FAULT, back._replace(messages=copy.messages))
+    if faults.clock_steps and not world.clock_stepped:
+        # A server whose clock is behind takes over, and no ticker had noted how late it was.
+        back = _spent(world, "clock_steps")._replace(clock_stepped=True)
+        yield Step("the clock steps back", Kind.FAULT, back)
+    if faults.hash_lost and gate.state is not State.IDLE:
         left = _spent(world, "hash_lost")
         yield Step("the runner's hash is lost", Kind.FAULT, left._replace(gate=Gate(deadline=gate.deadline)))
-    if world.faults.deadline_lost and gate.deadline:
+    if faults.deadline_lost and gate.deadline:
         left = _spent(world, "deadline_lost")
         yield Step("the deadline is lost", Kind.FAULT, left._replace(gate=gate._replace(deadline=False)))
 
@@ -598,6 +759,8 @@ def _tokens(world: World) -> set[int]:
     for run in world.runs:
         tokens.add(run.token)
         tokens.add(run.owner)
+    if world.copy is not None:
+        tokens.update((world.copy.gate.token, *world.copy.messages))
     tokens.discard(NONE)
     return tokens
 
@@ -609,13 +772,22 @@ def _renamed(world: World, names: list[int]) -> World:
         messages=tuple([names[token] for token in world.messages]),
         cursor=world.cursor._replace(owner=names[world.cursor.owner]),
         runs=tuple([run._replace(token=names[run.token], owner=names[run.owner]) for run in world.runs]),
+        copy=_renamed_copy(world.copy, names),
     )
+
+
+def _renamed_copy(copy: Copy | None, names: list[int]) -> Copy | None:
+    if copy is None:
+        return None
+    gate = copy.gate._replace(token=names[copy.gate.token])
+    return Copy(gate, tuple([names[token] for token in copy.messages]))
 
 
 def _canonical(world: World) -> World:
     if len(world.messages) > 1 or len(world.runs) > 1:
-        current = [token for token in world.messages if token == world.gate.token]
-        late = sorted(token for token in world.messages if token != world.gate.token)
+        live = {world.gate.token, world.copy.gate.token if world.copy else NONE}
+        current = sorted(token for token in world.messages if token in live)
+        late = sorted(token for token in world.messages if token not in live)
         world = _with(world, tuple(late[-MOST_LATE:] + current), tuple(sorted(world.runs)))
     tokens = _tokens(world)
     if tokens and max(tokens) != len(tokens):

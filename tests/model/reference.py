@@ -23,6 +23,7 @@ __all__ = [
     "Deadline",
     "Event",
     "Notify",
+    "Remind",
     "Settle",
     "Shared",
     "Tenant",
@@ -201,6 +202,14 @@ class Notify:
 
 
 @dataclass(frozen=True, slots=True)
+class Remind:
+    """The tenant has records that no run has looked at; its last run was then, as Postgres has it."""
+
+    last: int | None = None
+    looked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """A run message with this token arrived."""
 
@@ -239,7 +248,7 @@ class Deadline:
     turn: bool = False
 
 
-Event = Notify | Begin | Beat | Settle | Deadline
+Event = Notify | Remind | Begin | Beat | Settle | Deadline
 
 _SETTLES = {
     Outcome.MORE: Verb.MORE,
@@ -286,6 +295,8 @@ def step(
     shared.called = shared.turn = None
     if isinstance(event, Notify):
         tenant = _counted(tenant, now)
+    if isinstance(event, Remind):
+        tenant = _reminded(tenant, event, now)
     if isinstance(event, Settle):
         tenant = _without_empty_run(tenant, event, now)
     row = choose(tenant.state, _verb(event), _holding(tenant, event, now))
@@ -314,6 +325,8 @@ def _verb(event: Event) -> Verb:
     match event:
         case Notify():
             return Verb.NOTIFY
+        case Remind():
+            return Verb.REMIND
         case Begin():
             return Verb.BEGIN
         case Beat():
@@ -325,7 +338,7 @@ def _verb(event: Event) -> Verb:
 
 
 def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
-    delay = now.spacing.delay if isinstance(event, Notify) else tenant.delay
+    delay = now.spacing.delay if isinstance(event, Notify | Remind) else tenant.delay
     token = event.token if isinstance(event, Begin | Beat | Settle) else None
     early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
     called = isinstance(event, Deadline) and event.turn
@@ -337,6 +350,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
+        Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
         Condition.IN_TURNS: in_turns and not early and not called,
         Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
@@ -355,6 +369,11 @@ def _start(tenant: Tenant, delay: int | None) -> int:
 def _others_in_turns(event: Event, now: _Now) -> bool:
     turns = now.shared.turns
     return isinstance(event, Settle) and (bool(turns.waiting) or turns.queued(now.ms) >= 1)
+
+
+def _is_quiet(tenant: Tenant, now: _Now) -> bool:
+    lingers = tenant.state is State.WAITING and not tenant.held and tenant.events == tenant.swept
+    return lingers and (tenant.lease is None or tenant.lease <= now.ms)
 
 
 def _has_no_place(tenant: Tenant, now: _Now) -> bool:
@@ -378,6 +397,21 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
         )
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
     return replace(tenant, events=tenant.events + 1, delay=delay)
+
+
+def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
+    """Count one event, unless one is counted already, where a run would not come anyway."""
+    if tenant.state is State.IDLE:
+        last = event.last if tenant.last is None else tenant.last
+        return replace(
+            tenant, events=1, delay=now.spacing.delay, first=now.ms, began=last, earliest=tenant.last_earliest
+        )
+    if tenant.deadline is None:
+        tenant = replace(tenant, deadline=now.ms)
+    if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.looked):
+        return tenant
+    delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
+    return replace(tenant, events=tenant.events + (tenant.events == tenant.swept), delay=delay)
 
 
 def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
@@ -557,23 +591,31 @@ def _linger(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         due = _start(tenant, tenant.delay)
     else:
         assert tenant.lease is not None
-        assert tenant.began is not None
         due = tenant.lease
         if now.spacing.empty_tick:
+            assert tenant.began is not None
             due = min(due, tenant.began + now.spacing.empty_tick)
-        due = max(due, now.ms)
+        tenant, due = _with_last(tenant, now), max(due, now.ms)
     return replace(tenant, deadline=due, failures=0)
 
 
-def _finish(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    rest = Tenant(
-        lease_end=tenant.lease_end, last=tenant.last, last_end=tenant.last_end, last_earliest=tenant.last_earliest
-    )
+def _with_last(tenant: Tenant, now: _Now) -> Tenant:
+    """Keep the last run as long as it can delay the next one."""
     spaced = tenant.began + now.spacing.last_ttl if tenant.began is not None and now.spacing.last_ttl else 0
     end = max(spaced, tenant.earliest or 0)
     if end <= now.ms:
-        return rest
-    return replace(rest, last=tenant.began, last_end=end, last_earliest=tenant.earliest)
+        return tenant
+    return replace(tenant, last=tenant.began, last_end=end, last_earliest=tenant.earliest)
+
+
+def _finish(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+    return _end(_with_last(tenant, now), _, __, now)
+
+
+def _end(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
+    return Tenant(
+        lease_end=tenant.lease_end, last=tenant.last, last_end=tenant.last_end, last_earliest=tenant.last_earliest
+    )
 
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
@@ -604,6 +646,7 @@ _EFFECTS: dict[Answer, Callable[[Tenant, Event, Row, _Now], Tenant]] = {
     Answer.CONTINUED: _continue,
     Answer.LINGERING: _linger,
     Answer.FINISHED: _finish,
+    Answer.ENDED: _end,
     Answer.HELD: _hold,
     Answer.REISSUED: _publish,
     Answer.PUBLISHED: _publish,

@@ -1,7 +1,7 @@
 """Visits every state of the protocol, and finds the shortest way to one that must not be.
 
 The quiet end is not one path but all of them: from every state, whatever is at work goes on in any order, and what
-waits for time to pass (a deadline, reconcile) moves when nothing is at work. None of these ways may end, or go round
+waits for time to pass (a deadline, a round) moves when nothing is at work. None of these ways may end, or go round
 for ever, short of the end. States are settled from the end: a state is good if all its quiet steps lead to good
 states.
 """
@@ -51,7 +51,9 @@ def search(
     faults: Faults,
     guards: Guards = EVERY_GUARD,
     *,
+    events: int | None = None,
     workers: int = 2,
+    lookers: int = 1,
     tolerated: frozenset[Breach] = frozenset(),
     is_end: Callable[[World], bool] = is_finished,
 ) -> Finding:
@@ -61,12 +63,19 @@ def search(
         records: how many records are committed, at most.
         faults: what goes wrong, at most.
         guards: what the protocol is careful about.
+        events: how many events come, at most; by default one for each record.
         workers: how many runs can be under way at once, frozen ones included.
+        lookers: how many rounds of tail and base can be under way at once, frozen ones included.
         tolerated: breaches that these faults are allowed to cause.
         is_end: where a quiet end must come to.
     """
     with _no_garbage_collection():
-        return _search(first_world(records, faults, workers), guards, tolerated, is_end)
+        return _search(
+            first_world(records, records if events is None else events, faults, workers, lookers),
+            guards,
+            tolerated,
+            is_end,
+        )
 
 
 def _search(first: World, guards: Guards, tolerated: frozenset[Breach], is_end: Callable[[World], bool]) -> Finding:

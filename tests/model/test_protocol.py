@@ -1,9 +1,13 @@
 """Every state of the protocol under one kind of fault after another, and the bugs that the search must notice.
 
-Where reconcile is switched off, the gate alone must bring the work to its end: within seconds, not half a minute.
+Where base rounds are switched off, the gate and the tail alone must bring the work to its end. Searches that take
+longer have the mark `search`: `make search` runs them.
 """
 
 from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -12,236 +16,184 @@ from taskbridge.gate.transitions import Verb
 from .protocol import SETTLES, Breach, Faults, Guards, is_handled
 from .search import Finding, search
 
-WITHOUT_RECONCILE = Guards(reconciles=False)
+NO_BASE = Guards(bases=False)
+OLDER = frozenset({Breach.TWO_RUNS})
+"""A Redis that comes back older may let two runs in; it is Postgres that lets one of them advance."""
 
 
 def report(finding: Finding) -> None:
     print(finding)  # noqa: T201 - pytest shows it with -s, and whenever a test fails
 
 
-@pytest.mark.parametrize(
-    ("records", "faults"),
-    [
-        pytest.param(2, Faults(), id="nothing goes wrong"),
-        pytest.param(2, Faults(worker_dies=1, message_doubled=1), id="a worker dies and a message is doubled"),
-        pytest.param(1, Faults(worker_dies=2, message_lost=1), id="workers die and a message is lost"),
-        pytest.param(2, Faults(message_lost=1), id="a message is lost"),
-        pytest.param(2, Faults(handler_fails=1), id="a handler fails"),
-        pytest.param(1, Faults(handler_fails=1, worker_dies=1, message_doubled=1), id="a handler fails among others"),
-        pytest.param(2, Faults(postponed=1), id="a run is postponed"),
-        pytest.param(1, Faults(postponed=2), id="runs are postponed"),
-        pytest.param(1, Faults(postponed=1, worker_dies=1, message_lost=1), id="a run is postponed among others"),
-        pytest.param(2, Faults(clock_steps=1), id="the clock of Redis steps back"),
-        pytest.param(1, Faults(clock_steps=1, worker_dies=1, message_doubled=1), id="the clock steps back, and faults"),
-    ],
-)
-def test_no_fault_of_workers_or_messages_loses_a_record_even_without_reconcile(records: int, faults: Faults) -> None:
-    finding = search(records, faults, WITHOUT_RECONCILE)
+def case(name: str, records: int, faults: Faults, *, large: bool = False, **bounds: Any) -> Any:
+    marks = [pytest.mark.search, pytest.mark.timeout(3600)] if large else []
+    return pytest.param(records, faults, bounds, id=name, marks=marks)
 
-    report(finding)
-    assert not finding.wrong, str(finding)
+
+def larger(name: str, records: int, faults: Faults, **bounds: Any) -> Any:
+    return case(name, records, faults, large=True, **bounds)
 
 
 @pytest.mark.parametrize(
-    ("records", "faults"),
+    ("records", "faults", "bounds"),
     [
-        pytest.param(2, Faults(notifies_early=1), id="nothing else goes wrong"),
-        pytest.param(1, Faults(notifies_early=1, worker_dies=1, message_doubled=1), id="a worker dies"),
-        pytest.param(1, Faults(notifies_early=1, message_lost=1, postponed=1), id="a message is lost, a run postponed"),
-        pytest.param(1, Faults(notifies_early=1, handler_fails=1), id="a handler fails"),
+        case("nothing goes wrong", 1, Faults()),
+        case("two records", 2, Faults(), workers=1),
+        case("a worker, a round and a message are lost", 1, Faults(1, round_dies=1, message_lost=1), workers=1),
+        case("workers die and a message is lost", 1, Faults(worker_dies=2, message_lost=1), workers=1),
+        case("a message is doubled", 1, Faults(message_doubled=1)),
+        case("a handler fails, and a worker", 1, Faults(handler_fails=1, worker_dies=1), workers=1),
+        larger("a run is postponed, two records", 2, Faults(postponed=1), workers=1, events=1),
+        case("runs are postponed", 1, Faults(postponed=2), workers=1),
+        larger("a run is postponed among others", 1, Faults(postponed=1, worker_dies=1, message_lost=1), workers=1),
+        case("a run is started without news", 1, Faults(started_early=1), workers=1),
+        case("rounds overlap", 1, Faults(), workers=1, lookers=2),
+        case("the clock steps back", 1, Faults(clock_steps=1), events=0),
+        larger("two records, two runs", 2, Faults()),
+        larger("three records", 3, Faults(), workers=1, events=1),
+        larger("rounds overlap and die, and workers", 1, Faults(round_dies=1, worker_dies=1), lookers=2),
+        larger("two records, rounds overlap", 2, Faults(), workers=1, lookers=2),
+        larger("the clock steps back, and faults", 1, Faults(clock_steps=1, worker_dies=1, message_doubled=1)),
+        larger("much at once", 1, Faults(1, 1, 1, 1, 1, postponed=1)),
     ],
 )
-def test_a_record_whose_event_came_before_its_commit_is_found_by_the_closing_sweep_without_reconcile(
-    records: int, faults: Faults
+def test_the_gate_and_the_tail_lose_no_record_whether_or_not_anybody_notifies(
+    records: int, faults: Faults, bounds: dict[str, Any]
 ) -> None:
-    finding = search(records, faults, WITHOUT_RECONCILE)
-
-    report(finding)
-    assert not finding.wrong, str(finding)
-
-
-def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forgotten() -> None:
-    finding = search(3, Faults(), WITHOUT_RECONCILE, workers=1)
+    finding = search(records, faults, NO_BASE, **bounds)
 
     report(finding)
     assert not finding.wrong, str(finding)
 
 
 @pytest.mark.parametrize(
-    ("records", "faults"),
+    ("records", "faults", "bounds"),
     [
-        pytest.param(2, Faults(redis_lost=1), id="Redis is lost"),
-        pytest.param(1, Faults(redis_lost=1, worker_dies=1), id="Redis is lost and a worker dies"),
-        pytest.param(2, Faults(producer_dies=1), id="a producer dies"),
-        pytest.param(1, Faults(producer_dies=1, redis_lost=1), id="a producer dies and Redis is lost"),
-        pytest.param(1, Faults(hash_lost=1), id="the runner's hash is lost"),
+        case("nothing goes wrong", 1, Faults(), workers=1),
+        case("Redis is lost", 1, Faults(redis_lost=1), workers=1),
+        case("Redis comes back older", 1, Faults(redis_rewinds=1), workers=1, events=0, tolerated=OLDER),
+        case("the runner's hash is lost", 1, Faults(hash_lost=1), workers=1),
+        case("a record is tried again, the cursor begins anew", 1, Faults(retried=1, reset=1), workers=1, events=0),
+        larger("Redis is lost, two runs", 1, Faults(redis_lost=1)),
+        larger("Redis is lost twice, and a worker dies", 1, Faults(1, redis_lost=2), workers=1),
+        larger("Redis is lost, two records", 2, Faults(redis_lost=1), workers=1, events=1),
+        larger("Redis comes back older, with events", 1, Faults(redis_rewinds=1), workers=1, tolerated=OLDER),
+        larger("Redis comes back older, a worker dies", 1, Faults(1, redis_rewinds=1), events=0, tolerated=OLDER),
+        larger("rounds overlap", 1, Faults(redis_lost=1), workers=1, lookers=2),
     ],
 )
-def test_no_loss_in_redis_and_no_forgotten_notify_loses_a_record(records: int, faults: Faults) -> None:
-    finding = search(records, faults)
+def test_the_base_finds_what_a_lost_redis_forgot(records: int, faults: Faults, bounds: dict[str, Any]) -> None:
+    finding = search(records, faults, **bounds)
 
     report(finding)
     assert not finding.wrong, str(finding)
 
 
 def test_a_lost_deadline_loses_no_record() -> None:
-    finding = search(1, Faults(deadline_lost=1), is_end=is_handled)
+    finding = search(1, Faults(deadline_lost=1), workers=1, is_end=is_handled)
 
     report(finding)
     assert not finding.wrong, str(finding)
 
 
 def test_a_lost_deadline_leaves_the_hash_of_a_tenant_that_has_nothing_pending_until_its_next_event() -> None:
-    finding = search(1, Faults(deadline_lost=1))
+    finding = search(1, Faults(deadline_lost=1), workers=1)
 
     report(finding)
     assert "leaves a record or a key behind" in finding.wrong
     assert "gate waiting" in "".join(finding.trace)
 
 
-def test_a_redis_that_rewinds_may_let_two_runs_in_but_not_two_advances() -> None:
-    finding = search(1, Faults(redis_rewinds=1), tolerated=frozenset({Breach.TWO_RUNS}))
+def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forgotten() -> None:
+    finding = search(3, Faults(), Guards(tails=False, bases=False, needs_events=True), workers=1)
 
     report(finding)
     assert not finding.wrong, str(finding)
 
 
 def test_a_settle_that_is_sent_again_after_a_lost_reply_ends_nobody_elses_run() -> None:
-    finding = search(2, Faults(reply_lost=1), WITHOUT_RECONCILE)
+    finding = search(1, Faults(reply_lost=1), NO_BASE)
 
     report(finding)
     assert not finding.wrong, str(finding)
 
 
-@pytest.mark.parametrize(
-    ("guards", "faults", "breach"),
-    [
-        pytest.param(
-            Guards(advance_checks_owner=False), Faults(), Breach.NOT_OWNER, id="advance without the owner check"
-        ),
-        pytest.param(
-            Guards(begin_checks_token=False),
-            Faults(message_doubled=1),
-            Breach.TWO_RUNS,
-            id="begin without the token check",
-        ),
-        pytest.param(
-            Guards(claim_refuses_lower_tokens=False),
-            Faults(),
-            Breach.OVERTAKEN,
-            id="a claim that lets a lower token take the cursor",
-        ),
-        pytest.param(
-            Guards(token_per_run=False),
-            Faults(reply_lost=1),
-            Breach.TWO_RUNS,
-            id="a token that several runs share",
-        ),
-    ],
-)
-def test_the_search_finds_a_missing_check_of_tokens(guards: Guards, faults: Faults, breach: Breach) -> None:
-    finding = search(1, faults, guards)
+# Bugs, each a guard that is switched off. The search must notice.
+
+
+BREACHES = [
+    ("advance_checks_owner", Faults(), Breach.NOT_OWNER, frozenset[Breach]()),
+    ("begin_checks_token", Faults(message_doubled=1), Breach.TWO_RUNS, frozenset[Breach]()),
+    ("claim_refuses_lower_tokens", Faults(), Breach.OVERTAKEN, frozenset[Breach]()),
+    ("token_per_run", Faults(reply_lost=1), Breach.TWO_RUNS, frozenset[Breach]()),
+    ("advance_checks_position", Faults(redis_rewinds=1), Breach.SAME_POSITION, OLDER),
+]
+
+
+@pytest.mark.parametrize(("guard", "faults", "breach", "tolerated"), BREACHES, ids=[row[0] for row in BREACHES])
+def test_the_search_finds_a_missing_check_of_tokens_or_of_the_cursor(
+    guard: str, faults: Faults, breach: Breach, tolerated: frozenset[Breach]
+) -> None:
+    finding = search(1, faults, Guards(**{guard: False, "tails": False}), tolerated=tolerated)
 
     report(finding)
     assert finding.wrong == f"I1: {breach.value}"
 
 
-def test_the_search_finds_a_missing_check_of_the_position_where_two_runs_got_in() -> None:
-    guards = Guards(advance_checks_position=False)
-
-    finding = search(1, Faults(redis_rewinds=1), guards, tolerated=frozenset({Breach.TWO_RUNS}))
-
-    report(finding)
-    assert finding.wrong == f"I1: {Breach.SAME_POSITION.value}"
-
-
-def test_the_search_finds_a_run_that_is_done_at_the_end_of_a_sweep_that_an_earlier_run_began() -> None:
-    guards = Guards(done_after_own_sweep=False, reconciles=False)
-
-    finding = search(3, Faults(), guards, workers=1)
-
-    report(finding)
-    assert "I3" in finding.wrong
-    assert "FINISHED" in finding.trace[-2]
+ONE = {"workers": 1}
+NO_TAIL = {"bases": False, "tails": False, "needs_events": True}
+# What is switched off, besides what else, and what it takes to notice.
+LOSSES: list[tuple[str, dict[str, bool], int, Faults, dict[str, Any]]] = [
+    ("settle_counts_events", NO_TAIL, 2, Faults(), ONE),
+    ("done_after_own_sweep", NO_TAIL, 3, Faults(), ONE),
+    ("queued_has_deadline", {"bases": False}, 1, Faults(message_lost=1), ONE),
+    ("postponed_has_deadline", {"bases": False}, 1, Faults(postponed=1), ONE),
+    ("end_counts_events", {"bases": False}, 2, Faults(), ONE),
+    ("end_spares_held", {"bases": False}, 1, Faults(handler_fails=1), ONE),
+    ("remind_counts_lingering", {"bases": False}, 2, Faults(), ONE),
+    ("remind_counts_running", {"bases": False}, 1, Faults(), ONE),
+    ("remind_adopts", {}, 1, Faults(deadline_lost=1, handler_fails=1), ONE | {"is_end": is_handled, "events": 0}),
+    ("tails", {"bases": False}, 1, Faults(), ONE),
+    ("tail_reminds_first", {"bases": False}, 1, Faults(round_dies=1), ONE),
+    ("tail_takes_snapshot_first", {"bases": False}, 2, Faults(), ONE),
+    ("tail_is_a_snapshot", {"bases": False}, 2, Faults(), ONE | {"events": 0}),
+    ("bases", {}, 1, Faults(redis_lost=1), ONE),
+    ("bases", {}, 1, Faults(redis_rewinds=1), ONE | {"tolerated": OLDER, "events": 0}),
+    ("stores_where_it_read", {"bases": False}, 1, Faults(reset=1), ONE | {"events": 0}),
+    ("base_takes_snapshot_first", {"tails": False}, 2, Faults(), ONE | {"events": 0}),
+    ("base_leaves_out_pending", {}, 1, Faults(redis_lost=1), ONE | {"events": 0}),
+    ("base_asks_the_cursor", {}, 2, Faults(redis_lost=1), ONE | {"events": 0}),
+    ("base_finds_retries", {}, 1, Faults(retried=1), ONE),
+    ("reset_forgets_base", {}, 1, Faults(reset=1), ONE | {"events": 0}),
+]
 
 
 @pytest.mark.parametrize(
-    ("records", "guards", "faults", "last_line"),
-    [
-        pytest.param(
-            2,
-            Guards(settle_counts_events=False, reconciles=False),
-            Faults(),
-            "nothing more happens",
-            id="stop on the lease alone",
-        ),
-        pytest.param(
-            1,
-            Guards(reconciles=False),
-            Faults(redis_lost=1),
-            "nothing more happens",
-            id="no reconcile, and Redis is lost",
-        ),
-        pytest.param(
-            1,
-            Guards(reconciles=False),
-            Faults(producer_dies=1),
-            "nothing more happens",
-            id="no reconcile, and a producer dies",
-        ),
-        pytest.param(
-            1,
-            Guards(queued_has_deadline=False, reconciles=False),
-            Faults(message_lost=1),
-            "nothing more happens",
-            id="no deadline for a queued run, and its message is lost",
-        ),
-        pytest.param(
-            1,
-            Guards(closing_sweep=False, reconciles=False),
-            Faults(notifies_early=1),
-            "nothing more happens",
-            id="no closing sweep, and a producer notifies before it commits",
-        ),
-        pytest.param(
-            1,
-            Guards(lease_as_of_begin=False, reconciles=False),
-            Faults(notifies_early=1),
-            "nothing more happens",
-            id="a run that ends after the lease and read before it, and a producer notifies before it commits",
-        ),
-        pytest.param(
-            1,
-            Guards(postponed_has_deadline=False, reconciles=False),
-            Faults(postponed=1),
-            "nothing more happens",
-            id="no deadline in line, and nobody calls",
-        ),
-        pytest.param(
-            1,
-            Guards(reconcile_adopts=False),
-            Faults(deadline_lost=1),
-            "nothing more happens",
-            id="no adoption, and a deadline is lost",
-        ),
-    ],
+    ("guard", "others", "records", "faults", "bounds"), LOSSES, ids=[f"{at} {row[0]}" for at, row in enumerate(LOSSES)]
 )
-def test_the_search_finds_a_missing_way_back(records: int, guards: Guards, faults: Faults, last_line: str) -> None:
-    finding = search(records, faults, guards, is_end=is_handled)
+def test_the_search_finds_a_record_that_nobody_would_come_for(
+    guard: str, others: dict[str, bool], records: int, faults: Faults, bounds: dict[str, Any]
+) -> None:
+    finding = search(records, faults, Guards(**{**others, guard: False}), **bounds)
 
     report(finding)
-    assert "I3" in finding.wrong
-    assert finding.trace[-1] == last_line
+    assert finding.wrong.startswith("I3, I4:")
+
+
+def test_every_guard_is_taken_out_once() -> None:
+    guards = {field.name for field in fields(Guards)} - {"needs_events"}
+
+    assert guards == {row[0] for row in (*BREACHES, *LOSSES)}
 
 
 def test_the_shortest_trace_is_told_step_by_step() -> None:
-    finding = search(1, Faults(), Guards(advance_checks_owner=False))
+    finding = search(1, Faults(), Guards(advance_checks_owner=False, tails=False))
 
     told = [line[: line.index("gate")].strip() for line in finding.trace]
 
     assert told == [
-        "producer 1 commits",
-        "producer 1 notifies: STARTED",
+        "record 1 is committed",
+        "an event: STARTED",
         "message 1 arrives: run 1 begins",
         "run 1 claims the cursor",
         "run 1 reads record 1",

@@ -14,7 +14,7 @@ from taskbridge.notify import notify
 from taskbridge.pipeline import Pipeline
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.recording import match_again, record_event
-from taskbridge.ticker import reconcile
+from taskbridge.tail import base_round, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until
@@ -69,18 +69,18 @@ def test_an_event_without_data_is_due_by_the_smallest_delay_of_what_waits(world:
     assert world.due("A") == last + 5 * MINUTE * 1000
 
 
-def test_a_forgotten_record_is_found_when_it_is_due_and_not_before(world: World) -> None:
+def test_a_record_that_nobody_notified_is_due_when_one_with_an_event_would_be(world: World) -> None:
+    tail_round(world.here, PIPELINE)
     with world.here.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
-    assert reconcile(world.here, PIPELINE) == ["A"]
+    tail_round(world.here, PIPELINE)
     world.run_all()
+    last = world.batches[0][1]
     with world.here.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
-    # Its run is due five minutes after the last one, and nothing was lost: nobody has to look at it until then.
-    assert reconcile(world.here, PIPELINE) == []
-    with world.here.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET last_taken_at = now() - interval '5 minutes'")
-    assert reconcile(world.here, PIPELINE) == ["A"]
+    # Its run is due five minutes after the last one, and never earlier, whoever looks.
+    assert base_round(world.here, PIPELINE) == []
+    assert world.due("A") == last + 5 * MINUTE * 1000
 
 
 def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
@@ -90,7 +90,7 @@ def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
     world.run_all()
     assert world.record("ERROR", "A").answer is Answer.DELAYED
     world.here.redis.flushdb()
-    assert reconcile(world.here, PIPELINE) == ["A"]
+    assert base_round(world.here, PIPELINE) == []
     ((last_taken_ms,),) = world.inline.deployment.rows(
         "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
     )
@@ -115,12 +115,12 @@ def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotte
     at_the_servers_time(world)
     for delay in (300, 0.1):
         declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", delay))
-        assert reconcile(world.here, PIPELINE) == []
+        assert base_round(world.here, PIPELINE) == []
     world.record("ERROR", "A")
     world.run_all()
     wait_until(lambda: world.last_run("A") is None, "the last run is forgotten")
     declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
-    assert reconcile(world.here, PIPELINE) == [], "nothing waits, and nobody is started"
+    assert base_round(world.here, PIPELINE) == [], "nothing waits, and nobody is started"
     world.gate.us += 1_000_000
     assert world.record("ERROR", "A").answer is Answer.DELAYED
     ((last_taken_ms,),) = world.inline.deployment.rows(
@@ -136,7 +136,7 @@ def test_a_lengthened_delay_keeps_a_last_run_that_is_still_known_for_longer(worl
     world.run_all()
     began = world.last_run("A") or 0
     declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
-    reconcile(world.here, PIPELINE)
+    base_round(world.here, PIPELINE)
     key = Keys(world.here.settings.key_prefix).last(PIPELINE, "A")
     assert int(world.here.redis.pttl(key)) > 240_000
     assert (world.last_run("A") or 0) >= began

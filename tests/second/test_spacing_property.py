@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taskbridge.batch import Batch
 from taskbridge.gate import Answer
-from taskbridge.ticker import reconcile
+from taskbridge.tail import base_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, WARNING, World
 
@@ -86,7 +86,7 @@ class Check:
         """All of Redis is lost, and the deadlines are rebuilt from Postgres."""
         self.world.here.redis.flushdb()
         self.lost_redis = True
-        reconcile(self.world.here, "log-alerts")
+        base_round(self.world.here, "log-alerts")
 
     def _during(self, batch: Batch) -> None:
         """What happens while a run works: time passes, and events come that it does not see."""

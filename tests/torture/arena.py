@@ -29,7 +29,7 @@ __all__ = ["SETTINGS", "Arena", "arena"]
 SETTINGS: dict[str, Any] = {
     "runner_ttl": 1.5,
     "republish_after": 1.5,
-    "reconcile_interval": 3.0,
+    "base_interval": 3.0,
     "run_budget": 0.2,
     "statement_timeout": 2.0,
     "transaction_timeout": 10.0,

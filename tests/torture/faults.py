@@ -60,10 +60,10 @@ LOOK: Final = 1.0
 
 TTL = Bound("runner TTL", lambda settings, _: settings.runner_ttl)
 REPUBLISH = Bound("republish_after", lambda settings, _: settings.republish_after)
-RECONCILE = Bound("reconcile interval", lambda settings, _: settings.reconcile_interval)
+BASE = Bound("base interval", lambda settings, _: settings.base_interval)
+TAIL = Bound("tail interval", lambda settings, _: settings.tail_interval)
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
-SWITCH = Bound("2 s + reconcile interval", lambda settings, _: 2.0 + settings.reconcile_interval)
-LEASE = Bound("lease", lambda _, __: work.POLICY.lease)
+SWITCH = Bound("2 s + base interval", lambda settings, _: 2.0 + settings.base_interval)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
@@ -114,26 +114,26 @@ FAULTS: Final[dict[str, Fault]] = {
     "handler_async": Fault(
         "workers", "a worker with a coroutine as handler joins", "its readiness", EITHER, servers.worker_joins
     ),
-    "redis_kept": Fault("redis", "SIGKILL of Redis, data kept", "Redis answers again", RECONCILE, servers.redis_kept),
+    "redis_kept": Fault("redis", "SIGKILL of Redis, data kept", "Redis answers again", BASE, servers.redis_kept),
     "redis_rewound": Fault(
-        "redis", "SIGKILL of Redis, older data come back", "Redis answers again", RECONCILE, servers.redis_rewound
+        "redis", "SIGKILL of Redis, older data come back", "Redis answers again", BASE, servers.redis_rewound
     ),
-    "redis_lost": Fault("redis", "SIGKILL of Redis, data lost", "Redis answers again", RECONCILE, servers.redis_lost),
-    "redis_flushed": Fault("redis", "FLUSHALL", "the command", RECONCILE, servers.redis_flushed),
+    "redis_lost": Fault("redis", "SIGKILL of Redis, data lost", "Redis answers again", BASE, servers.redis_lost),
+    "redis_flushed": Fault("redis", "FLUSHALL", "the command", BASE, servers.redis_flushed),
     "scripts_flushed": Fault("redis", "SCRIPT FLUSH", "the command", TTL, servers.scripts_flushed),
     "redis_paused": Fault("redis", "CLIENT PAUSE", "its end", TTL, servers.redis_paused),
     "clients_killed": Fault("redis", "CLIENT KILL TYPE normal", "the command", EITHER, servers.clients_killed),
     "redis_full": Fault(
-        "redis", "Redis refuses writes (maxmemory)", "writes are taken again", RECONCILE, servers.redis_full
+        "redis", "Redis refuses writes (maxmemory)", "writes are taken again", BASE, servers.redis_full
     ),
     "redis_switched": Fault(
         "redis",
         "a replica takes over, old sockets stay READONLY",
         "the new one answers",
-        RECONCILE,
+        BASE,
         servers.redis_switched,
     ),
-    "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", RECONCILE, servers.redis_clock),
+    "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", BASE, servers.redis_clock),
     "postgres_fast": Fault(
         "postgres", "Postgres stopped (fast), started", "it answers again", BACKOFF, servers.postgres_fast
     ),
@@ -156,11 +156,9 @@ FAULTS: Final[dict[str, Fault]] = {
     "tenants_flood": Fault(
         "messages", "hundreds or 10,000 others have a backlog", "the deadline", TURN, work.tenants_flood
     ),
-    "producer_died": Fault(
-        "producer", "a producer dies before it notifies", "the commit", RECONCILE, work.producer_died
-    ),
+    "producer_died": Fault("producer", "a producer dies before it notifies", "the commit", TAIL, work.producer_died),
     "notified_first": Fault(
-        "producer", "a producer notifies before it commits", "the commit", LEASE, work.notified_first
+        "producer", "a producer notifies before it commits", "the commit", TAIL, work.notified_first
     ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbridge import ticker
+from taskbridge import tail
 from taskbridge.gate import gate
 from taskbridge.store import cursor
 
@@ -15,18 +15,18 @@ EVERY = "every script"
 TEXTS = {
     "owner": ("advance", "AND owner = %(token)s AND sweeps = %(sweeps)s", ""),
     "counter": ("settle", "if events > swept then", "if false then"),
-    "closing": ("settle", "if lease_end then", "if false then"),
+    "end": ("expire", "and events == swept and", "and"),
     "begin-token": ("begin", 'if state ~= "queued" or current ~= token then', 'if state ~= "queued" then'),
     "end-replaced": ("end_replaced", "WHERE application_name LIKE", "WHERE false AND application_name LIKE"),
     "clock": (EVERY, "behind_us = math.max(0, (clock[2] or 0) - us)", "behind_us = 0"),
 }
-GUARDS = (*TEXTS, "reconcile")
+GUARDS = (*TEXTS, "tail", "base")
 
 
 def take_out(guard: str) -> None:
     """Work without `guard` in this process. Call it before a gate or cursors are made."""
-    if guard == "reconcile":
-        vars(ticker)["reconcile"] = lambda *_: []
+    if guard in ("tail", "base"):
+        vars(tail)[f"{guard}_round"] = lambda *_, **__: []
         return
     name, present, instead = TEXTS[guard]
 

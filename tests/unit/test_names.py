@@ -29,7 +29,7 @@ def test_different_pairs_have_different_keys(pairs: list[tuple[str, str]]) -> No
     keys = Keys("sync")
     made = [kind(keys, *pair) for kind in KINDS for pair in pairs]
     made += {keys.due(pipeline) for pipeline, _ in pairs}
-    made += {keys.reconciled(pipeline) for pipeline, _ in pairs}
+    made += {keys.tailing(pipeline) for pipeline, _ in pairs}
     assert len(made) == len(set(made))
 
 

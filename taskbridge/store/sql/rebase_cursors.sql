@@ -3,6 +3,7 @@
 -- records was known by their order after the cursor.
 UPDATE {schema}.sync_cursors
 SET snapshot = %(snapshot)s::pg_snapshot,
+    looked = NULL,
     target = NULL,
     at_xid = NULL,
     at_id = NULL,

@@ -1,0 +1,66 @@
+"""How far all records of each pipeline have been looked at, and what each tenant's last run has looked at."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+TAILS = """
+CREATE TABLE tails (
+    pipeline text COLLATE "C" NOT NULL,
+    snapshot pg_snapshot NOT NULL,
+    base pg_snapshot NOT NULL,
+    CONSTRAINT pk_tails PRIMARY KEY (pipeline)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE tails IS 'How far all records of a pipeline have been looked at.';
+COMMENT ON COLUMN tails.snapshot IS
+    'The tail: of what is visible in it every tenant was reminded, or had a run that looked.';
+COMMENT ON COLUMN tails.base IS 'What is visible in it every cursor has handled.';
+ALTER TABLE sync_cursors ADD COLUMN looked pg_snapshot;
+COMMENT ON COLUMN sync_cursors.looked IS
+    'What was visible when the last run claimed the cursor: that run reads it.';
+"""
+
+ANNOUNCING = """
+-- Wakes workers that listen, once for each transaction, and says nothing more: the rows are the truth.
+CREATE FUNCTION @schema.announce_commit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_notify('taskbridge', '');
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION @schema.announce(source text, announces boolean DEFAULT true) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('DROP TRIGGER IF EXISTS %I ON @schema.records', 'announce_' || source);
+    IF announces THEN
+        EXECUTE format(
+            'CREATE TRIGGER %I AFTER INSERT OR UPDATE ON @schema.records FOR EACH ROW WHEN (NEW.source = %L) '
+            'EXECUTE FUNCTION @schema.announce_commit()',
+            'announce_' || source, source
+        );
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION @schema.announce IS
+    'Let commits of a source wake workers that listen, or no longer. It makes commits wait for each other.';
+"""
+
+
+def upgrade() -> None:
+    """Make the table, the column and the functions."""
+    connection = op.get_bind()
+    connection.exec_driver_sql(TAILS)
+    schema = connection.exec_driver_sql("SELECT quote_ident(current_schema())").scalar_one()
+    connection.exec_driver_sql(ANNOUNCING.replace("@schema", schema).replace("%", "%%"))
+
+
+def downgrade() -> None:
+    """There is no way back but to drop the schema: `taskbridge migrate --to base`."""
+    raise NotImplementedError

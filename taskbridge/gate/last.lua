@@ -1,0 +1,17 @@
+-- Part of the scripts that wake an idle tenant: when its last run was.
+
+-- The start of the last run, and until when no run may start since one took nothing; false for what is not known.
+local function last_run(last_key)
+  local began, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*):?(%d*)$")
+  return tonumber(began) or false, tonumber(earliest) or false
+end
+
+-- Add to the fields of a new runner what is known of its last run.
+local function add_last_run(fields, began, earliest)
+  if began then
+    fields[#fields + 1], fields[#fields + 2] = "began", began
+  end
+  if earliest then
+    fields[#fields + 1], fields[#fields + 2] = "earliest", earliest
+  end
+end

@@ -1,0 +1,214 @@
+"""Records that nobody notified are found at once, whatever happens to workers, Redis and other pipelines' rounds."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from taskbridge.gate import Keys
+from taskbridge.pipeline import Pipeline, Pipelines
+from taskbridge.policy import LatencyNeutral
+from taskbridge.runtime import runtime
+from taskbridge.tail import Rounds, base_round, tail_round
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+BASE = 3.0
+
+
+def insert(deployment: Deployment, tenant: str, *numbers: str) -> None:
+    """Plain INSERTs, as any program may make them; nobody notifies."""
+    with deployment.engine.begin() as connection:
+        for number in numbers:
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, '{}')",
+                (tenant, number),
+            )
+
+
+def delivered(deployment: Deployment, tenant: str) -> list[str]:
+    return sorted(number for of, number in deployment.deliveries() if of == tenant)
+
+
+def wait_for(deployment: Deployment, tenant: str, *numbers: str, within: float) -> None:
+    wait_until(lambda: delivered(deployment, tenant) == sorted(numbers), f"{tenant} is delivered", within)
+
+
+def holder(deployment: Deployment) -> str | None:
+    found = deployment.redis.get(Keys().tailing("invoices"))
+    return None if found is None else str(found).split()[0]
+
+
+SELDOM = pytest.mark.parametrize("deployment", [{"base_interval": 600.0}], indirect=True)
+
+
+@SELDOM
+def test_a_plain_insert_is_delivered_without_any_notify(deployment: Deployment) -> None:
+    with deployment.worker():
+        insert(deployment, "acme", "1", "2")
+        wait_for(deployment, "acme", "1", "2", within=5)
+        deployment.wait_until_idle()
+    assert deployment.handed_over("acme") == [["1", "2"]]
+
+
+@pytest.mark.parametrize(
+    "deployment", [{"tail_interval": 30.0, "base_interval": 600.0, "tail_listens": True}], indirect=True
+)
+def test_a_commit_that_is_announced_is_found_at_once(deployment: Deployment) -> None:
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT taskbridge.announce('invoices')")
+    with deployment.worker():
+        wait_until(lambda: listeners(deployment) == 1, "the worker listens", 10)
+        for tenant in ("a", "b"):
+            insert(deployment, tenant, "1", "2")
+            wait_for(deployment, tenant, "1", "2", within=10)
+        # and a worker whose listening session was ended makes another
+        deployment.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'")
+        wait_until(lambda: listeners(deployment) == 1, "the worker listens again", 10)
+        insert(deployment, "c", "1")
+        wait_for(deployment, "c", "1", within=10)
+
+
+def listeners(deployment: Deployment) -> int:
+    return len(deployment.rows("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'"))
+
+
+@SELDOM
+def test_an_event_that_came_before_its_commit_loses_nothing(deployment: Deployment) -> None:
+    with deployment.worker(), deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', 'acme', '1', '{}')"
+        )
+        deployment.notify_event.delay("acme")
+        wait_until(lambda: deployment.idle() and runs(deployment, "acme") == 1, "the run found nothing")
+        connection.commit()
+        wait_for(deployment, "acme", "1", within=5)
+
+
+def runs(deployment: Deployment, tenant: str) -> int:
+    found = deployment.rows("SELECT tenant, runs FROM taskbridge.sync_cursors")
+    return next((int(row.runs) for row in found if row.tenant == tenant), 0)
+
+
+@SELDOM
+@pytest.mark.parametrize("handler_seconds", [0.0, 0.6], ids=["quick", "slower than the tail"])
+def test_a_lone_event_makes_one_run(deployment: Deployment, handler_seconds: float) -> None:
+    tenants = [f"tenant {at}" for at in range(10)]
+    with deployment.worker(handler_seconds=handler_seconds):
+        wait_until(lambda: holder(deployment) is not None, "somebody has the tail")
+        for tenant in tenants:
+            deployment.save(tenant, "1")
+        for tenant in tenants:
+            wait_for(deployment, tenant, "1", within=15)
+        deployment.wait_until_idle()
+        # A round may fall between a commit, its event and the run's claim; then another run follows.
+        assert sum(runs(deployment, tenant) == 1 for tenant in tenants) >= 7
+
+
+@SELDOM
+def test_the_tail_of_a_worker_that_dies_or_freezes_is_taken_over(deployment: Deployment) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(deployment.worker())
+        wait_until(lambda: holder(deployment) is not None, "the first has the tail")
+        second = stack.enter_context(deployment.worker())
+        # when the first is killed, the second goes on
+        had = holder(deployment)
+        first.kill()
+        insert(deployment, "killed", "1")
+        wait_until(lambda: holder(deployment) not in (None, had), "the second has the tail", 1)
+        wait_for(deployment, "killed", "1", within=5)
+        # and when that one is frozen, a third does
+        stack.enter_context(deployment.worker())
+        had = holder(deployment)
+        second.signal_all(signal.SIGSTOP)
+        stack.callback(second.signal_all, signal.SIGCONT)
+        insert(deployment, "frozen", "1")
+        wait_until(lambda: holder(deployment) not in (None, had), "the third has the tail", 1)
+        # A message that the frozen one had fetched comes again after its time.
+        wait_for(deployment, "frozen", "1", within=5 + 5)
+        second.signal_all(signal.SIGCONT)
+        insert(deployment, "awake", "1")
+        wait_for(deployment, "awake", "1", within=5)
+
+
+def test_all_of_redis_is_lost_and_nobody_notifies(deployment: Deployment) -> None:
+    with deployment.worker(handler_seconds=0.5, batch_size=1):
+        insert(deployment, "acme", "1", "2", "3", "4")
+        wait_until(lambda: deployment.handed_over("acme"), "the first batch")
+        deployment.redis.flushdb()
+        deployment.redis.script_flush()
+        wait_for(deployment, "acme", "1", "2", "3", "4", within=BASE + 5)
+        deployment.wait_until_idle()
+
+
+def test_redis_comes_back_with_older_data(deployment: Deployment) -> None:
+    """It says that a run is queued, whose message is gone."""
+    raw = redis.Redis.from_url(deployment.settings.redis_url)
+    deployment.save("acme", "1")
+    older: dict[Any, Any] = {key: raw.dump(key) for key in list(raw.scan_iter("sync:*"))}
+    with deployment.worker():
+        wait_for(deployment, "acme", "1", within=10)
+        deployment.wait_until_idle()
+        deployment.redis.flushdb()
+        for key, value in older.items():
+            raw.restore(key, 0, value)
+        insert(deployment, "acme", "2")
+        insert(deployment, "b", "1")
+        wait_for(deployment, "b", "1", within=BASE + 5)
+        wait_for(deployment, "acme", "1", "2", within=5 + 3)
+    raw.close()
+
+
+def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment) -> None:
+    """One pipeline's tail stands in the way of nobody: here somebody's transaction locks where it is kept."""
+    here = runtime(deployment.app)
+    declared = Pipelines()
+    vars(here)["pipelines"] = declared
+    for name in ("first", "invoices", "last"):
+        declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
+    rounds = Rounds(here)
+    rounds.tail_in_turn()
+    insert(deployment, "acme", "1")
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT FROM taskbridge.tails WHERE pipeline = 'invoices' FOR UPDATE")
+        rounds.tail_in_turn()
+    assert [here.gate.active(name) for name in declared.names()] == [["acme"]] * 3
+    assert rounds.standings["invoices"].paused_until > 0
+    assert rounds.standings["last"].paused_until == rounds.standings["first"].paused_until == 0
+    wait_until(lambda: time.monotonic() > rounds.standings["invoices"].paused_until, "it is tried again", 5)
+    rounds.tail_in_turn()
+    assert rounds.standings["invoices"].pause == 0
+
+
+def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    first, second = Rounds(here), Rounds(here)
+    first.tail_in_turn()
+    other = here.make_gate(type(here.gate))
+    (hold,) = other.hold(["invoices"], 700)
+    assert 0 < hold.wait_ms <= 700
+    assert second.standings["invoices"].holds_until == 0.0
+    here.redis.delete(Keys().tailing("invoices"))
+    (hold,) = other.hold(["invoices"], 700)
+    assert (hold.wait_ms, hold.anew) == (0, True)
+    (hold,) = other.hold(["invoices"], 700)
+    assert (hold.wait_ms, hold.anew) == (0, False)
+
+
+def test_rounds_remind_and_begin_nothing_twice(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    tail_round(here, "invoices")
+    insert(deployment, "acme", "1")
+
+    assert tail_round(here, "invoices")
+    (before,) = here.gate.look("invoices", ["acme"])
+    for _ in range(5):
+        assert base_round(here, "invoices") == []
+    assert here.gate.look("invoices", ["acme"]) == [before], "a run is coming"

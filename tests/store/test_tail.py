@@ -1,0 +1,390 @@
+"""The tail finds every commit, and the base what is pending, in whatever order transactions end."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from taskbridge.store import Cursors, Found, Tails, know, record
+from taskbridge.store.queries import query
+
+PIPELINE, SOURCE = "orders", "orders"
+TOKEN = f"{1:016d}-aaaaaaaaaaaa"
+
+
+@pytest.fixture
+def tails(engine: Engine) -> Tails:
+    """Of a pipeline whose tail has begun."""
+    know(engine, PIPELINE, SOURCE, "everything")
+    begun = Tails(engine, 10.0)
+    news(begun)
+    return begun
+
+
+@pytest.fixture
+def cursors(engine: Engine) -> Cursors:
+    return Cursors(engine, SOURCE)
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[Connection]:
+    """A second session, whose transaction the test ends itself."""
+    with engine.connect() as connection:
+        yield connection
+
+
+def news(tails: Tails) -> list[str]:
+    """A round of the tail: whom it would remind."""
+    found = tails.news(PIPELINE, SOURCE, 200)
+    tails.keep_news(PIPELINE, found)
+    return tenants(found)
+
+
+def base(tails: Tails) -> list[str]:
+    """A base round: whom it would remind."""
+    found = tails.open(PIPELINE, SOURCE, 200)
+    tails.keep_open(PIPELINE, found)
+    return tenants(found)
+
+
+def tenants(found: Found) -> list[str]:
+    return sorted(one.tenant for one in found.waiting)
+
+
+def insert(where: Connection | Engine, tenant: str, key: str) -> None:
+    """A plain INSERT, as any program may make it."""
+    text = "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('orders', %s, %s, '{}')"
+    if isinstance(where, Connection):
+        where.exec_driver_sql(text, (tenant, key))
+    else:
+        with where.begin() as connection:
+            connection.exec_driver_sql(text, (tenant, key))
+
+
+def key(tenant: str) -> dict[str, str]:
+    return {"pipeline": PIPELINE, "tenant": tenant, "token": TOKEN}
+
+
+def handle(cursors: Cursors, tenant: str, limit: int = 100, batches: int = 100) -> None:
+    """Claim, and hand over up to so many batches to nobody."""
+    page = cursors.claim(key(tenant), limit, events=1, new_events=1, runs=1)
+    for _ in range(batches):
+        if page.moves_cursor:
+            with cursors.transaction(key(tenant)) as transaction:
+                transaction.advance(page)
+        if page.finished:
+            return
+        page = cursors.read(key(tenant), limit)
+
+
+def stored(engine: Engine) -> str:
+    with engine.connect() as connection:
+        return str(connection.exec_driver_sql("SELECT snapshot::text FROM taskbridge.tails").scalar_one())
+
+
+def test_a_plain_insert_is_found_once(engine: Engine, tails: Tails) -> None:
+    assert news(tails) == []
+    insert(engine, "acme", "1")
+
+    assert news(tails) == ["acme"]
+    assert news(tails) == []
+
+
+def test_a_commit_that_comes_late_is_found_and_a_rollback_is_not(
+    engine: Engine, tails: Tails, other: Connection
+) -> None:
+    insert(other, "late", "1")
+    insert(engine, "early", "1")
+    assert news(tails) == ["early"]
+    assert news(tails) == []
+
+    other.commit()
+    assert news(tails) == ["late"]
+
+    insert(other, "never", "1")
+    insert(engine, "early", "2")
+    other.rollback()
+    assert news(tails) == ["early"]
+
+
+def test_a_row_of_a_savepoint_is_found_at_the_commit(tails: Tails, other: Connection) -> None:
+    with other.begin_nested():
+        insert(other, "nested", "1")
+    assert news(tails) == []
+    other.commit()
+
+    assert news(tails) == ["nested"]
+
+
+def test_a_copied_transaction_id_is_news_all_the_same(engine: Engine, tails: Tails) -> None:
+    news(tails)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, xid) VALUES ('orders', 'a', '1', '{}', '3')"
+        )
+
+    assert news(tails) == ["a"]
+
+
+def test_what_a_run_has_handled_or_looks_at_is_no_news(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+    insert(engine, "handled", "1")
+    insert(engine, "looked at", "1")
+    handle(cursors, "handled")
+    handle(cursors, "looked at", batches=0)
+
+    assert news(tails) == []
+    assert base(tails) == ["looked at"], "whoever looks may die with Redis"
+
+    insert(engine, "looked at", "2")
+    assert news(tails) == ["looked at"]
+
+
+def test_records_of_other_sources_and_without_a_tenant_are_nobodys(engine: Engine, tails: Tails) -> None:
+    record(engine, "elsewhere", "acme", "1", {})
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, key, document, reason) VALUES ('orders', '1', '{}', 'unmatched')"
+        )
+
+    assert news(tails) == []
+    assert base(tails) == []
+
+
+def test_a_round_that_was_not_stored_is_made_again(engine: Engine, tails: Tails) -> None:
+    insert(engine, "acme", "1")
+    first = tails.news(PIPELINE, SOURCE, 200)
+
+    assert news(tails) == ["acme"]
+    before = stored(engine)
+    tails.keep_news(PIPELINE, first)
+    assert stored(engine) == before, "another round has stored meanwhile"
+
+
+def test_delay_and_last_run_come_with_a_tenant(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+    insert(engine, "acme", "1")
+    handle(cursors, "acme")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, delay_ms) "
+            "VALUES ('orders', 'acme', '2', '{}', 60000), ('orders', 'acme', '3', '{}', 5000)"
+        )
+        last = connection.exec_driver_sql(
+            "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
+        ).scalar_one()
+
+    for found in (tails.news(PIPELINE, SOURCE, 7000), tails.open(PIPELINE, SOURCE, 7000)):
+        assert found.waiting == [("acme", 5000, last)]
+    insert(engine, "acme", "4")
+    assert tails.news(PIPELINE, SOURCE, 10).waiting == [("acme", 10, last)], "one without a delay"
+
+
+# The base
+
+
+def test_the_base_finds_what_the_tail_has_seen_until_it_is_handled(
+    engine: Engine, tails: Tails, cursors: Cursors
+) -> None:
+    insert(engine, "acme", "1")
+    news(tails)
+
+    assert base(tails) == ["acme"]
+    assert base(tails) == ["acme"]
+    handle(cursors, "acme", limit=1, batches=0)
+    assert base(tails) == ["acme"]
+    handle(cursors, "acme")
+    assert base(tails) == []
+    insert(engine, "acme", "2")
+    assert base(tails) == ["acme"]
+
+
+def test_the_rest_of_a_sweep_stays_in_the_base(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+    for number in "123":
+        insert(engine, "acme", number)
+    handle(cursors, "acme", limit=1, batches=1)
+
+    assert base(tails) == ["acme"]
+    handle(cursors, "acme")
+    assert base(tails) == []
+
+
+def test_a_record_that_is_to_be_tried_again_is_found_by_the_base(
+    engine: Engine, tails: Tails, cursors: Cursors
+) -> None:
+    insert(engine, "acme", "1")
+    handle(cursors, "acme")
+    base(tails)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
+            "SELECT 'orders', 'acme', '1', revision, 'bad', now() FROM taskbridge.records"
+        )
+
+    assert base(tails) == ["acme"]
+    handle(cursors, "acme")
+    assert base(tails) == []
+
+
+def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, tails: Tails) -> None:
+    insert(engine, "acme", "1")
+    know(engine, "from now on", SOURCE, "now")
+    know(engine, "everything", SOURCE, "everything")
+
+    for begun in ("from now on", "everything"):
+        assert tenants(tails.news(begun, SOURCE, 200)) == [], "its tail begins behind what is there"
+    assert tenants(tails.open("from now on", SOURCE, 200)) == []
+    assert tenants(tails.open("everything", SOURCE, 200)) == ["acme"]
+    insert(engine, "b", "1")
+    for begun in ("from now on", "everything"):
+        assert tenants(tails.news(begun, SOURCE, 200)) == ["b"]
+
+
+def test_snapshots_of_another_cluster_begin_anew(engine: Engine, tails: Tails) -> None:
+    insert(engine, "acme", "1")
+    news(tails)
+    base(tails)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.tails SET snapshot = '9999999999:9999999999:', base = '9999999999:9999999999:'"
+        )
+    insert(engine, "b", "1")
+
+    assert news(tails) == []
+    assert base(tails) == ["acme", "b"]
+    insert(engine, "c", "1")
+    assert news(tails) == ["c"]
+
+
+def test_a_round_takes_no_transaction_id(engine: Engine, tails: Tails) -> None:
+    news(tails)
+
+    def next_id() -> int:
+        with engine.connect() as connection:
+            return int(connection.exec_driver_sql("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").scalar_one())
+
+    before = next_id()
+    tails.news(PIPELINE, SOURCE, 200)
+    tails.open(PIPELINE, SOURCE, 200)
+    assert next_id() == before
+
+
+# Random histories
+
+
+def plain(engine: Engine, seen: str) -> list[str]:
+    """What a scan of all records finds, with the plain condition and no index."""
+    with engine.connect() as connection:
+        return sorted(
+            connection.exec_driver_sql(
+                "SELECT DISTINCT r.tenant FROM taskbridge.records r "  # noqa: S608 - `seen` is of this file
+                "LEFT JOIN taskbridge.sync_cursors c ON c.pipeline = 'orders' AND c.tenant = r.tenant "
+                "WHERE r.source = 'orders' AND NOT pg_visible_in_snapshot(r.xid, coalesce(c.snapshot, '1:1:')) "
+                f"AND {seen}"
+            ).scalars()
+        )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 - one arm for each thing that happens
+    engine: Engine, tails: Tails, cursors: Cursors, seed: int
+) -> None:
+    draw = random.Random(seed)  # noqa: S311 - histories, no secrets
+    numbers = iter(range(10_000))
+    told: set[str] = set()
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(engine.connect()) for _ in range(3)]
+        tails.news(PIPELINE, SOURCE, 200)
+        for _ in range(120):
+            session, tenant = draw.choice(sessions), draw.choice("abcdef")
+            match draw.choice(("insert", "insert", "nested", "commit", "commit", "rollback", "run", "tail", "base")):
+                case "insert":
+                    insert(session, tenant, str(next(numbers)))
+                case "nested":
+                    nested = session.begin_nested()
+                    insert(session, tenant, str(next(numbers)))
+                    (nested.commit if draw.random() < 0.5 else nested.rollback)()
+                case "commit":
+                    session.commit()
+                case "rollback":
+                    session.rollback()
+                case "run":
+                    handle(cursors, tenant, limit=draw.choice((1, 2, 100)), batches=draw.choice((0, 1, 2, 100)))
+                    told.discard(tenant)
+                case "tail":
+                    found = tails.news(PIPELINE, SOURCE, 200)
+                    since = plain(
+                        engine,
+                        "NOT coalesce(pg_visible_in_snapshot(r.xid, c.looked), false) AND "
+                        "NOT pg_visible_in_snapshot(r.xid, (SELECT snapshot FROM taskbridge.tails))",
+                    )
+                    assert tenants(found) == since
+                    told |= set(since)
+                    if draw.random() < 0.8:
+                        tails.keep_news(PIPELINE, found)
+                    unseen = plain(engine, "NOT coalesce(pg_visible_in_snapshot(r.xid, c.looked), false)")
+                    assert set(unseen) <= told, "everybody with records that no run has looked at was reminded"
+                case "base":
+                    found = tails.open(PIPELINE, SOURCE, 200)
+                    assert tenants(found) == plain(engine, "true")
+                    if draw.random() < 0.8:
+                        tails.keep_open(PIPELINE, found)
+
+
+# Plans
+
+ROWS, TENANTS = 60_000, 6_000
+
+
+@pytest.fixture
+def seeded(engine: Engine, tails: Tails) -> Engine:
+    """60,000 handled records of 6,000 tenants, then 40 new ones, and statistics from before all of them."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'orders', 'tenant-' || n %% %(tenants)s, n::text, '{}' FROM generate_series(1, %(rows)s) n",
+            {"rows": ROWS, "tenants": TENANTS},
+        )
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner, snapshot) "
+            "SELECT 'orders', 'tenant-' || n, 't', pg_current_snapshot() FROM generate_series(0, %(tenants)s - 1) n",
+            {"tenants": TENANTS},
+        )
+    news(tails)
+    base(tails)
+    for number in range(40):
+        insert(engine, f"tenant-{number}", "new")
+    return engine
+
+
+def nodes(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if top["Actual Loops"]:
+        yield top
+        for below in top.get("Plans", ()):
+            yield from nodes(below)
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["old statistics", "fresh statistics"])
+@pytest.mark.parametrize("name", ["tail_news", "base_open"])
+def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, name: str, analyzed: bool) -> None:
+    with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if analyzed:
+            connection.exec_driver_sql("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors")
+    with seeded.connect() as connection:
+        limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
+        connection.exec_driver_sql(query("plan_of_rounds"), limits)
+        values = {"pipeline": PIPELINE, "source": SOURCE, "smallest": 200}
+        found = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query(name)}", values
+        ).scalar_one()
+    top = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
+
+    scans = [node for node in nodes(top) if node.get("Relation Name") in ("records", "sync_cursors")]
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 200
+    assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 1_500
