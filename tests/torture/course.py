@@ -134,20 +134,20 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
         return until - since - workers.seconds_without(since, until)
 
     while True:
-        found = scene.arena.ledger.of(tenant)
-        later = [entry.began for entry in found if entry.began >= since]
-        settled = is_settled(scene.arena, tenant)
         if one.to_the_end:
-            if settled:
+            if is_settled(scene.arena, tenant):
                 return counted(time.monotonic())
-        elif later:
-            return counted(later[0])
-        elif settled:
-            ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
-            return counted(ended) if ended > since else None
+        else:
+            found = scene.arena.ledger.of(tenant)
+            later = [entry.began for entry in found if entry.began >= since]
+            if later:
+                return counted(later[0])
+            if is_settled(scene.arena, tenant):
+                ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
+                return counted(ended) if ended > since else None
         if time.monotonic() > deadline + workers.seconds_without(since, time.monotonic()):
             return counted(time.monotonic())
-        time.sleep(0.05 if one.to_the_end else 0.02)
+        time.sleep(0.2 if one.to_the_end else 0.05)
 
 
 def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:

@@ -130,7 +130,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "redis",
         "a replica takes over, old sockets stay READONLY",
         "the new one answers",
-        RECONCILE,
+        SWITCH,
         servers.redis_switched,
     ),
     "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", RECONCILE, servers.redis_clock),

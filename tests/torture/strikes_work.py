@@ -178,10 +178,8 @@ def record_acts(act: str) -> Callable[[Scene, Planned], Struck]:
 
     def strike(scene: Scene, planned: Planned) -> Struck:
         time.sleep(planned.moment)
-        variants, is_fatal = len(ACTS[act].variants), ACTS[act].is_fatal
-        behaviour = {"act": act, "variant": round(planned.part * 1000) % variants}
-        expected = Expected.QUARANTINED if is_fatal else Expected.DELIVERED
-        return _beside_others(scene, planned, behaviour=behaviour, expected=expected)
+        behaviour = {"act": act, "variant": round(planned.part * 1000) % len(ACTS[act].variants)}
+        return _beside_others(scene, planned, behaviour=behaviour, expected=ACTS[act].end)
 
     return strike
 

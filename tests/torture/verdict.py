@@ -112,8 +112,10 @@ def _of_record(stock: Stock, key: tuple[str, str], revision: int, version: int, 
         Expected.QUARANTINED: (*key, revision) in stock.quarantine,
     }
     expected = found[0].expected
+    if expected is Expected.EITHER:
+        return [] if any(ends.values()) else [f"lost: {key} revision {revision} is not {expected}"]
     wrong = [] if ends[expected] else [f"lost: {key} revision {revision} is not {expected}"]
-    others = [other for other in Expected if other is not expected and ends[other]]
+    others = [other for other, is_there in ends.items() if other is not expected and is_there]
     return wrong + [f"wrong end: {key} revision {revision} is {other}, not {expected}" for other in others]
 
 
