@@ -34,7 +34,6 @@ from sqlalchemy.exc import DataError, DBAPIError
 from taskbridge import recording
 from taskbridge.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
-from taskbridge.gate import Queue
 from taskbridge.names import check_pipeline_name
 from taskbridge.notify import notify
 from taskbridge.runtime import Runtime, runtime, serves
@@ -233,7 +232,7 @@ def _is_pipeline_name(name: Any) -> bool:
 
 def _parking(here: Runtime) -> KombuQueue:
     """Return the parking queue. As an object and not by name: Celery would let its workers consume it."""
-    name = f"{here.keys.queue(Queue.FIRST).rpartition('.')[0]}.parked"
+    name = here.keys.parked
     return KombuQueue(name, Exchange(name), routing_key=name)
 
 

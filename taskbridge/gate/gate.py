@@ -24,6 +24,7 @@ __all__ = [
     "CircuitStatus",
     "Due",
     "Gate",
+    "Hold",
     "Outcome",
     "RunnerStatus",
     "Survey",
@@ -84,6 +85,17 @@ class Begun(NamedTuple):
     died: bool = False
 
 
+class Hold(StrEnum):
+    """What a tenant that is held waits for."""
+
+    TURN = "turn"
+    LINE = "line"
+    """A free place among the runs of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
+    RATE = "rate"
+    RETRY = "retry"
+    """The time until which it is held: a back-off, or what its handler asked for."""
+
+
 class CircuitStatus(NamedTuple):
     """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
 
@@ -97,6 +109,8 @@ class CircuitStatus(NamedTuple):
     opened_at_ms: int | None
     closed_at_ms: int | None
     in_line: int
+    rests_until_ms: int | None = None
+    """The downstream asked the whole pipeline to wait until then."""
 
 
 class Due(NamedTuple):
@@ -139,6 +153,8 @@ class RunnerStatus:
     began_ms: int | None
     deadline_ms: int | None
     lease_ends_ms: int | None
+    hold: Hold | None = None
+    """What it waits for; None: it is not held."""
 
 
 Publish = Callable[[Queue, str, str, str], None]
@@ -502,11 +518,11 @@ def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
 
 
 def _circuit(fields: dict[str, str], in_line: int) -> CircuitStatus:
-    until, opened_at, closed_at = (
-        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at")
+    until, opened_at, closed_at, rests_until = (
+        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
     )
     probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
-    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, in_line)
+    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, in_line, rests_until)
 
 
 def _survey(
@@ -538,4 +554,16 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
         began_ms=int(runner["began"]) if "began" in runner else None,
         deadline_ms=None if deadline is None else int(deadline),
         lease_ends_ms=None if lease_ends is None else int(lease_ends),
+        hold=_hold(runner),
     )
+
+
+def _hold(runner: dict[str, str]) -> Hold | None:
+    if "held" not in runner:
+        return None
+    if runner["held"] == "turn":
+        return Hold.TURN
+    if "joined" in runner:
+        return Hold.LINE
+    # Only who waits for a rate limit has paid for what it may hand over.
+    return Hold.RATE if "permits" in runner else Hold.RETRY

@@ -72,6 +72,7 @@ def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
     assert taskbridge("status").stdout == "invoices: no tenants\n"
     assert taskbridge("status", "--json").json == {
         "pipelines": {"invoices": {"tenants": {}, "paused": False, "circuit": CLOSED}}
+        "parked": 0,
     }
 
 
