@@ -63,7 +63,9 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
 
     narrowing = page.narrowing.failed(len(page.records))
     told = None
-    if narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts:
+    # Some of these attempts may be deaths, and a kill from outside must not make one error of the record too many.
+    enough = max(this.pipeline.max_attempts, LEAST_DEATHS) if this.begun.died else this.pipeline.max_attempts
+    if narrowing.is_alone and narrowing.attempts >= enough:
         try:
             if _is_the_records_fault(this, page, narrowing, downstream=downstream):
                 _set_aside(this, page, narrowing, text)

@@ -511,6 +511,24 @@ def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> Non
     assert drill.states() == {"handled": 20}
 
 
+def test_a_kill_from_outside_counts_for_no_error_of_the_record(drill: Drill) -> None:
+    failing = ["once"]
+
+    def handler(batch: Batch) -> None:
+        if failing:
+            raise ValueError(failing.pop())
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2, batch_size=1)
+    drill.save("acme", "1")
+    dies(drill)
+
+    drill.go_on()
+
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 1}
+
+
 def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:
     """As one that kills its process, or holds the interpreter: the gate hears no more of the run."""
     entered, released, threads = threading.Event(), threading.Event(), list[threading.Thread]()
