@@ -396,7 +396,8 @@ class GateAndModel(RuleBasedStateMachine):
         for tenant, model in neighbours.items():
             self.model[pipeline, tenant] = replace(model, deadline=shared.due.get(tenant))
         self.model[subject] = after
-        if after.state is State.IDLE and after.deadline is None:
+        # Who lost its runner while it stood in line may yet be called.
+        if after.state is State.IDLE and after.deadline is None and name not in shared.line:
             self.damaged.discard(subject)
         if expected in PUBLISHING:
             queue, *of, token = published.pop(0)

@@ -91,6 +91,14 @@ class Places(GateAndModel):
             self.notify(which, 0)
         self.a_run_ends(which, Outcome.DONE if events else Outcome.MORE, 1, False, Blame.NOBODY, 0)
 
+    @rule(first=tenants, second=tenants)
+    def a_run_with_news_ends_while_another_stands_in_line(self, first: int, second: int) -> None:
+        self.a_run_begins(first)
+        self.a_run_begins(second)
+        self.notify(first, 0)
+        self.time_passes(300)
+        self.a_run_ends(first, Outcome.DONE, 1, False, Blame.NOBODY, 0)
+
     @rule()
     def a_quiet_end(self) -> None:
         """Runs that are on die; those that follow handle all; nothing new comes. All must become idle."""

@@ -587,9 +587,10 @@ def _same(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
     return tenant
 
 
-def _not_due(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+def _not_due(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     """Forget a deadline that passed without a runner: its hash was lost."""
-    stale = tenant.state is State.IDLE and tenant.deadline is not None and tenant.deadline <= now.ms
+    assert isinstance(event, Deadline)
+    stale = not event.turn and tenant.state is State.IDLE and tenant.deadline is not None and tenant.deadline <= now.ms
     return replace(tenant, deadline=None) if stale else tenant
 
 
