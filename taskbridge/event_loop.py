@@ -18,6 +18,9 @@ __all__ = ["EventLoop"]
 
 log = logging.getLogger(__name__)
 
+PATIENCE: Final = 10.0
+"""Seconds that a coroutine has to end after it was cancelled."""
+
 
 class EventLoop:
     """Runs coroutines for the threads of a process. Its own thread starts with the first."""
@@ -27,7 +30,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> None:
-        """Wait until `awaitable` has ended. If this wait is interrupted, it is cancelled and ends first.
+        """Wait until `awaitable` has ended. If this wait is interrupted, it is cancelled, and has ten seconds to end.
 
         Raises:
             SoftTimeLimitExceeded: it took longer than `seconds`.
@@ -41,11 +44,22 @@ class EventLoop:
                 raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
-            # Until it has ended it may use the batch's connection.
-            call.ended.wait()
+            ended = False
+            try:
+                # Until it has ended it may use the batch's connection.
+                ended = call.ended.wait(PATIENCE)
+            finally:
+                if not ended:
+                    self._leave(loop)
             raise
         if call.error is not None:
             raise call.error
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A coroutine does not end though it was cancelled, or blocks the loop: later ones get a loop of their own."""
+        with self._starting:
+            if self._loop is loop:
+                self._loop = None
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:

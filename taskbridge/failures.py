@@ -42,12 +42,17 @@ def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:
     """Return the RetryAfter that `error` is, or the longest of a group of nothing else (as a `TaskGroup` raises it)."""
-    if isinstance(error, RetryAfter):
-        return error
-    if not isinstance(error, BaseExceptionGroup):
-        return None
-    told = [asked_to_wait(one) for one in error.exceptions]
-    return max((one for one in told if one is not None), key=lambda one: one.seconds) if all(told) else None
+    told, left = [], [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+        elif isinstance(one, RetryAfter):
+            # A subclass may have left out what its base class sets.
+            told.append(one if {"seconds", "scope"} <= vars(one).keys() else RetryAfter(None))
+        else:
+            return None
+    return max(told, key=lambda one: one.seconds)
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
@@ -71,11 +76,12 @@ def _is_lost_database(error: BaseException) -> bool:
 
 
 def _says_so(error: BaseException | None) -> bool:
-    """Whether an error of psycopg has a state that says so, or none at all, as where the connection broke."""
-    state = getattr(error, "sqlstate", None)
-    if state is None:
-        return type(error) is psycopg.OperationalError
-    return str(state).startswith(_PIPELINES_DOWN)
+    """Whether an error of a driver has a state that says so, or none at all, as where psycopg's connection broke."""
+    try:
+        state = getattr(error, "sqlstate", None)
+    except Exception:  # an attribute of somebody's own, which may raise anything
+        state = None
+    return state.startswith(_PIPELINES_DOWN) if isinstance(state, str) else type(error) is psycopg.OperationalError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from taskbridge.runtime import Runtime
 from taskbridge.shutdown import ends_process
 from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
 from taskbridge.texts import error_text
-from taskbridge.time_limit import interrupts, soft_time_limit
+from taskbridge.time_limit import interrupts, longest_call, soft_time_limit
 
 __all__ = ["Ending", "HandlerFailed", "Run", "hand_over", "try_alone"]
 
@@ -157,6 +158,7 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
         owned=lambda: this.lease.owned,
         until=math.inf if limit is None else started + limit,
     )
+    this.lease.ends_at = math.inf if limit is None else started + longest_call(limit)
     try:
         with soft_time_limit(limit):
             _finish(this, this.pipeline.handler(batch), batch)
@@ -164,6 +166,8 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
         if ends_process(error):
             raise
         raise HandlerFailed(page, error) from error
+    finally:
+        this.lease.ends_at = math.inf
     this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)
 
@@ -173,7 +177,7 @@ def _finish(this: Run, returned: Any, batch: Batch) -> None:
     if inspect.isawaitable(returned):
         in_time = math.isinf(batch.seconds_left) or interrupts()
         this.runtime.event_loop.run(returned, None if in_time else batch.seconds_left)
-    elif inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+    elif isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
-            f"the handler returned a generator ({returned.__qualname__}), of which nothing has run: return nothing"
+            f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
         )

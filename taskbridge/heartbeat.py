@@ -9,6 +9,7 @@ wakes that it may have been replaced.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ class Lease:
         self._trust = trust
         self._confirmed = time.monotonic()
         self._lost = False
+        self.ends_at = math.inf
+        """When the run gives its tenant up, though its handler goes on."""
 
     @property
     def owned(self) -> bool:
@@ -38,7 +41,7 @@ class Lease:
     def renew(self) -> None:
         """Beat once."""
         before = time.monotonic()
-        if self._beat():
+        if before < self.ends_at and self._beat():
             self._confirmed = before
         else:
             self._lost = True

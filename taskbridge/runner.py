@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Final
 
@@ -70,7 +71,8 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         _settle(this, ending)
     if ending.error is not None:
         # Celery logs the error with its notes, and says nothing of whose run it was.
-        ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
+        with suppress(Exception):  # an error may refuse to be written to
+            ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
         raise ending.error
 
 

@@ -24,7 +24,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
 from taskbridge.gate import Blame, Outcome
 from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, try_alone
-from taskbridge.store import Aside, Page
+from taskbridge.store import Aside, Evidence, Page
 from taskbridge.texts import error_text
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "probe"]
@@ -40,8 +40,8 @@ DOWNSTREAM_FACTOR: Final = 4
 LOOKS_AHEAD: Final = 256
 """So many records of a tenant at the least are looked at for one that can be handled."""
 DIED: Final = (
-    "the run before this one did not end: its process died or held the interpreter for longer than the runner TTL, or "
-    "Redis could not be reached for as long"
+    "the run before this one did not end: its process died, its handler went on after its time limit or held the "
+    "interpreter for longer than the runner TTL, or Redis could not be reached for as long"
 )
 
 
@@ -62,20 +62,21 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
 
     narrowing = page.narrowing.failed(len(page.records))
-    told = None
     # Some of these attempts may be deaths, and a kill from outside must not make one error of the record too many.
     enough = max(this.pipeline.max_attempts, LEAST_DEATHS) if this.begun.died else this.pipeline.max_attempts
+    evidence = None
     if narrowing.is_alone and narrowing.attempts >= enough:
+        evidence = this.cursors.evidence(this.key)
+    # Before another record is tried: that one may end the process, and the search must not begin there again.
+    this.cursors.fail(this.key, text, narrowing)
+    if evidence is not None:
         try:
-            if _is_the_records_fault(this, page, narrowing, downstream=downstream):
+            if _is_the_records_fault(this, page, narrowing, evidence, downstream=downstream):
                 _set_aside(this, page, narrowing, text)
                 return Ending(Outcome.MORE)
-            blame = blame if downstream else Blame.PIPELINE
         except RetryAfter as asked:
-            told = asked
-    this.cursors.fail(this.key, text, narrowing)
-    if told is not None:
-        return _as_told(this, told)
+            return _as_told(this, asked)
+        blame = blame if downstream else Blame.PIPELINE
     failures = max(narrowing.attempts - 1, this.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
     return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
@@ -91,15 +92,18 @@ def after_death(this: Run, page: Page) -> Page | Ending:
     """
     narrowing = page.narrowing.failed(len(page.records))
     log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
+    evidence = None
     if narrowing.is_alone and narrowing.attempts >= max(this.pipeline.max_attempts, LEAST_DEATHS):
+        evidence = this.cursors.evidence(this.key)
+    failures = this.cursors.fail(this.key, DIED, narrowing)
+    if evidence is not None:
         try:
-            if _is_the_records_fault(this, page, narrowing, downstream=False):
+            if _is_the_records_fault(this, page, narrowing, evidence, downstream=False):
                 _set_aside(this, page, narrowing, DIED)
                 return Ending(Outcome.MORE)
         except RetryAfter as told:
-            this.cursors.fail(this.key, DIED, narrowing)
             return _as_told(this, told)
-    if this.cursors.fail(this.key, DIED, narrowing) > 1:
+    if failures > 1:
         wait_ms = _milliseconds(max(0, narrowing.attempts - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
     return replace(page.first(narrowing.limit or len(page.records)), narrowing=narrowing)
@@ -143,14 +147,13 @@ def probe(this: Run) -> Ending:
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
 
-def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, *, downstream: bool) -> bool:
+def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence: Evidence, *, downstream: bool) -> bool:
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
         RetryAfter: asked for when another record was tried.
     """
     (record,) = page.records
-    evidence = this.cursors.evidence(this.key)
     enough = this.pipeline.max_attempts * (DOWNSTREAM_FACTOR if downstream else 1)
     if evidence.others_succeed and narrowing.attempts >= enough:
         return True

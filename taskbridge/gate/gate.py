@@ -454,7 +454,8 @@ class Gate:
 
     def postpone_reconcile(self, pipeline: str, seconds: float) -> None:
         """Let nobody look for forgotten records in the next `seconds`, and then one process."""
-        self._client.set(self._keys.reconciled(pipeline), os.getpid(), px=int(seconds * 1000))
+        wait_ms = int(seconds * 1000)
+        self._client.set(self._keys.reconciled(pipeline), self.now_ms() + wait_ms, px=wait_ms)
 
     def release_reconcile(self, pipeline: str) -> None:
         """Let the next process that asks look for forgotten records, however lately one did."""

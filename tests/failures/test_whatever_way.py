@@ -118,7 +118,7 @@ WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "breaks its session": (breaks_its_session, "PendingRollbackError: "),
     "ConnectionError": (raising(ConnectionError("refused")), "ConnectionError: refused"),
     "TimeoutError": (raising(TimeoutError("no answer")), "TimeoutError: no answer"),
-    "a generator": (a_generator, "HandlerMistake: the handler returned a generator"),
+    "a generator": (a_generator, "HandlerMistake: the handler returned an iterator (generator)"),
 }
 
 
