@@ -7,6 +7,7 @@ from call to call. The thread that called waits: heartbeats, the soft time limit
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable
@@ -80,13 +81,21 @@ class _Call:
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(lambda _: self.ended.set())
+        self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
         if self._task is None:
             self.ended.set()
         else:
             self._task.cancel()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() and self.error is None:
+            # Somebody on the loop cancelled all its tasks, this one before its first step.
+            self.error = asyncio.CancelledError("cancelled before it began")
+            if inspect.iscoroutine(self._awaitable):
+                self._awaitable.close()
+        self.ended.set()
 
     async def _run(self) -> None:
         try:

@@ -87,7 +87,7 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
         except Exception as error:
             if here.eager:
                 raise
-            if isinstance(error, Unavailable):
+            if isinstance(error, Unavailable) and not _is_answered(error):
                 _shut_until[here] = time.monotonic() + NOT_TRIED
             failure = f"{type(error).__name__}: {error}"
     try:
@@ -119,10 +119,10 @@ def again(app: Celery) -> None:
                     raise ConnectionError("its last try did not come to an end")
                 arguments, keywords, _ = message.decode()
                 _store(here, _message(arguments, keywords, message.headers["id"]))
-            except Unavailable:
-                message.requeue()
-                return
             except Exception as error:
+                if isinstance(error, Unavailable) and not _is_answered(error):
+                    message.requeue()
+                    return
                 # To the end of the queue, so that it holds up no other.
                 failures += 1
                 _rotate(app, message, f"{type(error).__name__}: {error}")
@@ -161,15 +161,15 @@ def _store(here: Runtime, message: Message) -> str:
     """
     try:
         recorded = recording.prepare(here, message.pipeline, message.payload, message.message_id or message.task_id)
-        with speaking_plainly():
-            new = recorded.write(here)
+        new = recorded.write(here)
     except UnknownPipeline as error:
         reason = UNDECLARED if _is_pipeline_name(message.pipeline) else str(error)
     except UsageError as error:
         reason = str(error)
     except DBAPIError as error:
-        if not isinstance(error, DataError) and not str(getattr(error.orig, "sqlstate", "")).startswith(("22", "54")):
-            raise
+        if not _is_about_the_payload(error):
+            with speaking_plainly():
+                raise
         reason = f"Postgres does not take the payload: {str(error.orig).splitlines()[0]}"
     else:
         found = recorded.found
@@ -181,6 +181,21 @@ def _store(here: Runtime, message: Message) -> str:
                 log.warning("message %s is recorded, its tenant not notified: %s", recorded.message_id, error)
         return recorded.message_id
     return _set_aside(here, message, reason)
+
+
+def _is_about_the_payload(error: DBAPIError) -> bool:
+    """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
+    return isinstance(error, DataError) or _state(error).startswith(("22", "54"))
+
+
+def _is_answered(error: Exception) -> bool:
+    """Whether Postgres can be used, and refused this one statement."""
+    state = _state(error.__cause__)
+    return bool(state) and not state.startswith(("08", "53", "57P"))
+
+
+def _state(error: BaseException | None) -> str:
+    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")
 
 
 def _set_aside(here: Runtime, message: Message, reason: str) -> str:
@@ -195,10 +210,9 @@ def _set_aside(here: Runtime, message: Message, reason: str) -> str:
     found = Unmatched(_storable(reason)[:2000])
     with speaking_plainly():
         try:
-            text = json_text("", message.payload)
-            here.records.write(pipeline, message_id, text, found, None)
+            here.records.write(pipeline, message_id, json_text("", message.payload), found, None)
         except (InvalidInput, DBAPIError) as error:
-            if isinstance(error, DBAPIError) and not str(getattr(error.orig, "sqlstate", "")).startswith(("22", "54")):
+            if isinstance(error, DBAPIError) and not _is_about_the_payload(error):
                 raise
             here.records.write(pipeline, message_id, _as_text(message.payload), found, None)
     log.error(

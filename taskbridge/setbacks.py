@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PAUSED: Final = Ending(Outcome.RETRY, retry_ms=60_000)
 """A paused tenant is looked at again after a minute, should word of its resumption get lost."""
+LEAST_WAIT_MS: Final = 200
+"""A handler that asks to wait for no time at all, as with a date that is past, is not called without a pause."""
 MOST_IN_A_ROW: Final = 2
 LEAST_DEATHS: Final = 5
 """So often a run must die over one record alone at the least: a kill from outside must not cost an innocent record."""
@@ -191,7 +193,8 @@ def _is_handled(this: Run, page: Page, record: Record) -> bool:
 
 def _as_told(this: Run, told: RetryAfter) -> Ending:
     log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, told)
-    return Ending(Outcome.RETRY, retry_ms=math.ceil(told.seconds * 1000), all_wait=told.scope == "pipeline")
+    wait_ms = max(LEAST_WAIT_MS, math.ceil(told.seconds * 1000))
+    return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
 
 
 def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from taskbridge.batch import Batch, RetryAfter
+from taskbridge.event_loop import EventLoop
 from taskbridge.handlers.journal import journal
 from tests.failures.drill import Drill
 
@@ -174,3 +176,39 @@ def test_a_look_that_failed_is_postponed_for_all(drill: Drill) -> None:
     assert drill.gate.claim_reconcile("invoices", 30)
     drill.gate.postpone_reconcile("invoices", 5)
     assert not drill.gate.claim_reconcile("invoices", 30)
+
+
+def test_a_handler_that_asks_to_wait_for_no_time_is_called_once_a_tick(drill: Drill) -> None:
+    def handler(_: Batch) -> None:
+        raise RetryAfter("Wed, 21 Oct 2015 07:28:00 GMT")
+
+    drill.handle(handler)
+    drill.save("acme", "one")
+    drill.go_on(lambda: drill.now_ms >= 2_000, steps=200)
+    assert 2 <= len(drill.calls) <= 11
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_coroutine_that_is_cancelled_before_its_first_step_is_not_handled() -> None:
+    loop, stop = EventLoop(), threading.Event()
+    ran: set[int] = set()
+    counted: set[int] = set()
+
+    async def cancels_all() -> None:
+        while not stop.is_set():
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await asyncio.sleep(0)
+
+    async def work(number: int) -> None:
+        ran.add(number)
+
+    thread = threading.Thread(target=lambda: loop.run(cancels_all()), daemon=True)
+    thread.start()
+    for number in range(50):
+        with suppress(asyncio.CancelledError):
+            loop.run(work(number))
+            counted.add(number)
+    stop.set()
+    thread.join(5)
+    assert counted <= ran
