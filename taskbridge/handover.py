@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskbridge.batch import Batch, Record
 from taskbridge.errors import HandlerMistake
@@ -20,7 +20,10 @@ from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
 from taskbridge.texts import error_text
 from taskbridge.time_limit import interrupts, longest_call, soft_time_limit
 
-__all__ = ["Ending", "HandlerFailed", "Run", "hand_over", "try_alone"]
+__all__ = ["Ending", "HandlerFailed", "Run", "charge", "hand_over", "permitted", "try_alone"]
+
+PAID_AHEAD_MS: Final = 200
+"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
 
 
 @dataclass(slots=True)
@@ -98,6 +101,29 @@ class HandlerFailed(Exception):
         )
         mistake.__cause__ = self.error
         return mistake
+
+
+def permitted(this: Run, page: Page) -> tuple[Page, int]:
+    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
+    limits = [limit.records for limit in (this.pipeline.rate_limit, this.pipeline.tenant_rate_limit) if limit.records]
+    wanted = len(page.records)
+    if not wanted or not this.pipeline.is_limited:
+        return page, 0
+    allowed, wait_ms = _permit(this, wanted, min((limit.within(PAID_AHEAD_MS) for limit in limits), default=wanted))
+    if allowed == 0:
+        return page, max(1, wait_ms)
+    return page.first(allowed), 0
+
+
+def charge(this: Run) -> None:
+    """Count a call with one record, which is made whatever the rate limits say: later calls wait for it."""
+    if this.pipeline.is_limited:
+        _permit(this, 1, 0)
+
+
+def _permit(this: Run, wanted: int, at_least: int) -> tuple[int, int]:
+    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
+    return this.runtime.gate.permit(this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each)
 
 
 def hand_over(this: Run, page: Page) -> None:

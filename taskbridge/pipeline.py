@@ -50,6 +50,11 @@ class Pipeline:
         """The policy, where the pipeline's records are those that match criteria; None: they are invoices."""
         return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has any rate limit."""
+        return any((*self.rate_limit, *self.tenant_rate_limit))
+
     def __post_init__(self) -> None:
         check_pipeline_name(self.name)
         self._check_handler()

@@ -21,10 +21,10 @@ from typing import Final
 
 from taskbridge import setbacks
 from taskbridge.gate import Answer, Outcome, Queue
-from taskbridge.handover import Ending, HandlerFailed, Run, hand_over
+from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, permitted
 from taskbridge.runtime import Runtime
 from taskbridge.shutdown import is_stopping
-from taskbridge.store import CursorLost, Outranked, Page
+from taskbridge.store import CursorLost, Outranked
 
 __all__ = ["run", "run_together"]
 
@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 
 SHARED_BUDGET: Final = 0.05
 """Seconds for runs that share a message. First events wait for as long."""
-
-PAID_AHEAD_MS: Final = 200
-"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
 
 
 def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
@@ -166,7 +163,7 @@ def _sweep(this: Run) -> Ending:
     while True:
         if page.held:
             return setbacks.PAUSED
-        page, wait_ms = _permitted(this, page)
+        page, wait_ms = permitted(this, page)
         if wait_ms:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)
         if page.moves_cursor:
@@ -179,18 +176,3 @@ def _sweep(this: Run) -> Ending:
         if this.is_spent or is_stopping():
             return Ending(Outcome.MORE)
         page = this.cursors.read(this.key, this.most_records())
-
-
-def _permitted(this: Run, page: Page) -> tuple[Page, int]:
-    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
-    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
-    if not page.records or not any((*whole, *each)):
-        return page, 0
-    wanted, limits = len(page.records), (whole.records, each.records)
-    at_least = min((limit.within(PAID_AHEAD_MS) for limit in limits if limit is not None), default=wanted)
-    permitted, wait_ms = this.runtime.gate.permit(
-        this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each
-    )
-    if permitted == 0:
-        return page, max(1, wait_ms)
-    return page.first(permitted), 0

@@ -23,7 +23,7 @@ from taskbridge.batch import Record, RetryAfter
 from taskbridge.errors import HandlerMistake
 from taskbridge.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
 from taskbridge.gate import Blame, Outcome
-from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, try_alone
+from taskbridge.handover import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
 from taskbridge.store import Aside, Evidence, Page
 from taskbridge.texts import error_text
 
@@ -138,6 +138,9 @@ def probe(this: Run) -> Ending:
         # Which record the run before tried is not known, so the next probe tries another.
         this.cursors.fail(this.key, DIED)
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
+    _, wait_ms = permitted(this, page.first(1))
+    if wait_ms:
+        return Ending(Outcome.RETRY, retry_ms=wait_ms)
     others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
     if this.begun.probe and others:
         try_alone(this, page, others[-1])
@@ -182,6 +185,8 @@ def _steps(count: int, turn: int) -> Iterator[int]:
 
 
 def _is_handled(this: Run, page: Page, record: Record) -> bool:
+    # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
+    charge(this)
     try:
         try_alone(this, page, record)
     except HandlerFailed as failed:

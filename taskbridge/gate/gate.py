@@ -321,7 +321,8 @@ class Gate:
         """Ask to hand over `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
 
         Returns how many may go now. With 0 comes the number of milliseconds to wait until the call and up to `at_least`
-        of them may: these are paid for, and given to the tenant's next run that asks.
+        of them may: these are paid for, and given to the tenant's next run that asks. With `at_least` 0 all may go
+        in any case, and are charged for.
         """
         all_limits = (whole.records, each.records, whole.calls, each.calls)
         limits = [part for limit in all_limits for part in ((limit.interval_us, limit.most) if limit else (0, 0))]

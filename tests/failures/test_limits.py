@@ -239,6 +239,42 @@ def test_a_limit_of_calls_is_kept_however_many_records_a_call_has(drill: Drill) 
     assert drill.times[-1] == pytest.approx(2_900, rel=0.05)
 
 
+@pytest.mark.parametrize("rate", ["1 calls/m", "1 records/m"])
+def test_probes_of_an_open_circuit_keep_the_rate(drill: Drill, rate: str) -> None:
+    moments: list[int] = []
+
+    def away(batch: Batch) -> None:
+        moments.append(drill.now_ms)
+        if len(moments) <= 12:
+            raise ConnectionError("refused")
+        journal(batch)
+
+    drill.handle(away, rate_limit=rate)
+    for tenant in ("a", "b", "c"):
+        drill.save(tenant, "1")
+    drill.go_on()
+    assert drill.circuit().opened == 1
+    assert drill.states() == {"handled": 3}
+    assert min(later - earlier for earlier, later in pairwise(moments)) >= 60_000, moments
+
+
+def test_trials_of_other_records_count_for_the_rate_and_are_not_refused(drill: Drill) -> None:
+    calls: list[tuple[int, str]] = []
+
+    def handler(batch: Batch) -> None:
+        calls.append((drill.now_ms // 60_000, "".join(record.external_id for record in batch)))
+        if any(record.external_id == "a" for record in batch):
+            raise ValueError("bad")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=1, rate_limit="1 calls/m")
+    drill.save("acme", *"ab")
+    drill.go_on()
+    assert drill.states() == {"quarantined": 1, "handled": 1}
+    # The trial of b goes on at once, so the call after it comes a minute later.
+    assert calls == [(0, "ab"), (1, "ab"), (2, "a"), (2, "b"), (4, "b")]
+
+
 @pytest.mark.parametrize(
     "given",
     [5, ("600/m", "60/s"), ("1 calls/s", "2 calls/s"), ("600/m", None), {"600/m"}, ("600/m", "1 calls/s", "1 calls/m")],
