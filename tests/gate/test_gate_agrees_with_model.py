@@ -6,7 +6,7 @@ that is gone. The scripts compare the values, and must not care.
 
 Every command sees its own microsecond, as on a real server.
 
-Here no pipeline has a cap on its runs and no circuit opens; `test_places.py` has these.
+Here no pipeline has a cap on its runs, no circuit opens and no pipeline waits; `test_places.py` has these.
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ class GateAndModel(RuleBasedStateMachine):
         handled: int = 0,
         failed: bool = True,
         blame: Blame = Blame.NOBODY,
+        all_wait: bool = False,
     ) -> None:
         subject = self.active[which]
         token, spacing = self._token(subject, age), SPACINGS[subject[0]]
@@ -195,10 +196,11 @@ class GateAndModel(RuleBasedStateMachine):
             failed=failed,
             blame=blame,
             owner=f"{owner:016d}-ffffffffffff",
+            all_wait=all_wait,
         )
         if answer is not Answer.LOST:
             self.holding[subject].discard(token)
-        event = Settle(_number(token), outcome, took, retry, owner, handled, failed, blame)
+        event = Settle(_number(token), outcome, took, retry, owner, handled, failed, blame, all_wait)
         self._agree(subject, event, answer, spacing)
 
     @rule(

@@ -1,4 +1,4 @@
-"""Cap, line and circuit: the real gate and the reference model see the same runs; after each they must stand alike.
+"""Cap, line, circuit and waits of all: gate and reference model see the same runs; after each they must stand alike.
 
 Beside the comparison stand a few rules that look at the gate alone: never more runs than the cap while none is
 overdue, one probe at a time, and an end to all waiting.
@@ -66,10 +66,34 @@ class Places(GateAndModel):
         failed=st.booleans(),
         blame=st.one_of(st.just(Blame.NOBODY), blames),
         retry=st.sampled_from((500, 3_000, 300_000)),
+        all_wait=st.booleans(),
     )
-    def a_run_ends(self, which: int, outcome: Outcome, handled: int, failed: bool, blame: Blame, retry: int) -> None:
+    def a_run_ends(
+        self,
+        which: int,
+        outcome: Outcome,
+        handled: int,
+        failed: bool,
+        blame: Blame,
+        retry: int,
+        all_wait: bool = False,
+    ) -> None:
         if self.model[self.active[which]].state is State.RUNNING:
-            self.settle(which, 0, outcome, retry, 1, handled, handled, failed, blame)
+            self.settle(which, 0, outcome, retry, 1, handled, handled, failed, blame, all_wait)
+
+    @rule(order=st.lists(tenants, min_size=1, max_size=4), retry=st.sampled_from((0, 500, 300_000)))
+    def a_run_is_told_that_all_wait(self, order: list[int], retry: int) -> None:
+        first, *others = order
+        self.a_run_begins(first)
+        self.tenants_come_at_once(others, 0)
+        self.a_run_ends(first, Outcome.RETRY, 0, False, Blame.NOBODY, retry, all_wait=True)
+
+    @rule(order=st.lists(tenants, min_size=1, max_size=6))
+    def runs_are_on_together_and_handle_all(self, order: list[int]) -> None:
+        for which in order:
+            self.a_run_begins(which)
+        for which in order:
+            self.a_run_ends(which, Outcome.DONE, 1, False, Blame.NOBODY, 0)
 
     @rule(order=st.lists(tenants, min_size=1, max_size=6), blame=blames, retry=st.sampled_from((500, 300_000)))
     def runs_fail(self, order: list[int], blame: Blame, retry: int) -> None:
@@ -236,6 +260,8 @@ def _fields(circuit: Circuit) -> dict[str, str]:
         "opened": circuit.opened or None,
         "opened_at": circuit.opened_at,
         "closed_at": circuit.closed_at,
+        "rest": circuit.rest,
+        "width": circuit.width,
     }
     if circuit.says is not None:
         tenants_that_failed["says"] = circuit.says
