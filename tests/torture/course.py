@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -11,13 +12,13 @@ from tests.torture.faults import FAULTS
 from tests.torture.producer import Producer, Truth, Writer
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
-from tests.torture.verdict import is_settled, judge, leftovers
+from tests.torture.verdict import count_unsettled, judge, leftovers
 
 __all__ = ["Recovery", "Result", "run"]
 
 WAITED_BEYOND = 10.0
 STUCK_AFTER = 60.0
-"""Seconds without faults and traffic after which a schedule that is not quiet counts as stuck."""
+"""Seconds without faults, traffic and progress after which a schedule that is not quiet counts as stuck."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +136,14 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
 
     while True:
         if one.to_the_end:
-            if is_settled(scene.arena, tenant):
+            if not count_unsettled(scene.arena, tenant):
                 return counted(time.monotonic())
         else:
             found = scene.arena.ledger.of(tenant)
             later = [entry.began for entry in found if entry.began >= since]
             if later:
                 return counted(later[0])
-            if is_settled(scene.arena, tenant):
+            if not count_unsettled(scene.arena, tenant):
                 ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
                 return counted(ended) if ended > since else None
         if time.monotonic() > deadline + workers.seconds_without(since, time.monotonic()):
@@ -151,13 +152,15 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
 
 
 def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
-    deadline = time.monotonic() + STUCK_AFTER
+    """Wait until all is handled and nothing is left; a schedule that gets no further for a while is stuck."""
+    deadline, fewest = time.monotonic() + STUCK_AFTER, math.inf
     while True:
-        left = leftovers(arena)
-        settled = is_settled(arena, prefix)
-        if settled and not left:
+        left, unsettled = leftovers(arena), count_unsettled(arena, prefix)
+        if not left and not unsettled:
             return
+        if len(left) + unsettled < fewest:
+            deadline, fewest = time.monotonic() + STUCK_AFTER, len(left) + unsettled
         if time.monotonic() > deadline:
-            result.violations.append(f"stuck: {'handled' if settled else 'not handled'}, left: {left[:10]}")
+            result.violations.append(f"stuck: {unsettled} not handled, left: {left[:10]}")
             return
         time.sleep(0.2)
