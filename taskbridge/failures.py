@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -104,6 +104,10 @@ class Narrowing:
         if self.suspects == 0 or size == 1:
             return Narrowing(size, size, self.attempts + 1)
         return Narrowing((size + 1) // 2, size, 0)
+
+    def unread(self, size: int) -> Narrowing:
+        """Return what follows where a batch of `size` records could not be read."""
+        return self.failed(size) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
 
     def handled(self, size: int, batch_size: int) -> Narrowing:
         """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""

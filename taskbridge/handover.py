@@ -56,10 +56,10 @@ class Run:
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
     def claim(self, limit: int, *, narrowed: bool = True) -> Page:
-        """Claim the cursor and read the first batch."""
+        """Claim the cursor and read the first batch; without documents where the run before died, maybe of them."""
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
-        return self.cursors.claim(self.key, limit, narrowed=narrowed, **counts)
+        return self.cursors.claim(self.key, limit, narrowed=narrowed, documents=not begun.died, **counts)
 
     def most_records(self) -> int:
         """How many records the handler gets through in what is left of the budget, going by its last calls."""

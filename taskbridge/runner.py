@@ -24,7 +24,7 @@ from taskbridge.gate import Answer, Outcome, Queue
 from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, permitted
 from taskbridge.runtime import Runtime
 from taskbridge.shutdown import is_stopping
-from taskbridge.store import CursorLost, Outranked
+from taskbridge.store import CursorLost, Outranked, Unread
 
 __all__ = ["run", "run_together"]
 
@@ -146,6 +146,8 @@ def _sweep_or_fail(this: Run) -> Ending:
         return setbacks.probe(this) if this.begun.probe is not None else _sweep(this)
     except HandlerFailed as failed:
         return setbacks.after_failure(this, failed)
+    except Unread as unread:
+        return setbacks.after_unread(this, unread)
 
 
 def _sweep(this: Run) -> Ending:
@@ -156,10 +158,9 @@ def _sweep(this: Run) -> Ending:
     """
     page = this.claim(this.most_records())
     if this.begun.died and page.records:
-        counted = setbacks.after_death(this, page)
-        if isinstance(counted, Ending):
-            return counted
-        page = counted
+        if (ending := setbacks.after_death(this, page)) is not None:
+            return ending
+        page = this.cursors.read(this.key, this.most_records())
     while True:
         if page.held:
             return setbacks.PAUSED

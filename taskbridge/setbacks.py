@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from taskbridge.batch import Record, RetryAfter
@@ -24,10 +23,10 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
 from taskbridge.gate import Blame, Outcome
 from taskbridge.handover import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
-from taskbridge.store import Aside, Evidence, Page
+from taskbridge.store import Aside, Evidence, Page, Unread
 from taskbridge.texts import error_text
 
-__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "probe"]
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +83,10 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
     return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
 
 
-def after_death(this: Run, page: Page) -> Page | Ending:
-    """Count the death of the run before this one as a failure of `page`, before any of it is handed over again.
+def after_death(this: Run, page: Page) -> Ending | None:
+    """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
 
-    Returns what to hand over at once after the first failure in a row; else how this run ends.
+    Returns how this run ends; None: it goes on at once, after the first failure in a row.
 
     Raises:
         CursorLost: the cursor is another run's.
@@ -108,7 +107,43 @@ def after_death(this: Run, page: Page) -> Page | Ending:
     if failures > 1:
         wait_ms = _milliseconds(max(0, narrowing.attempts - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
-    return replace(page.first(narrowing.limit or len(page.records)), narrowing=narrowing)
+    return None
+
+
+def after_unread(this: Run, unread: Unread) -> Ending:
+    """Write down that a batch could not be read, and let the next one be smaller.
+
+    A record whose document cannot be read alone goes to quarantine as one does whose handler fails. Where records
+    cannot be read even without their documents, as while the table is locked, it says nothing about any of them.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    error, text = unread.error, f"the batch could not be read: {unread}"
+    wait_ms = _milliseconds(this.begun.failures)
+    try:
+        page = this.cursors.read(this.key, unread.limit, narrowed=unread.narrowed, documents=False)
+    except Unread:
+        this.cursors.fail(this.key, text, unread=unread.limit)
+        return Ending(Outcome.RETRY, wait_ms, error=error)
+    if page.held:
+        return PAUSED
+    if this.begun.probe is not None or not page.records:
+        this.cursors.fail(this.key, text)
+        return Ending(Outcome.RETRY, wait_ms, error=error)
+    narrowing = page.narrowing.unread(len(page.records))
+    evidence = None
+    if narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts:
+        evidence = this.cursors.evidence(this.key)
+    this.cursors.fail(this.key, text, narrowing)
+    if evidence is not None:
+        try:
+            if _is_the_records_fault(this, page, narrowing, evidence, downstream=False):
+                _set_aside(this, page, narrowing, text)
+                return Ending(Outcome.MORE)
+        except RetryAfter as told:
+            return _as_told(this, told)
+    return Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.attempts - 1)), error=error)
 
 
 def after_lost_server(this: Run, error: Exception) -> Ending:
@@ -162,9 +197,9 @@ def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence:
     enough = this.pipeline.max_attempts * (DOWNSTREAM_FACTOR if downstream else 1)
     if evidence.others_succeed and narrowing.attempts >= enough:
         return True
-    ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False)
+    ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
     # A record that somebody took out of quarantine meanwhile may stand before this one.
-    others = [other for other in ahead.decoded if other.external_id != record.external_id]
+    others = [other for other in ahead.records if other.external_id != record.external_id]
     if not others:
         return not downstream and evidence.in_a_row < MOST_IN_A_ROW
     for at in _steps(len(others), narrowing.attempts - this.pipeline.max_attempts):
@@ -185,10 +220,16 @@ def _steps(count: int, turn: int) -> Iterator[int]:
 
 
 def _is_handled(this: Run, page: Page, record: Record) -> bool:
-    # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
-    charge(this)
     try:
-        try_alone(this, page, record)
+        # A batch of those that are tried could fill the memory.
+        loaded = this.cursors.load(record)
+        if loaded is None:
+            return False
+        # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
+        charge(this)
+        try_alone(this, page, loaded)
+    except Unread:
+        return False
     except HandlerFailed as failed:
         if (told := asked_to_wait(failed.error)) is not None:
             raise told from None

@@ -8,7 +8,16 @@ from taskbridge.store.cluster import (
     in_its_cluster,
     rebase,
 )
-from taskbridge.store.cursor import Aside, CursorLost, Cursors, Evidence, Outranked, Page, Transaction
+from taskbridge.store.cursor import (
+    Aside,
+    CursorLost,
+    Cursors,
+    Evidence,
+    Outranked,
+    Page,
+    Transaction,
+    Unread,
+)
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
 from taskbridge.store.figures import Backlog, Counters, read_figures
 from taskbridge.store.matching import Records, UnmatchedRecord, Waiting, WaitingRecords
@@ -46,6 +55,7 @@ __all__ = [
     "Step",
     "Transaction",
     "UnmatchedRecord",
+    "Unread",
     "Waiting",
     "WaitingRecords",
     "check_cluster",

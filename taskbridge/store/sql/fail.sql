@@ -1,5 +1,5 @@
 -- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
--- the search for that record has come. No row: another run owns the cursor, and nothing is
+-- the search for that record has come. If its batch could not be read, the next one is half as large. No row: another run owns the cursor, and nothing is
 -- changed.
 UPDATE sync_cursors
 SET failures = failures + 1,
@@ -7,7 +7,9 @@ SET failures = failures + 1,
     last_error = %(error)s,
     failed_at = clock_timestamp(),
     failing_since = coalesce(failing_since, clock_timestamp()),
-    batch_limit = CASE WHEN %(narrow)s THEN %(batch_limit)s ELSE batch_limit END,
+    batch_limit = CASE WHEN %(narrow)s THEN %(batch_limit)s
+                       WHEN %(unread)s::integer IS NOT NULL THEN greatest(1, least(batch_limit, %(unread)s::integer) / 2)
+                       ELSE batch_limit END,
     suspects = CASE WHEN %(narrow)s THEN %(suspects)s ELSE suspects END,
     attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
