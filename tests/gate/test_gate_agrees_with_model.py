@@ -599,6 +599,22 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
         self.the_deadline_passes(which)
 
 
+class GateAndModelWithTurns(GateAndModel):
+    """The same, and runs that have more to do at the same time."""
+
+    @rule(first=subjects, second=subjects)
+    def two_runs_have_more_to_do(self, first: int, second: int) -> None:
+        """The second waits for its turn, and its deadline passes before that comes."""
+        for which in (first, second):
+            self._wait_for_a_run(which)
+            if self.model[self.active[which]].state is State.IDLE:
+                self.notify(which, 0)
+            self.begin(which, 0)
+        for which in (first, second):
+            self.settle(which, 0, Outcome.MORE, 0, 1)
+        self.the_deadline_passes(second)
+
+
 def _number(token: str) -> int:
     """The microsecond that a token stands for: what orders tokens. The rest only tells two of one microsecond apart."""
     return int(token[:16])
@@ -611,7 +627,7 @@ def _run(machine: Callable[[], GateAndModel]) -> None:
 def test_the_gate_does_what_the_table_says(redis_client: redis.Redis, keys: Keys) -> None:
     rows: set[Row] = set()
 
-    _run(partial(GateAndModel, redis_client, keys, rows))
+    _run(partial(GateAndModelWithTurns, redis_client, keys, rows))
 
     elsewhere = {row for row in TRANSITIONS if {Condition.NO_PLACE, Condition.OTHERS_IN_LINE} & set(row.when)}
     assert set(TRANSITIONS) - elsewhere - rows == set(), "these rows were never taken, so nothing was shown about them"

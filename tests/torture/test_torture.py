@@ -63,7 +63,7 @@ def test_nothing_is_lost_or_doubled_under_random_faults() -> None:
 @pytest.mark.timeout(300)
 def test_a_frozen_worker_is_found_to_advance_twice_where_nobody_checks_the_owner() -> None:
     # In this schedule no frozen worker has a lock that would hold up its successor.
-    seed = "1000001"
+    seed = "1000008"
 
     status, results, said = torture("--schedule", seed, "--only", "worker_frozen", "--without", "owner,end-replaced")
 
