@@ -18,7 +18,7 @@ import redis
 from celery import Celery, bootsteps
 from celery.worker import state as worker_state
 
-from taskbridge.gate import Due, Queue, Spacing, State
+from taskbridge.gate import Due, Spacing, State
 from taskbridge.runtime import Runtime, runtime, serves
 from taskbridge.store import Waiting
 
@@ -123,7 +123,7 @@ def reconcile(here: Runtime, pipeline: str) -> list[str]:
         if waiting.last_ms is not None:
             here.gate.remember_last(pipeline, [(waiting.tenant, waiting.last_ms)], spacing)
         events.append((pipeline, waiting.tenant, spacing))
-    here.gate.notify_many(events, Queue.NEXT)
+    here.gate.notify_many(events, found=True)
     if criteria is not None and rebuild:
         here.gate.mark_rebuilt(pipeline, criteria.spacing.last_ttl)
     return [waiting.tenant for waiting, _, _ in forgotten]

@@ -196,25 +196,28 @@ class Gate:
         publishing = read("publish_elsewhere.lua") if message is None else message
         self._scripts = {name: client.register_script(render(script, publishing)) for name, script in SCRIPTS.items()}
 
-    def notify(self, pipeline: str, tenant: str, spacing: Spacing, queue: Queue = Queue.FIRST) -> Answer:
+    def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none. STARTED, DELAYED or ABSORBED."""
-        reply = self._run("notify", pipeline, tenant, queue, *self._notify_args(pipeline, tenant, spacing))
-        return self._published(reply, queue, pipeline, tenant)
+        reply = self._run("notify", pipeline, tenant, Queue.FIRST, *self._notify_args(pipeline, tenant, spacing))
+        return self._published(reply, Queue.FIRST, pipeline, tenant)
 
-    def notify_many(self, events: Sequence[tuple[str, str, Spacing]], queue: Queue = Queue.FIRST) -> list[Answer]:
-        """Notify (pipeline, tenant, spacing) each, in one round trip for each 500."""
+    def notify_many(self, events: Sequence[tuple[str, str, Spacing]], *, found: bool = False) -> list[Answer]:
+        """Notify (pipeline, tenant, spacing) each, in one round trip for each 500.
+
+        With `found` nobody notified, and the tenants' records were found: POSTPONED, they wait for their turn.
+        """
         replies = self._wire.call(
             self._scripts["notify"],
             [
                 (
-                    self._keys_of("notify", pipeline, tenant, queue),
-                    (*self._notify_args(pipeline, tenant, spacing), self._now()),
+                    self._keys_of("notify", pipeline, tenant, Queue.FIRST),
+                    (*self._notify_args(pipeline, tenant, spacing, found=found), self._now()),
                 )
                 for pipeline, tenant, spacing in events
             ],
         )
         return [
-            self._published(reply, queue, pipeline, tenant)
+            self._published(reply, Queue.FIRST, pipeline, tenant)
             for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
         ]
 
@@ -470,8 +473,10 @@ class Gate:
             oldest = ".".join(map(str, OLDEST_REDIS))
             raise Unavailable(f"Redis {found} is too old: upgrade it to {oldest} or newer, or use Valkey")
 
-    def _notify_args(self, pipeline: str, tenant: str, spacing: Spacing) -> tuple[str | int, ...]:
-        return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
+    def _notify_args(
+        self, pipeline: str, tenant: str, spacing: Spacing, *, found: bool = False
+    ) -> tuple[str | int, ...]:
+        return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, int(found), _nonce())
 
     def _keys_of(self, name: str, pipeline: str, tenant: str, queue: Queue | None) -> list[str]:
         keys = [text + tenant if of_a_tenant else text for text, of_a_tenant in self._beginnings(name, pipeline, queue)]

@@ -1,11 +1,13 @@
--- One event of a tenant: start its runner, or leave word with the one that it has.
--- KEYS: due runner lease last queue
--- ARGV: pipeline tenant delay_ms lease_ms republish_ms nonce now_ms
--- RETURNS: {STARTED, token} | {DELAYED} | {ABSORBED}
+-- One event of a tenant: start its runner, or leave word with the one that it has. With `found` nobody notified, and its
+-- records were found: it waits for its turn, since many are found at once where Redis lost its data.
+-- KEYS: due runner lease last queue turns
+-- ARGV: pipeline tenant delay_ms lease_ms republish_ms found nonce now_ms
+-- RETURNS: {STARTED, token} | {DELAYED} | {ABSORBED} | {POSTPONED}
 local due_key, runner_key, lease_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local turns_key = KEYS[6]
 local pipeline, tenant = ARGV[1], ARGV[2]
 local delay_ms, lease_ms, republish_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local nonce, us = ARGV[6], clock_us(ARGV[7])
+local found, nonce, us = ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
 local now = milliseconds(us)
 
 if lease_ms > 0 then
@@ -38,7 +40,13 @@ else
 end
 
 local start = math.max(began and began + delay_ms or 0, tonumber(earliest or 0))
-if start <= now then
+if start <= now and found then
+  if not state then
+    redis.call("HSET", runner_key, unpack(fresh))
+  end
+  wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
+  return { POSTPONED }
+elseif start <= now then
   token = new_token(us, token, nonce)
   queue_run(due_key, runner_key, tenant, token, republish_ms, us, unpack(fresh))
   publish(queue_key, pipeline, tenant, token, us)

@@ -29,9 +29,9 @@ SCRIPTS: dict[str, Script] = {
     for script in (
         Script(
             "notify",
-            ("due", "runner", "lease", "last", "queue"),
-            ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
-            uses=("queueing", "expiry"),
+            ("due", "runner", "lease", "last", "queue", "turns"),
+            ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "found", "nonce", "now_ms"),
+            uses=("queueing", "expiry", "turns"),
         ),
         Script(
             "begin",

@@ -91,6 +91,7 @@ class Answer(IntEnum):
 class Condition(Enum):
     """What a row may ask before it applies; the value is the sentence that the docs print."""
 
+    FOUND = "nobody notified, its records were found"
     SPACING_OVER = "last run + delay is past, or there was no last run; and 200 ms since a run that took nothing"
     HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
     CURRENT = "the token is the current one"
@@ -128,6 +129,7 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
 
 # The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
+    Row(_I, Verb.NOTIFY, (_C.FOUND, _C.SPACING_OVER), _W, Answer.POSTPONED, "held, at the end of the turns"),
     Row(
         _I,
         Verb.NOTIFY,
@@ -138,6 +140,7 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_I, Verb.NOTIFY, (), _W, Answer.DELAYED, "due at last run + delay"),
     Row(_W, Verb.NOTIFY, (_C.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
+    Row(_W, Verb.NOTIFY, (_C.FOUND, _C.SPACING_OVER), _W, Answer.POSTPONED, "count; held, at the end of the turns"),
     Row(
         _W,
         Verb.NOTIFY,

@@ -128,14 +128,21 @@ class GateAndModel(RuleBasedStateMachine):
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(), answer, spacing)
 
-    @rule(events=st.lists(st.tuples(subjects, delays), min_size=2, max_size=4))
-    def notify_many(self, events: list[tuple[int, int]]) -> None:
+    @rule(which=subjects, delay=delays)
+    def its_records_are_found(self, which: int, delay: int) -> None:
+        subject = self.active[which]
+        spacing = self._spacing(subject, delay)
+        (answer,) = self.gate.notify_many([(*subject, spacing)], found=True)
+        self._agree(subject, Notify(found=True), answer, spacing)
+
+    @rule(events=st.lists(st.tuples(subjects, delays), min_size=1, max_size=4), found=st.booleans())
+    def notify_many(self, events: list[tuple[int, int]], found: bool) -> None:
         active = [(self.active[which], delay) for which, delay in events]
         calls = [(subject, self._spacing(subject, delay)) for subject, delay in active]
-        answers = self.gate.notify_many([(*subject, spacing) for subject, spacing in calls])
+        answers = self.gate.notify_many([(*subject, spacing) for subject, spacing in calls], found=found)
         given, published = self._taken(len(calls))
         for (subject, spacing), answer, us in zip(calls, answers, given, strict=True):
-            self._step(subject, Notify(), answer, spacing, us, published)
+            self._step(subject, Notify(found), answer, spacing, us, published)
         assert published == []
         self._look()
 

@@ -100,6 +100,27 @@ def test_a_deadline_behind_the_backlog_of_others(crowd: Crowd, slots: int) -> No
 
 
 @pytest.mark.parametrize("slots", [1, 4])
+def test_a_deadline_behind_many_tenants_that_were_found_at_once(crowd: Crowd, slots: int) -> None:
+    workers = Slots(crowd, slots)
+    crowd.start("late")
+    crowd.published.clear()  # its first run has begun
+    answers = crowd.gate.notify_many([(PIPELINE, f"t{at:03}", SPACING) for at in range(MANY)], found=True)
+    workers.tick()
+    crowd.fail("late", blame=Blame.NOBODY, retry_ms=1)
+    workers.turns.clear()
+    crowd.passes(10)
+    workers.tick()
+
+    for _ in range(slots + 2):
+        workers.end()
+
+    assert set(answers) == {Answer.POSTPONED}
+    assert "late" in workers.turns, workers.turns
+    assert workers.turns.index("late") <= slots + 1
+    assert workers.longest <= slots + 1
+
+
+@pytest.mark.parametrize("slots", [1, 4])
 def test_a_second_turn_before_all_others_had_theirs(crowd: Crowd, slots: int) -> None:
     workers = Slots(crowd, slots)
     backlog(crowd, workers)

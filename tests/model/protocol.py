@@ -369,9 +369,10 @@ def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[t
         yield world, world.gate.token
 
 
-def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
+def _notify(world: World, guards: Guards, *, found: bool = False) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
-    known = frozenset({Condition.HELD}) if gate.held else frozenset[Condition]()
+    held, by = (frozenset({condition}) for condition in (Condition.HELD, Condition.FOUND))
+    known = (held if gate.held else frozenset()) | (by if found else frozenset())
     noted = world._replace(gate=gate._replace(new=True))
     for row, _ in _rows(gate.state, Verb.NOTIFY, known, SPACING):
         for roomy, token in _token_for(noted, row, gate.token, guards):
@@ -543,7 +544,7 @@ def _ticker(world: World, guards: Guards) -> Iterator[Step]:
             yield from _deadline(world, guards)
     elif pending(world) and guards.reconciles:
         if gate.state is State.IDLE:
-            for answer, after in _notify(world, guards):
+            for answer, after in _notify(world, guards, found=True):
                 yield Step(f"reconcile notifies: {answer.name}", Kind.CLOCK, after)
         elif guards.reconcile_adopts:
             yield Step("reconcile adopts", Kind.CLOCK, world._replace(gate=gate._replace(deadline=True)))

@@ -211,7 +211,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """An event of the tenant."""
+    """An event of the tenant; `found`: nobody notified, its records were found."""
+
+    found: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +351,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     in_turns = tenant.turn and now.subject in now.shared.turns.waiting
     past = not called and tenant.deadline is not None and tenant.deadline <= now.ms
     truths = {
+        Condition.FOUND: isinstance(event, Notify) and event.found,
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
         Condition.HELD: tenant.held,
         Condition.CURRENT: token is not None and token == tenant.token,
@@ -486,9 +489,10 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     if Condition.IN_TURNS in row.when:
         return replace(tenant, deadline=now.ms + TURN_PATIENCE)
-    if Condition.OTHERS_IN_TURNS in row.when:
+    if Condition.FOUND in row.when or Condition.OTHERS_IN_TURNS in row.when:
         now.shared.turns.waiting[now.subject] = now.us
-        return replace(tenant, failures=0, held=True, turn=True, deadline=now.ms + TURN_PATIENCE)
+        failures = tenant.failures if isinstance(event, Notify) else 0
+        return replace(tenant, failures=failures, held=True, turn=True, deadline=now.ms + TURN_PATIENCE)
     if isinstance(event, Settle):
         tenant = _stand_in_line(replace(tenant, failures=0), now.ms, now)
         return replace(tenant, deadline=now.ms + now.timing.republish)
