@@ -73,6 +73,7 @@ def test_a_forgotten_record_is_found_when_it_is_due_and_not_before(world: World)
     with world.here.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
     assert reconcile(world.here, PIPELINE) == ["A"]
+    world.fire_due()
     world.run_all()
     with world.here.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
