@@ -13,7 +13,7 @@ from taskbridge.bench.report import Report, shown
 from taskbridge.cli.main import cli
 
 each = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
-QUICK = ("notify", "poison", "sweep", "tenants")
+QUICK = ("notify", "sweep")
 """What `make test` runs as well; the others start workers and take long."""
 
 
