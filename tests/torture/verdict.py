@@ -13,7 +13,7 @@ from tests.torture.arena import Arena
 from tests.torture.faults import LEAST_DEATHS, tries
 from tests.torture.producer import Expected, Fact, Truth
 
-__all__ = ["Stock", "count_unsettled", "judge", "leftovers"]
+__all__ = ["Stock", "judge", "leftovers"]
 
 LARGEST_BATCH: Final = 50
 TRIES_PER_FAULT: Final = 4
@@ -29,18 +29,6 @@ class Stock:
     deliveries: dict[tuple[str, str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
     """The tokens that delivered each revision."""
     quarantine: set[tuple[str, str, int]] = field(default_factory=set)
-
-
-def count_unsettled(arena: Arena, prefix: str) -> int:
-    """Return how many invoices of these tenants are not where they can end, in their newest revision."""
-    ((count,),) = arena.rows(
-        "SELECT count(*) FROM invoices i WHERE tenant LIKE %(tenants)s AND NOT EXISTS ("
-        "SELECT FROM deliveries d WHERE (d.tenant, d.external_id, d.revision) = (i.tenant, i.number, i.revision)"
-        ") AND NOT EXISTS ("
-        "SELECT FROM quarantine q WHERE (q.tenant, q.external_id, q.revision) = (i.tenant, i.number, i.revision))",
-        tenants=f"{prefix}%",
-    )
-    return int(count)
 
 
 def _take_stock(arena: Arena, prefix: str) -> Stock:
