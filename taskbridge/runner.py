@@ -63,7 +63,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             ending = setbacks.after_lost_server(this, error)
         except BaseException:
             # The process was told to end. Its batch comes again at once, elsewhere.
-            _settle(this, Ending(Outcome.MORE))
+            _settle(this, Ending(Outcome.STOPPED))
             raise
         _settle(this, ending)
     if ending.error is not None:
@@ -153,8 +153,8 @@ def _sweep_or_fail(this: Run) -> Ending:
 def _sweep(this: Run) -> Ending:
     """Read and hand over batch by batch.
 
-    DONE: nothing is left. MORE: the budget is spent, or the worker stops, and records are left. RETRY: the tenant is
-    paused, or waits for a rate limit.
+    DONE: nothing is left. MORE: the budget is spent, and records are left. STOPPED: the worker stops before the budget
+    is spent. RETRY: the tenant is paused, or waits for a rate limit.
     """
     page = this.claim(this.most_records())
     if this.begun.died and page.records:
@@ -175,5 +175,5 @@ def _sweep(this: Run) -> Ending:
         if not this.lease.owned:
             raise CursorLost
         if this.is_spent or is_stopping():
-            return Ending(Outcome.MORE)
+            return Ending(Outcome.MORE if this.is_spent else Outcome.STOPPED)
         page = this.cursors.read(this.key, this.most_records())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Final
 
@@ -87,6 +87,17 @@ def _fill_slots(here: Runtime) -> None:
     if free > 0:
         here.gate.hand_over(members)
         lately.extend(now for _ in members)
+
+
+def free_for_turns(here: Runtime, served: Collection[str], idle: int) -> int:
+    """Return how many of a worker's `idle` slots are for those who wait for their turn; it serves the queues `served`.
+
+    Where first events wait, a slot that is idle for a moment is theirs.
+    """
+    first, following = here.keys.queues
+    if idle <= 0 or following not in served or (first in served and here.gate.first_events()):
+        return 0
+    return idle
 
 
 def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
@@ -202,10 +213,13 @@ class TickerStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         """Start both threads. Forgotten records are looked for soon after a worker starts, whoever looked last."""
         app: Celery = worker.app
-        runtime(app).idle_slots = lambda: int(worker.pool.num_processes) - len(worker_state.reserved_requests)
+        here, served = runtime(app), app.amqp.queues.consume_from
+        here.idle_slots = lambda: free_for_turns(
+            here, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
+        )
         with suppress(redis.RedisError):
-            for pipeline in runtime(app).pipelines.names():
-                runtime(app).gate.release_reconcile(pipeline)
+            for pipeline in here.pipelines.names():
+                here.gate.release_reconcile(pipeline)
         for turn in (fire_due, reconcile_in_turn):
             thread = threading.Thread(
                 target=self._loop, args=(turn, app), name=f"taskbridge-{turn.__name__}", daemon=True

@@ -51,9 +51,13 @@ class Blame(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a run ended; the value is what `settle.lua` reads."""
+    """How a run ended; the value is what `settle.lua` reads.
+
+    MORE: records are left, and it is the next tenant's turn. STOPPED: the worker stops in the middle of its turn.
+    """
 
     MORE = "more"
+    STOPPED = "stopped"
     DONE = "done"
     RETRY = "retry"
     OUTRANKED = "outranked"
@@ -295,6 +299,11 @@ class Gate:
         elif calls:
             self.hand_over(calls[1:])
         return answer
+
+    def first_events(self) -> int:
+        """Return how many first events wait for a worker; 0 where another server is the broker."""
+        count: Any = self._client.llen(f"{self._queue_prefix}{self._keys.queue(Queue.FIRST)}")
+        return int(count)
 
     def turns(self, limit: int) -> tuple[int, list[str]]:
         """Return how many tenants were given their turn and have not begun, and up to `limit` of those that are next.

@@ -1,5 +1,5 @@
--- The run ends: `more` records are left, all is `done`, `retry` after a while, or the cursor has an owner that
--- `outranked` the token.
+-- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
+-- the cursor has an owner that `outranked` the token.
 -- KEYS: due runner last queue circuit running line turns handed
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait most_handed nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
@@ -40,6 +40,11 @@ local function wait_until(deadline, answer)
   return { answer }
 end
 
+local function continue_now()
+  note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
+  return continue(CONTINUED, token)
+end
+
 -- More to do, and others wait for this run's place or for their turn: behind them.
 local function continue_in_turn()
   if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", line_key) > 0 then
@@ -50,8 +55,7 @@ local function continue_in_turn()
     wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
     return { POSTPONED }
   end
-  note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
-  return continue(CONTINUED, token)
+  return continue_now()
 end
 
 -- The whole pipeline waits, and then begins with one run at a time: `rest` and `width` of the circuit's hash.
@@ -68,6 +72,9 @@ end
 local function settle()
   if outcome == "more" then
     return continue_in_turn()
+  elseif outcome == "stopped" then
+    -- Its turn is not over.
+    return continue_now()
   elseif outcome == "outranked" then
     return continue(REISSUED, owner)
   elseif outcome == "retry" then
@@ -113,11 +120,12 @@ local function settle()
   return { FINISHED }
 end
 
-if outcome ~= "more" and outcome ~= "done" and outcome ~= "retry" and outcome ~= "outranked" then
+local known = { more = true, stopped = true, done = true, retry = true, outranked = true }
+if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
-if failures and (outcome == "more" or outcome == "done") then
+if failures and outcome ~= "retry" and outcome ~= "outranked" then
   redis.call("HDEL", runner_key, "failures")
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)

@@ -55,13 +55,14 @@ class State(StrEnum):
 
 
 class Verb(StrEnum):
-    """What can happen to a tenant. The last four are outcomes of `settle`."""
+    """What can happen to a tenant. The last five are outcomes of `settle`."""
 
     NOTIFY = "notify"
     BEGIN = "begin"
     BEAT = "beat"
     DEADLINE = "deadline"
     MORE = "settle: more"
+    STOPPED = "settle: stopped"
     DONE = "settle: done"
     RETRY = "settle: retry"
     OUTRANKED = "settle: outranked"
@@ -168,6 +169,8 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_TURNS), _W, Answer.POSTPONED, "held, at the end of the turns"),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
+    Row(_R, Verb.STOPPED, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    *_everywhere(Verb.STOPPED, Answer.LOST, "none: another runner took over"),
     Row(
         _R,
         Verb.DONE,

@@ -621,6 +621,16 @@ class GateAndModelWithTurns(GateAndModel):
             self.settle(which, 0, Outcome.MORE, 0, 1)
         self.the_deadline_passes(second)
 
+    @rule(which=subjects)
+    def a_tenant_that_lingers_is_found(self, which: int) -> None:
+        self._wait_for_a_run(which)
+        if self.model[self.active[which]].state is State.IDLE:
+            self.notify(which, 0)
+        self.begin(which, 0)
+        self.settle(which, 0, Outcome.DONE, 0, 1)
+        self.time_passes(BURSTS.delay)
+        self.its_records_are_found(which, 0)
+
 
 def _number(token: str) -> int:
     """The microsecond that a token stands for: what orders tokens. The rest only tells two of one microsecond apart."""

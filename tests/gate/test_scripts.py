@@ -30,7 +30,7 @@ VERBS = {
     "notify": {Verb.NOTIFY},
     "begin": {Verb.BEGIN},
     "beat": {Verb.BEAT},
-    "settle": {Verb.MORE, Verb.DONE, Verb.RETRY, Verb.OUTRANKED},
+    "settle": {Verb.MORE, Verb.STOPPED, Verb.DONE, Verb.RETRY, Verb.OUTRANKED},
     "expire": {Verb.DEADLINE},
     "permit": set[Verb](),
     "peek": set[Verb](),

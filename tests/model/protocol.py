@@ -145,6 +145,7 @@ class At(IntEnum):
     SETTLE_DONE = 4
     SETTLE_RETRY = 5
     SETTLE_OUTRANKED = 6
+    SETTLE_STOPPED = 7
 
 
 SETTLES = {
@@ -152,6 +153,7 @@ SETTLES = {
     At.SETTLE_DONE: Verb.DONE,
     At.SETTLE_RETRY: Verb.RETRY,
     At.SETTLE_OUTRANKED: Verb.OUTRANKED,
+    At.SETTLE_STOPPED: Verb.STOPPED,
 }
 
 
@@ -467,6 +469,8 @@ def _hand_over(world: World, run: Run, guards: Guards) -> Iterator[Step]:
     yield Step(f"{text} and goes on", Kind.WORK, _with_run(advanced, Run(At.READ, run.token)), breach)
     spent = _with_run(advanced, Run(At.SETTLE_MORE, run.token))
     yield Step(f"{text}, its budget is spent", Kind.WORK, spent, breach)
+    stopped = _with_run(advanced, Run(At.SETTLE_STOPPED, run.token))
+    yield Step(f"{text}, its worker stops", Kind.WORK, stopped, breach)
 
 
 def _breach_by_advance(world: World, run: Run) -> Breach | None:
@@ -521,6 +525,7 @@ _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.SETTLE_DONE: _settle,
     At.SETTLE_RETRY: _settle,
     At.SETTLE_OUTRANKED: _settle,
+    At.SETTLE_STOPPED: _settle,
 }
 
 

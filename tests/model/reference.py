@@ -260,6 +260,7 @@ Event = Notify | Begin | Beat | Settle | Deadline
 
 _SETTLES = {
     Outcome.MORE: Verb.MORE,
+    Outcome.STOPPED: Verb.STOPPED,
     Outcome.DONE: Verb.DONE,
     Outcome.RETRY: Verb.RETRY,
     Outcome.OUTRANKED: Verb.OUTRANKED,
