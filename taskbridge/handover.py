@@ -18,7 +18,7 @@ from taskbridge.runtime import Runtime
 from taskbridge.shutdown import ends_process
 from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
 from taskbridge.texts import error_text
-from taskbridge.time_limit import interrupts, longest_call, soft_time_limit
+from taskbridge.time_limit import disarm, longest_call, soft_time_limit
 
 __all__ = ["Ending", "HandlerFailed", "Run", "charge", "hand_over", "permitted", "try_alone"]
 
@@ -201,8 +201,8 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
 def _finish(this: Run, returned: Any, batch: Batch) -> None:
     """Run what the handler returned to its end, where that has not run yet."""
     if inspect.isawaitable(returned):
-        in_time = math.isinf(batch.seconds_left) or interrupts()
-        this.runtime.event_loop.run(returned, None if in_time else batch.seconds_left)
+        disarm()
+        this.runtime.event_loop.run(returned, None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left))
     elif isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
             f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"

@@ -13,7 +13,7 @@ from typing import Final
 import billiard
 from celery.exceptions import SoftTimeLimitExceeded
 
-__all__ = ["TimeLimitIgnored", "interrupts", "longest_call", "soft_time_limit"]
+__all__ = ["TimeLimitIgnored", "disarm", "longest_call", "soft_time_limit"]
 
 REMINDERS: Final = 10
 """So many times a handler that goes on is interrupted again, before its run is given up."""
@@ -23,9 +23,15 @@ class TimeLimitIgnored(BaseException):
     """The handler caught SoftTimeLimitExceeded and went on. No `except Exception` catches this one."""
 
 
-def interrupts() -> bool:
+def _interrupts() -> bool:
     """Whether the limit can be raised in this thread: Python interrupts none but the main thread of a process."""
     return threading.current_thread() is threading.main_thread()
+
+
+def disarm() -> None:
+    """Let nothing interrupt this thread any more: what it waits for has a limit of its own."""
+    if _interrupts():
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def longest_call(seconds: float) -> float:
@@ -40,13 +46,15 @@ def soft_time_limit(seconds: float | None) -> Iterator[None]:
     A block that catches it and goes on gets `TimeLimitIgnored`, again and again. One that catches that too ends its
     process, where it is one of a pool that makes new ones. In other threads nothing is raised.
     """
-    if seconds is None or not interrupts():
+    if seconds is None or not _interrupts():
         yield
         return
-    raised = 0
+    raised, over = 0, False
 
     def time_is_up(_: int, __: FrameType | None) -> None:
         nonlocal raised
+        if over:
+            return
         raised += 1
         if raised == 1:
             raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
@@ -55,9 +63,13 @@ def soft_time_limit(seconds: float | None) -> Iterator[None]:
         raise TimeLimitIgnored(f"the handler took longer than {seconds:g} s, caught the error for it, and went on")
 
     before = signal.signal(signal.SIGALRM, time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _interval(seconds))
     try:
-        yield
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, _interval(seconds))
+            yield
+        finally:
+            # The signal may come before this line, too: then it is raised here, and the timer ends all the same.
+            over = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from taskbridge import event_loop
 from taskbridge.batch import Batch, RetryAfter
 from taskbridge.event_loop import EventLoop
 from taskbridge.handlers.journal import journal
@@ -142,7 +143,11 @@ def test_a_handler_that_catches_its_time_limit_and_goes_on_is_stopped_all_the_sa
     assert drill.states() == {"quarantined": 3}
 
 
-def test_a_coroutine_that_does_not_end_when_it_is_cancelled_holds_no_run(drill: Drill) -> None:
+def test_a_coroutine_that_does_not_end_when_it_is_cancelled_holds_no_run(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "PATIENCE", 1.0)
+
     async def handler(batch: Batch) -> None:
         while batch[0].external_id == "endless":
             try:
