@@ -26,7 +26,7 @@ def test_a_limit_that_is_reached_at_the_very_end_of_a_call_interrupts_nothing_af
         assert left == (0.0, 0.0)
         assert handles is before
 
-    assert 0 < reached
+    assert reached > 0
 
 
 def test_a_block_that_catches_its_limit_is_interrupted_again() -> None:
