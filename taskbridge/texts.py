@@ -7,6 +7,7 @@ from typing import Final
 __all__ = ["LONGEST_TEXT", "error_text", "storable"]
 
 LONGEST_TEXT: Final = 2_000
+MOST_OF_A_GROUP: Final = 3
 
 
 def storable(value: object, longest: int = LONGEST_TEXT) -> str:
@@ -22,5 +23,10 @@ def storable(value: object, longest: int = LONGEST_TEXT) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's type and text, as `status`, quarantine and the logs show it."""
-    return storable(f"{type(error).__name__}: {storable(error)}")
+    """Return an error's type and text, as `status`, quarantine and the logs show it; of a group the first errors."""
+    text = f"{type(error).__name__}: {storable(error)}"
+    if isinstance(error, BaseExceptionGroup):
+        inside = [error_text(one) for one in error.exceptions[:MOST_OF_A_GROUP]]
+        more = len(error.exceptions) - len(inside)
+        text = f"{text}: {'; '.join(inside)}{f'; {more:,} more' if more else ''}"
+    return storable(text)

@@ -148,15 +148,20 @@ def status(tenant: str | None, pipeline: str | None, data_dir: Path, as_json: bo
             if name not in here.pipelines.names()
         }
         parked = _parked(here)
+        undeclared = here.cursors.undeclared(here.pipelines.names())
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
+        more |= {"undeclared": undeclared} if undeclared else {}
         screen.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
     else:
         _show(found)
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(screen.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
+        for name, count in undeclared.items():
+            text = f"{name}: {count:,} tenants, and this process does not declare the pipeline"
+            click.echo(screen.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
         if parked:
             click.echo(f"{parked:,} messages wait to be recorded; a worker's log says what keeps them")
     if tenant is not None and not any(one.tenants for one in found.values()):

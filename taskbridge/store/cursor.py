@@ -397,6 +397,12 @@ class Cursors:
             rows = connection.exec_driver_sql(query("tenant_counts"), {"pipeline": pipeline, "tenant": tenant})
             return [dict(row) for row in rows.mappings()]
 
+    def undeclared(self, declared: Sequence[str]) -> dict[str, int]:
+        """Return how many tenants each pipeline has that is not among `declared`; those without any are left out."""
+        with self._autocommit.connect() as connection, patiently(connection, None):
+            rows = connection.exec_driver_sql(query("undeclared_pipelines"), {"declared": [*declared]})
+            return {row.pipeline: row.tenants for row in rows}
+
     def delivery_counts(self, pipeline: str) -> tuple[int, int]:
         """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
         with self._autocommit.connect() as connection, patiently(connection, None):

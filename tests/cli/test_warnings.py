@@ -70,6 +70,20 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
     assert record["reason"] == "why"
 
 
+def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is_well(
+    taskbridge: Program, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        for tenant in ("a", "b"):
+            connection.exec_driver_sql("INSERT INTO sync_cursors (pipeline, tenant) VALUES ('orders', %s)", (tenant,))
+
+    assert "orders: 2 tenants, and this process does not declare the pipeline" in taskbridge("status").stdout
+    assert taskbridge("status", "--json").json["undeclared"] == {"orders": 2}
+    ended = taskbridge("doctor", "--json")
+    texts = [one["text"] for one in ended.json["findings"] if one["level"] == "warning"]
+    assert any(text.startswith("orders: 2 tenants") for text in texts), texts
+
+
 @pytest.mark.e2e
 def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_strict(deployment: Deployment) -> None:
     with deployment.worker() as worker:

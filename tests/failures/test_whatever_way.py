@@ -263,6 +263,17 @@ def test_a_text_that_is_no_text() -> None:
     assert error_text(ValueError("a")) == "ValueError: a"
 
 
+def test_a_group_of_errors_says_which_ones() -> None:
+    group = ExceptionGroup("in a TaskGroup", [ValueError("a"), ExceptionGroup("more", [TypeError("b")])])
+
+    assert error_text(group) == (
+        "ExceptionGroup: in a TaskGroup (2 sub-exceptions): ValueError: a; "
+        "ExceptionGroup: more (1 sub-exception): TypeError: b"
+    )
+    many = error_text(ExceptionGroup("many", [ValueError(str(number)) for number in range(5)]))
+    assert many.endswith("ValueError: 2; 2 more")
+
+
 def test_twenty_thousand_rejections_take_no_time(drill: Drill) -> None:
     took: list[float] = []
 
