@@ -89,7 +89,8 @@ class Narrowing:
     """The search for a record that cannot be handled among those after the cursor.
 
     `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
-    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this extent failed.
+    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this extent failed; alone, how often
+    the record of this `revision` failed. `deaths`: how often, beside those, a run died that had this record alone.
 
     A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
     is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
@@ -98,22 +99,30 @@ class Narrowing:
     limit: int | None = None
     suspects: int = 0
     attempts: int = 0
+    deaths: int = 0
+    revision: int | None = None
 
-    def failed(self, size: int) -> Narrowing:
-        """Return what follows the failure of a batch of `size` records."""
-        if self.suspects == 0 or size == 1:
-            return Narrowing(size, size, self.attempts + 1)
-        return Narrowing((size + 1) // 2, size, 0)
+    def failed(self, size: int, revision: int | None = None, *, died: bool = False) -> Narrowing:
+        """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
 
-    def unread(self, size: int) -> Narrowing:
-        """Return what follows where a batch of `size` records could not be read."""
-        return self.failed(size) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
+        What another record that stood there before had on its account is not this one's.
+        """
+        if size == 1:
+            before = self if self.is_alone and self.revision == revision else Narrowing()
+            return Narrowing(1, 1, before.attempts + (not died), before.deaths + died, revision)
+        if self.suspects == 0:
+            return Narrowing(size, size, 1)
+        return Narrowing((size + 1) // 2, size)
+
+    def unread(self, size: int, revision: int | None = None) -> Narrowing:
+        """Return what follows where a batch of `size` records, the first of this `revision`, could not be read."""
+        return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
 
     def handled(self, size: int, batch_size: int) -> Narrowing:
         """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""
         left = self.suspects - size
         if left > 0:
-            return Narrowing((left + 1) // 2, left, 0)
+            return Narrowing((left + 1) // 2, left)
         if self.limit is None or self.limit * 2 >= batch_size:
             return Narrowing()
         return Narrowing(self.limit * 2)
@@ -122,3 +131,8 @@ class Narrowing:
     def is_alone(self) -> bool:
         """Whether the search has come down to one record."""
         return self.suspects == 1
+
+    @property
+    def tries(self) -> int:
+        """How often in a row it went wrong, in whichever way."""
+        return self.attempts + self.deaths

@@ -159,17 +159,20 @@ def hand_over(this: Run, page: Page) -> None:
     this.handled += len(page.records) - len(reasons)
 
 
-def try_alone(this: Run, page: Page, record: Record) -> None:
+def try_alone(this: Run, page: Page, record: Record) -> bool:
     """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
 
-    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn.
+    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn. Returns
+    whether the record was handled. If the handler rejected it, that says nothing about the downstream.
 
     Raises:
         HandlerFailed: the handler raised.
     """
     with this.cursors.transaction(this.key) as transaction:
-        _call(this, page, (record,), transaction)
-    this.cursors.note_success(this.key)
+        rejected = _call(this, page, (record,), transaction)
+    if not rejected:
+        this.cursors.note_success(this.key)
+    return not rejected
 
 
 def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from enum import Enum, auto
 from typing import Final
 
 from taskbridge.batch import Record, RetryAfter
@@ -62,23 +63,14 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
 
-    narrowing = page.narrowing.failed(len(page.records))
-    # Some of these attempts may be deaths, and a kill from outside must not make one error of the record too many.
-    enough = max(this.pipeline.max_attempts, LEAST_DEATHS) if this.begun.died else this.pipeline.max_attempts
-    evidence = None
-    if narrowing.is_alone and narrowing.attempts >= enough:
-        evidence = this.cursors.evidence(this.key)
-    # Before another record is tried: that one may end the process, and the search must not begin there again.
-    this.cursors.fail(this.key, text, narrowing)
-    if evidence is not None:
-        try:
-            if _is_the_records_fault(this, page, narrowing, evidence, downstream=downstream):
-                _set_aside(this, page, narrowing, text)
-                return Ending(Outcome.MORE)
-        except RetryAfter as asked:
-            return _as_told(this, asked)
-        blame = blame if downstream else Blame.PIPELINE
-    failures = max(narrowing.attempts - 1, this.begun.failures if downstream else 0)
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision)
+    enough = narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts
+    ending, _ = _judged(this, page, narrowing, text, enough=enough, downstream=downstream)
+    if ending is not None:
+        return ending
+    if enough and not downstream:
+        blame = Blame.PIPELINE
+    failures = max(narrowing.tries - 1, this.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
     return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
 
@@ -91,23 +83,15 @@ def after_death(this: Run, page: Page) -> Ending | None:
     Raises:
         CursorLost: the cursor is another run's.
     """
-    narrowing = page.narrowing.failed(len(page.records))
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, died=True)
     log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
-    evidence = None
-    if narrowing.is_alone and narrowing.attempts >= max(this.pipeline.max_attempts, LEAST_DEATHS):
-        evidence = this.cursors.evidence(this.key)
-    failures = this.cursors.fail(this.key, DIED, narrowing)
-    if evidence is not None:
-        try:
-            if _is_the_records_fault(this, page, narrowing, evidence, downstream=False):
-                _set_aside(this, page, narrowing, DIED)
-                return Ending(Outcome.MORE)
-        except RetryAfter as told:
-            return _as_told(this, told)
-    if failures > 1:
-        wait_ms = _milliseconds(max(0, narrowing.attempts - 1))
+    # Errors do not count: a kill from outside must not be one failure too many.
+    enough = narrowing.is_alone and narrowing.deaths >= max(this.pipeline.max_attempts, LEAST_DEATHS)
+    ending, failures = _judged(this, page, narrowing, DIED, enough=enough)
+    if ending is None and failures > 1:
+        wait_ms = _milliseconds(max(0, narrowing.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
-    return None
+    return ending
 
 
 def after_unread(this: Run, unread: Unread) -> Ending:
@@ -131,19 +115,10 @@ def after_unread(this: Run, unread: Unread) -> Ending:
     if this.begun.probe is not None or not page.records:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, wait_ms, error=error)
-    narrowing = page.narrowing.unread(len(page.records))
-    evidence = None
-    if narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts:
-        evidence = this.cursors.evidence(this.key)
-    this.cursors.fail(this.key, text, narrowing)
-    if evidence is not None:
-        try:
-            if _is_the_records_fault(this, page, narrowing, evidence, downstream=False):
-                _set_aside(this, page, narrowing, text)
-                return Ending(Outcome.MORE)
-        except RetryAfter as told:
-            return _as_told(this, told)
-    return Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.attempts - 1)), error=error)
+    narrowing = page.narrowing.unread(len(page.records), page.records[0].revision)
+    enough = narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts
+    ending, _ = _judged(this, page, narrowing, text, enough=enough)
+    return ending or Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.tries - 1)), error=error)
 
 
 def after_lost_server(this: Run, error: Exception) -> Ending:
@@ -178,13 +153,39 @@ def probe(this: Run) -> Ending:
         return Ending(Outcome.RETRY, retry_ms=wait_ms)
     others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
     if this.begun.probe and others:
-        try_alone(this, page, others[-1])
+        if not try_alone(this, page, others[-1]):
+            # A rejection says nothing about the downstream, so the next probe tries another.
+            return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD)
         this.handled = 1
         return Ending(Outcome.MORE)
     page = page.first(1)
     if page.moves_cursor:
         hand_over(this, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
+
+
+def _judged(
+    this: Run, page: Page, narrowing: Narrowing, text: str, *, enough: bool, downstream: bool = False
+) -> tuple[Ending | None, int]:
+    """Write a failure down and, where a record failed alone often `enough`, ask whose fault it is.
+
+    Returns how the run ends, if that is known by now, and the failures in a row.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    evidence = this.cursors.evidence(this.key) if enough else None
+    # Before another record is tried: that one may end the process, and the search must not begin there again.
+    failures = this.cursors.fail(this.key, text, narrowing)
+    if evidence is None:
+        return None, failures
+    try:
+        if not _is_the_records_fault(this, page, narrowing, evidence, downstream=downstream):
+            return None, failures
+    except RetryAfter as told:
+        return _as_told(this, told), failures
+    _set_aside(this, page, narrowing, text)
+    return Ending(Outcome.MORE), failures
 
 
 def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence: Evidence, *, downstream: bool) -> bool:
@@ -194,47 +195,59 @@ def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence:
         RetryAfter: asked for when another record was tried.
     """
     (record,) = page.records
-    enough = this.pipeline.max_attempts * (DOWNSTREAM_FACTOR if downstream else 1)
-    if evidence.others_succeed and narrowing.attempts >= enough:
+    # What was handled before its first failure says nothing about it.
+    is_patient = not downstream or narrowing.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    if evidence.others_succeed and narrowing.tries > 1 and is_patient:
         return True
-    ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
+    try:
+        ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
+    except Unread:
+        return False
     # A record that somebody took out of quarantine meanwhile may stand before this one.
     others = [other for other in ahead.records if other.external_id != record.external_id]
-    if not others:
-        return not downstream and evidence.in_a_row < MOST_IN_A_ROW
-    for at in _steps(len(others), narrowing.attempts - this.pipeline.max_attempts):
-        if _is_handled(this, ahead, others[at]):
+    failed = 0
+    for at in _places(len(others), narrowing.tries - this.pipeline.max_attempts):
+        trial = _try(this, ahead, others[at])
+        if trial is Trial.HANDLED:
             # The downstream may have come back in between.
-            return not downstream or not _is_handled(this, page, record)
-        if this.seconds_left <= 0:
-            break
-    return False
+            return not downstream or _try(this, page, record) is Trial.FAILED
+        failed += trial is not Trial.SILENT
+        if failed >= len(others).bit_length() or this.seconds_left <= 0:
+            return False
+    return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
 
 
-def _steps(count: int, turn: int) -> Iterator[int]:
-    """Yield places among `count` records, further and further ahead, and others at each turn."""
-    step = 1
-    while step <= count:
-        yield (turn + step - 1) % count
-        step *= 2
+def _places(count: int, turn: int) -> Iterator[int]:
+    """Yield each place among `count` records: first further and further ahead, others at each turn, then the rest."""
+    steps = [(turn + 2**exponent - 1) % count for exponent in range(count.bit_length())]
+    yield from dict.fromkeys([*steps, *range(count)])
 
 
-def _is_handled(this: Run, page: Page, record: Record) -> bool:
+class Trial(Enum):
+    """What came of a record that was tried to see whether another is at fault."""
+
+    HANDLED = auto()
+    FAILED = auto()
+    UNREAD = auto()
+    SILENT = auto()
+    """It was rejected, is gone, or cannot be decoded: whoever calls the downstream knows no more than before."""
+
+
+def _try(this: Run, page: Page, record: Record) -> Trial:
     try:
         # A batch of those that are tried could fill the memory.
         loaded = this.cursors.load(record)
         if loaded is None:
-            return False
+            return Trial.SILENT
         # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
         charge(this)
-        try_alone(this, page, loaded)
+        return Trial.HANDLED if try_alone(this, page, loaded) else Trial.SILENT
     except Unread:
-        return False
+        return Trial.UNREAD
     except HandlerFailed as failed:
         if (told := asked_to_wait(failed.error)) is not None:
             raise told from None
-        return False
-    return True
+        return Trial.FAILED
 
 
 def _as_told(this: Run, told: RetryAfter) -> Ending:
@@ -249,14 +262,14 @@ def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
         transaction.advance(
             page,
             narrowing=narrowing.handled(1, this.pipeline.batch_size),
-            aside=Aside({record.external_id: error}, "failed", narrowing.attempts),
+            aside=Aside({record.external_id: error}, "failed", narrowing.tries),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
         this.pipeline.name,
         record.external_id,
         this.tenant,
-        narrowing.attempts,
+        narrowing.tries,
         error,
     )
 

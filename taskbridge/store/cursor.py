@@ -471,6 +471,8 @@ class _Standing(NamedTuple):
     batch_limit: int | None
     suspects: int
     attempts: int
+    deaths: int
+    suspect_revision: int | None
     failing_since: datetime | None
     held: bool
     size: int
@@ -511,13 +513,21 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
         retried=sum(retried for *_, retried, _ in found),
         positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
         aside=frozenset(external_id for _, _, external_id, *_, aside in found if aside),
-        narrowing=Narrowing(cursor.batch_limit, cursor.suspects, cursor.attempts),
+        narrowing=Narrowing(
+            cursor.batch_limit, cursor.suspects, cursor.attempts, cursor.deaths, cursor.suspect_revision
+        ),
         failing_since=cursor.failing_since,
     )
 
 
 def _columns(narrowing: Narrowing) -> dict[str, int | None]:
-    return {"batch_limit": narrowing.limit, "suspects": narrowing.suspects, "attempts": narrowing.attempts}
+    return {
+        "batch_limit": narrowing.limit,
+        "suspects": narrowing.suspects,
+        "attempts": narrowing.attempts,
+        "deaths": narrowing.deaths,
+        "suspect_revision": narrowing.revision,
+    }
 
 
 def _first_event(milliseconds: int | None) -> dict[str, int | None]:

@@ -528,18 +528,31 @@ def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> Non
     assert drill.states() == {"handled": 20}
 
 
-def test_a_kill_from_outside_counts_for_no_error_of_the_record(drill: Drill) -> None:
-    failing = ["once"]
+@pytest.mark.parametrize(
+    ("story", "max_attempts"),
+    [("kill, error", 2), ("kill, kill, error", 3), ("error, error, error, error, kill", 5), ("kill, error, kill", 2)],
+)
+def test_kills_from_outside_count_for_no_error_of_the_record(drill: Drill, story: str, max_attempts: int) -> None:
+    left = story.split(", ")
 
     def handler(batch: Batch) -> None:
-        if failing:
-            raise ValueError(failing.pop())
+        match left.pop(0) if left else None:
+            case "error":
+                raise ValueError("not now")
+            case "kill":
+                # Its deadline passes while it works, and no word of it comes any more.
+                (status,) = drill.standing()
+                assert status.deadline_ms is not None
+                drill.gate.pass_to(status.deadline_ms)
+                assert drill.gate.expire("invoices", ["acme"]) == [Answer.REISSUED]
+                raise KeyboardInterrupt
         journal(batch)
 
-    drill.handle(handler, max_attempts=2, batch_size=1)
+    drill.handle(handler, max_attempts=max_attempts, batch_size=1)
     drill.save("acme", "1")
-    dies(drill)
-
+    for _ in range(story.count("kill")):
+        with pytest.raises(KeyboardInterrupt):
+            drill.go_on()
     drill.go_on()
 
     assert drill.quarantine() == []

@@ -140,6 +140,8 @@ def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> N
                 "batch_limit": None,
                 "suspects": 0,
                 "attempts": 0,
+                "deaths": 0,
+                "suspect_revision": None,
                 "patience": "5s",
             },
         ),

@@ -11,6 +11,8 @@ SET failures = failures + 1,
                        WHEN %(unread)s::integer IS NOT NULL THEN greatest(1, least(batch_limit, %(unread)s::integer) / 2)
                        ELSE batch_limit END,
     suspects = CASE WHEN %(narrow)s THEN %(suspects)s ELSE suspects END,
-    attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END
+    attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END,
+    deaths = CASE WHEN %(narrow)s THEN %(deaths)s ELSE deaths END,
+    suspect_revision = CASE WHEN %(narrow)s THEN %(suspect_revision)s::bigint ELSE suspect_revision END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
 RETURNING failures
