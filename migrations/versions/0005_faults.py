@@ -71,7 +71,7 @@ ALTER TABLE records
 ALTER TABLE sync_cursors
     ADD COLUMN deaths integer NOT NULL DEFAULT 0,
     ADD COLUMN suspect_revision bigint;
-COMMENT ON COLUMN sync_cursors.deaths IS 'How often, beside those, a run died that had the suspect alone.';
+COMMENT ON COLUMN sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
 COMMENT ON COLUMN sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
 ALTER TABLE quarantine ALTER COLUMN revision TYPE bigint;
 ALTER TABLE deliveries ALTER COLUMN revision TYPE bigint;

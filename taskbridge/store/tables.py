@@ -146,8 +146,6 @@ sync_cursors: Final = Table(
     Column("batch_limit", Integer, comment="Most records of the next batch; null: the pipeline's batch size."),
     _count("suspects", "Of so many next records one cannot be handled; 0: none is known."),
     _count("attempts", "How often in a row a batch of the present size failed."),
-    _count("deaths", "How often, beside those, a run died that had the suspect alone."),
-    Column("suspect_revision", BigInteger, comment="The one suspect that attempts and deaths are counted of."),
     Column("failing_since", DateTime(timezone=True), comment="First failure of a batch that held the suspects."),
     Column("succeeded_at", DateTime(timezone=True), comment="Last time that the handler took records."),
     _counter("bursts"),
@@ -160,6 +158,8 @@ sync_cursors: Final = Table(
         server_default=text("'{}'"),
         comment="How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.",
     ),
+    _count("deaths", "How often, beside the attempts, a run died that had the suspect alone."),
+    Column("suspect_revision", BigInteger, comment="The one suspect that attempts and deaths are counted of."),
     PrimaryKeyConstraint("pipeline", "tenant"),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
     postgresql_with={"fillfactor": "50"},
