@@ -51,7 +51,7 @@ UNDECLARED: Final = "no worker that took it knows the pipeline; one that does ma
 """The reason of a message whose pipeline may come with the next deployment."""
 
 SLICE: Final = 0.1
-"""Seconds that the pool spends on parked messages at once. Others wait for as long."""
+"""Seconds that the pool spends on messages that wait at once. Others wait for as long."""
 SHORTEST_WAIT: Final = 0.2
 LONGEST_WAIT: Final = 30.0
 IDLE_WAIT: Final = 1.0
@@ -59,6 +59,8 @@ UNDECLARED_CHECK: Final = 10.0
 NOT_TRIED: Final = 1.0
 """Seconds after a failure of Postgres in which this process parks messages without trying: each try may take long."""
 MOST_FAILURES: Final = 3
+AT_ONCE: Final = 50
+"""Messages whose pipeline was not known that are read at once: not many more than fit into a slice."""
 LONGEST_TEXT: Final = 10_000_000
 
 _shut_until: WeakKeyDictionary[Runtime, float] = WeakKeyDictionary()
@@ -87,9 +89,9 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
         except Exception as error:
             if here.eager:
                 raise
-            if isinstance(error, Unavailable) and not _is_answered(error):
+            if _is_away(error):
                 _shut_until[here] = time.monotonic() + NOT_TRIED
-            failure = f"{type(error).__name__}: {error}"
+            failure = _text(error)
     try:
         _park(app, arguments, keywords, task_id, 1, failure)
     except Exception as error:
@@ -101,10 +103,16 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
 
 
 def again(app: Celery) -> None:
-    """Try parked messages for a moment, and match those whose pipeline was not known when they came."""
+    """Match messages whose pipeline was not known when they came, and try parked ones, both for a moment."""
     here = runtime(app)
-    _match_undeclared(here)
-    until, failures = time.monotonic() + SLICE, 0
+    try:
+        with speaking_plainly():
+            _match_undeclared(here)
+    except Exception as error:
+        log.warning("no more messages of pipelines that are known by now are matched: %s", _text(error))
+        if _is_away(error):
+            return
+    until, failures = time.monotonic() + SLICE / 2, 0
     pool: Any = app.pool
     with pool.acquire(block=True) as connection, connection.channel() as channel:
         queue: Any = _bound(here, channel)
@@ -120,12 +128,12 @@ def again(app: Celery) -> None:
                 arguments, keywords, _ = message.decode()
                 _store(here, _message(arguments, keywords, message.headers["id"]))
             except Exception as error:
-                if isinstance(error, Unavailable) and not _is_answered(error):
-                    message.requeue()
-                    return
-                # To the end of the queue, so that it holds up no other.
+                # To the end of the queue, so that it holds up no other. It keeps no mark of a try that was cut off, as
+                # it would where the broker took it back.
+                _rotate(app, message, _text(error))
                 failures += 1
-                _rotate(app, message, f"{type(error).__name__}: {error}")
+                if _is_away(error):
+                    return
             else:
                 message.ack()
 
@@ -188,14 +196,20 @@ def _is_about_the_payload(error: DBAPIError) -> bool:
     return isinstance(error, DataError) or _state(error).startswith(("22", "54"))
 
 
-def _is_answered(error: Exception) -> bool:
-    """Whether Postgres can be used, and refused this one statement."""
+def _is_away(error: Exception) -> bool:
+    """Whether Postgres cannot be used; else it refused this one statement, or the error is none of its."""
+    if not isinstance(error, Unavailable) or not isinstance(error.__cause__, DBAPIError):
+        return False
     state = _state(error.__cause__)
-    return bool(state) and not state.startswith(("08", "53", "57P"))
+    return not state or state.startswith(("08", "53", "57P"))
 
 
-def _state(error: BaseException | None) -> str:
+def _state(error: DBAPIError) -> str:
     return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _set_aside(here: Runtime, message: Message, reason: str) -> str:
@@ -281,14 +295,25 @@ def _rotate(app: Celery, message: Any, failure: str) -> None:
 
 
 def _match_undeclared(here: Runtime) -> None:
-    for pipeline in _with_undeclared(here):
-        done = recording.match_again(here.app, pipeline, UNDECLARED)
-        log.info("%s: %d messages that came before the pipeline was known are matched", pipeline, len(done))
+    """Match messages that came before their pipeline was known, for half a slice; of each pipeline one at the least."""
+    pipelines = _with_undeclared(here)
+    if not pipelines:
+        return
+    with here.records.matching_alone() as alone:
+        until = time.monotonic() + SLICE / 2
+        for pipeline in pipelines if alone else ():
+            count = 0
+            for _ in recording.match_again(here.app, pipeline, UNDECLARED, AT_ONCE):
+                count += 1
+                if time.monotonic() >= until:
+                    break
+            log.info("%s: %d messages that came before the pipeline was known are matched", pipeline, count)
 
 
-def _with_undeclared(here: Runtime) -> list[str]:
+def _with_undeclared(here: Runtime) -> dict[str, int]:
+    """Return the pipelines that have such messages and are known by now, each with the id of the oldest one."""
     known = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
-    return here.records.with_reason(known, UNDECLARED) if known else []
+    return here.records.with_reason(known, UNDECLARED) if known else {}
 
 
 class KeeperStep(bootsteps.StartStopStep):
@@ -321,29 +346,29 @@ class KeeperStep(bootsteps.StartStopStep):
         self.stop(worker)
 
     def _keep(self, app: Celery) -> None:
-        """Let the pool try parked messages: soon while they get fewer, else after a wait that doubles."""
+        """Let the pool try what waits: soon while that gets less, else after a wait that doubles."""
         wait, before, look_at = IDLE_WAIT, 0, 0.0
+        undeclared: dict[str, int] = {}
         connection: Any = None
         while not self._stopping.wait(wait * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter
             try:
                 connection = connection or app.connection_for_write()
-                parked = count_parked(app, connection)
-                undeclared = False
-                if time.monotonic() >= look_at:
-                    look_at = time.monotonic() + UNDECLARED_CHECK
+                parked, known = count_parked(app, connection), undeclared
+                if undeclared or time.monotonic() >= look_at:
+                    look_at, undeclared = time.monotonic() + UNDECLARED_CHECK, {}
                     with suppress(DBAPIError):
-                        undeclared = bool(_with_undeclared(runtime(app)))
+                        undeclared = _with_undeclared(runtime(app))
                 if parked or undeclared:
                     app.tasks[AGAIN_TASK].apply_async(expires=LONGEST_WAIT)
-                if not parked:
+                if not parked and not undeclared:
                     wait = IDLE_WAIT
-                elif parked < before:
+                elif parked < before or undeclared != known:
                     wait = SHORTEST_WAIT
                 else:
                     wait = min(LONGEST_WAIT, 2 * max(wait, SHORTEST_WAIT))
                 before = parked
             except Exception as error:
-                log.warning("the look at parked messages failed: %s: %s", type(error).__name__, error)
+                log.warning("the look at parked messages failed: %s", _text(error))
                 wait = min(LONGEST_WAIT, 2 * wait)
                 if connection is not None:
                     with suppress(Exception):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import reprlib
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
@@ -138,11 +139,17 @@ class Pipelines:
                     "Correct it, or TASKBRIDGE_PIPELINES"
                 ) from error
 
-    def __getitem__(self, name: str) -> Pipeline:
-        found = self._declared.get(name) or self._builtin.get(name)
+    def __getitem__(self, name: Any) -> Pipeline:
+        """Return the pipeline of this name; a message may hold anything in its place.
+
+        Raises:
+            UnknownPipeline: there is none.
+        """
+        found = (self._declared.get(name) or self._builtin.get(name)) if isinstance(name, str) else None
         if found is None:
+            shown = repr(name) if isinstance(name, str) else reprlib.repr(name)
             raise UnknownPipeline(
-                f"no pipeline is called {name!r}; there are: {', '.join(self.names()) or 'none'}. "
+                f"no pipeline is called {shown}; there are: {', '.join(self.names()) or 'none'}. "
                 "Name the module that declares it in TASKBRIDGE_PIPELINES"
             )
         return found

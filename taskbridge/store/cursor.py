@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate, takewhile
+from threading import Event
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -60,6 +61,10 @@ BATCH_BYTES: Final = 64 * 2**20
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
     "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
+)
+BATCH_IS_OVER: Final = (
+    "the batch is over: a thread or a coroutine that its handler left behind cannot use `batch.connection` any more; "
+    "wait for it in the handler, or give it a connection of its own"
 )
 
 
@@ -550,6 +555,7 @@ class Transaction:
         self._own_patience: float | None = None
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
+        self._over = Event()
 
     @property
     def used(self) -> bool:
@@ -560,8 +566,14 @@ class Transaction:
         """Return the transaction's connection, opening it at the first call.
 
         BEGIN takes along, in its round trip, what lets a successor end this session, and ends those of runs that this
-        one replaced: a frozen process keeps the locks on all that its handler wrote.
+        one replaced: a frozen process keeps the locks on all that its handler wrote. So none may be opened after
+        `close`: it would end the session of what the same run does next.
+
+        Raises:
+            HandlerMistake: the batch is over.
         """
+        if self._over.is_set():
+            raise HandlerMistake(BATCH_IS_OVER)
         if self._connection is None:
             try:
                 self._begin()
@@ -571,6 +583,10 @@ class Transaction:
                 # A server that restarted broke every connection that lies in the pool.
                 self._engine.dispose()
                 self._begin()
+            if self._over.is_set():
+                # Another thread closed it meanwhile, and saw no connection.
+                self.close()
+                raise HandlerMistake(BATCH_IS_OVER)
         assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
         return self._connection
 
@@ -677,6 +693,7 @@ class Transaction:
 
         It does where the handler was interrupted inside a statement, and where that got no answer in time.
         """
+        self._over.set()
         connection = self._connection
         if connection is None:
             return False

@@ -40,6 +40,8 @@ class Bounded(psycopg.Connection[Any]):
     """
 
     patience: float | None = None
+    own_patience: float | None = None
+    """What `patience` is whenever the connection leaves the pool."""
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as psycopg does.
@@ -68,7 +70,7 @@ def connect(url: str, *, statement_timeout: float | None = None, **options: Any)
     `sqlalchemy.create_engine`. An error's text has no parameters, for these are documents.
 
     Args:
-        url: where Postgres is; its own parameters win.
+        url: where Postgres is; its own parameters win, a statement_timeout among its `options` too.
         statement_timeout: seconds for each statement; None: any time.
         options: of `sqlalchemy.create_engine`.
 
@@ -96,7 +98,14 @@ def connect(url: str, *, statement_timeout: float | None = None, **options: Any)
         return _open(statement_timeout, *arguments, **parameters)
 
     event.listen(engine, "do_connect", open_one)
+    event.listen(engine, "checkin", _as_it_was_opened)
     return engine
+
+
+def _as_it_was_opened(connection: Any, _record: Any) -> None:
+    """Let the next user wait as long as any: whoever closed the connection may have had another limit."""
+    if isinstance(connection, Bounded):
+        connection.patience = connection.own_patience
 
 
 def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
@@ -113,12 +122,18 @@ def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
 
 def _open(statement_timeout: float | None, *arguments: Any, **parameters: Any) -> Bounded:
     connection = Bounded.connect(*arguments, **parameters)
-    if statement_timeout is not None:
-        connection.patience = statement_timeout + GRACE
-        if "statement_timeout" not in parameters.get("options", ""):
-            connection.autocommit = True
-            connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
-            connection.autocommit = False
+    if statement_timeout is None:
+        return connection
+    connection.autocommit = True
+    # As Postgres reads the name: in any case, and a hyphen is an underscore.
+    if "statement_timeout" in parameters.get("options", "").lower().replace("-", "_"):
+        found = connection.execute("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'").fetchone()
+        statement_timeout = int(found[0]) / 1000 if found else 0
+    else:
+        connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
+    connection.autocommit = False
+    # 0 is any time.
+    connection.patience = connection.own_patience = statement_timeout + GRACE if statement_timeout else None
     return connection
 
 

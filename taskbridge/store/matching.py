@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -85,15 +86,18 @@ class Records:
             row = connection.exec_driver_sql(query("waiting_records"), values).first()
         return None if row is None else WaitingRecords(*row)
 
-    def unmatched(self, pipeline: str, reason: str | None = None) -> Iterator[UnmatchedRecord]:
-        """Return the records that no criterion matched, oldest first; with `reason` those that have it."""
+    def unmatched(self, pipeline: str, reason: str | None = None, page_size: int = PAGE) -> Iterator[UnmatchedRecord]:
+        """Return the records that no criterion matched, oldest first; with `reason` those that have it.
+
+        `page_size` of them are in memory at once.
+        """
         after = 0
         while True:
-            values = {"pipeline": pipeline, "reason": reason, "after": after, "limit": PAGE}
+            values = {"pipeline": pipeline, "reason": reason, "after": after, "limit": page_size}
             with self._autocommit.connect() as connection:
                 page = [UnmatchedRecord(*row) for row in connection.exec_driver_sql(query("unmatched"), values)]
             yield from page
-            if len(page) < PAGE:
+            if len(page) < page_size:
                 return
             after = page[-1].id
 
@@ -108,11 +112,17 @@ class Records:
             rows = connection.exec_driver_sql(query("unmatched_pipelines"))
             return {row[0]: row[1] for row in rows}
 
-    def with_reason(self, pipelines: Sequence[str], reason: str) -> list[str]:
-        """Return those of `pipelines` that have unmatched records with this reason."""
+    def with_reason(self, pipelines: Sequence[str], reason: str) -> dict[str, int]:
+        """Return those of `pipelines` that have unmatched records with this reason, each with the oldest one's id."""
         values = {"pipelines": list(pipelines), "reason": reason}
         with self._autocommit.connect() as connection:
-            return list(connection.exec_driver_sql(query("unmatched_with_reason"), values).scalars())
+            return {row[0]: row[1] for row in connection.exec_driver_sql(query("unmatched_with_reason"), values)}
+
+    @contextmanager
+    def matching_alone(self) -> Iterator[bool]:
+        """Whether no other process is in such a block: two would match the same records."""
+        with self._engine.begin() as connection:
+            yield bool(connection.exec_driver_sql(query("matching_alone")).scalars().first())
 
     def discard(self, pipeline: str, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
         """Give unmatched records up, those with `message_ids` or all; return their message ids.
@@ -124,18 +134,18 @@ class Records:
             return list(connection.exec_driver_sql(query("discard_unmatched"), values).scalars())
 
     def match_again(
-        self, pipeline: str, match: Matcher, reason: str | None = None
+        self, pipeline: str, match: Matcher, reason: str | None = None, page_size: int = PAGE
     ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
         """Match the unmatched records again, each in a transaction of its own, and yield those that `match` decided.
 
-        With `reason`, only those that were stored with it.
+        With `reason`, only those that were stored with it. `page_size` of them are in memory at once.
         """
-        for record in self.unmatched(pipeline, reason):
+        for record in self.unmatched(pipeline, reason, page_size):
             found = match(record.payload)
             if isinstance(found, Unmatched) and found.reason == record.reason:
                 yield record, found
                 continue
-            with self._engine.begin() as connection:
+            with self._autocommit.connect() as connection:
                 values = {"id": record.id, **_columns(found)}
                 changed = connection.exec_driver_sql(query("match_again"), values).first() is not None
             if changed:
