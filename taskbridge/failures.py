@@ -118,6 +118,16 @@ class Narrowing:
         """Return what follows where a batch of `size` records, the first of this `revision`, could not be read."""
         return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
 
+    def told_to_wait(self, size: int) -> Narrowing:
+        """Return what follows where the handler asked to wait with a batch of `size` records.
+
+        One that does so again makes a call for each record, maybe: half as many may get through before it has to wait.
+        """
+        if size == 1:
+            return self
+        again = self.limit is not None and size <= self.limit
+        return replace(self, limit=(size + 1) // 2 if again else size)
+
     def handled(self, size: int, batch_size: int) -> Narrowing:
         """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""
         left = self.suspects - size

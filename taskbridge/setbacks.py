@@ -55,6 +55,8 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
     """
     error, page = failed.error, failed.page
     if (told := asked_to_wait(error)) is not None:
+        if (narrowing := page.narrowing.told_to_wait(len(page.records))) != page.narrowing:
+            this.cursors.limit(this.key, narrowing)
         return _as_told(this, told)
     text = error_text(error)
     downstream = is_downstream(error, this.pipeline.downstream_errors)

@@ -381,6 +381,16 @@ class Cursors:
             raise CursorLost
         return int(failures)
 
+    def limit(self, key: Mapping[str, str], narrowing: Narrowing) -> None:
+        """Keep how many records the next batch may have.
+
+        Raises:
+            CursorLost: the token does not own the cursor.
+        """
+        with self._autocommit.connect() as connection:
+            if connection.exec_driver_sql(query("limit_batch"), {**key, **_columns(narrowing)}).first() is None:
+                raise CursorLost
+
     def evidence(self, key: Mapping[str, str]) -> Evidence:
         """Return what the pipeline's other records say about one of this tenant that fails alone."""
         with self._autocommit.connect() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from email.utils import formatdate
 from itertools import pairwise
 from typing import Any
@@ -42,6 +43,38 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert drill.errors == []
     assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT failures FROM sync_cursors WHERE tenant = 'acme'") == [(0,)]
+
+
+def test_a_handler_that_asks_to_wait_in_the_middle_of_each_batch_gets_through(drill: Drill) -> None:
+    calls: Counter[int] = Counter()
+
+    def one_call_for_each_record(batch: Batch) -> None:
+        for _ in batch:
+            window = drill.now_ms // 2_000
+            calls[window] += 1
+            if calls[window] > 8:
+                raise RetryAfter(2)
+        journal(batch)
+
+    drill.handle(one_call_for_each_record, batch_size=20)
+    drill.save("acme", *(f"{number:02}" for number in range(30)))
+    drill.go_on(steps=100)
+    assert drill.states() == {"handled": 30}
+    assert len(drill.calls) <= 20
+
+
+def test_a_handler_with_one_call_for_each_batch_keeps_its_batches_where_it_is_asked_to_wait_now_and_then(
+    drill: Drill,
+) -> None:
+    def every_other_call_has_to_wait(batch: Batch) -> None:
+        if len(drill.calls) % 2 == 1:
+            raise RetryAfter(2)
+        journal(batch)
+
+    drill.handle(every_other_call_has_to_wait, batch_size=10)
+    drill.save("acme", *(f"{number:02}" for number in range(30)))
+    drill.go_on(steps=100)
+    assert [len(numbers) for _, numbers in drill.calls] == [10] * 6
 
 
 def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill) -> None:
