@@ -12,7 +12,7 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.intake import count_parked
+from taskbridge.parking import count_parked
 from taskbridge.runtime import Runtime
 from taskbridge.store import check_cluster, check_schema, check_version
 from taskbridge.store.schema import head

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskbridge import intake
+from taskbridge import intake, parking
 from taskbridge.pipeline import DECLARED
 from taskbridge.runtime import runtime
 from tests.deployment import Deployment
@@ -34,13 +34,13 @@ def test_what_one_message_is_refused_for_says_nothing_about_the_others(
         )
     payloads: list[dict[str, Any]] = [{"bad": 1}, *({"good": number} for number in range(4))]
     for number, payload in enumerate(payloads):
-        intake._park(app, (PIPELINE, payload), {}, f"message-{number}", 1, "a moment ago")
+        parking.park(app, (PIPELINE, payload), {}, f"message-{number}", 1, "a moment ago")
     expected = (4, int(becomes_unmatched), 0 if becomes_unmatched else 1)
     found = (0, 0, 0)
     for _ in range(100):
         intake.again(app)
         with app.connection_for_write() as connection:
-            left = intake.count_parked(app, connection)
+            left = parking.count_parked(app, connection)
         ((good, aside),) = deployment.rows(
             "SELECT count(*) FILTER (WHERE payload ? 'good'), count(*) FILTER (WHERE payload ? 'unstorable') "
             "FROM records"

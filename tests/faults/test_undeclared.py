@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from taskbridge import intake
+from taskbridge import intake, parking
 from taskbridge.intake import UNDECLARED
 from taskbridge.pipeline import DECLARED, Pipelines
 from taskbridge.runtime import runtime
@@ -80,7 +80,7 @@ def test_what_keeps_them_from_being_matched_keeps_no_parked_message_waiting(know
         connection.exec_driver_sql(
             "CREATE TRIGGER refuse BEFORE UPDATE ON records FOR EACH ROW EXECUTE FUNCTION refuse()"
         )
-    intake._park(known.app, (PIPELINE, {"level": "ERROR", "service": "s-2"}), {}, "parked", 1, "a moment ago")
+    parking.park(known.app, (PIPELINE, {"level": "ERROR", "service": "s-2"}), {}, "parked", 1, "a moment ago")
     intake.again(known.app)
     assert known.rows("SELECT message_id FROM records WHERE tenant = 's-2'") == [("parked",)]
 
@@ -90,7 +90,7 @@ def test_an_outage_is_no_try_that_did_not_come_to_an_end(
 ) -> None:
     app, here = deployment.app, runtime(deployment.app)
     here.__dict__["pipelines"] = Pipelines()
-    intake._park(app, (PIPELINE, {}), {}, "message-1", 1, "a moment ago")
+    parking.park(app, (PIPELINE, {}), {}, "message-1", 1, "a moment ago")
     before, away = here.records, connect("postgresql://127.0.0.1:1/nowhere")
     here.__dict__["records"] = Records(away)
     intake.again(app)
