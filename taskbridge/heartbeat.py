@@ -23,12 +23,18 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One run's hold on its tenant. Times are seconds of the monotonic clock."""
+    """One run's hold on its tenant. Times are seconds of the monotonic clock.
 
-    def __init__(self, beat: Callable[[], bool], trust: float) -> None:
+    Args:
+        beat: renews the hold and says whether it is still there.
+        trust: for how many seconds from before a call a hold that it confirmed is believed in.
+        confirmed: a moment before the call that took the hold.
+    """
+
+    def __init__(self, beat: Callable[[], bool], trust: float, confirmed: float) -> None:
         self._beat = beat
         self._trust = trust
-        self._confirmed = time.monotonic()
+        self._confirmed = confirmed
         self._lost = False
         self.ends_at = math.inf
         """When the run gives its tenant up, though its handler goes on."""
@@ -58,9 +64,12 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def keep(self, beat: Callable[[], bool]) -> Iterator[Lease]:
-        """Hold a lease that was just taken; `beat` renews it and says whether it is still held."""
-        lease = Lease(beat, self._trust)
+    def keep(self, beat: Callable[[], bool], *, confirmed: float) -> Iterator[Lease]:
+        """Hold a lease that was just taken; `beat` renews it and says whether it is still held.
+
+        `confirmed` is the monotonic clock's time before the call that took it.
+        """
+        lease = Lease(beat, self._trust, confirmed)
         self._leases.add(lease)
         if self._thread is None:
             self._start()

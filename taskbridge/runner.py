@@ -31,7 +31,10 @@ __all__ = ["run", "run_together"]
 log = logging.getLogger(__name__)
 
 SHARED_BUDGET: Final = 0.05
-"""Seconds for runs that share a message. First events wait for as long."""
+"""Seconds after which no other run of a shared message begins; first events wait for as long.
+
+Where a run is still on after twice that, those behind it become messages of their own.
+"""
 
 
 def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
@@ -44,13 +47,15 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
     _spare_what_is_loaded()
+    # The lease that `begin` takes is as old as the call: the process may freeze before it has the answer.
+    asked = time.monotonic()
     begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
     if isinstance(begun, Answer):
         what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
         log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
         return
     started = time.monotonic()
-    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token)) as lease:
+    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token), confirmed=asked) as lease:
         this = Run(runtime, pipeline, tenant, token, begun, started, lease)
         try:
             ending = _sweep_or_fail(this)
@@ -88,13 +93,16 @@ def _settle(this: Run, ending: Ending) -> None:
         owner=ending.owner,
         all_wait=ending.all_wait,
         most_handed=(this.runtime.slots + 1) // 2,
+        most_runs=this.pipeline.max_runs,
     )
 
 
 def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
-    """Do one run each of several tenants, (tenant, token) each, for 50 ms; the rest goes to the end of the queue.
+    """Do one run each of several tenants, (tenant, token) each, in their order.
 
-    A handler that takes longer holds nobody up: the runs behind it become messages of their own while it works.
+    After 50 ms none of them begins any more: when the run in hand ends, the rest goes to the end of the queue. A run
+    that is still on 100 ms after the first began holds nobody up: those behind it become messages of their own while
+    it works.
 
     Raises:
         Exception: what the first handler that failed raised, after all runs.

@@ -259,14 +259,15 @@ class Gate:
         owner: str = "",
         all_wait: bool = False,
         most_handed: int = 1,
+        most_runs: int = 0,
     ) -> Answer:
         """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
         `took` is how many records the run took: where delays count from the last run, one that took none was none.
         `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
         `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline
-        waits as long, and then begins with one run at a time. With OUTRANKED goes `owner`, the token
-        that Postgres holds.
+        waits as long, and then begins with one run at a time, up to `most_runs` as in `begin`. With OUTRANKED goes
+        `owner`, the token that Postgres holds.
 
         A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued.
         """
@@ -290,6 +291,7 @@ class Gate:
             self._timing.republish,
             int(all_wait),
             most_handed,
+            most_runs,
             _nonce(),
         )
         calls = reply[2:]

@@ -59,6 +59,7 @@ SCRIPTS: dict[str, Script] = {
                 "republish_ms",
                 "all_wait",
                 "most_handed",
+                "most_runs",
                 "nonce",
                 "now_ms",
             ),

@@ -118,6 +118,39 @@ def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill)
     assert drill.here.redis.hgetall("sync:circuit:invoices").keys() <= {"closed_at"}
 
 
+def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_may_begin(drill: Drill) -> None:
+    on: list[str] = []
+    together: list[int] = []
+
+    def limited(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            raise RetryAfter(30, scope="pipeline")
+        on.append(batch.tenant)
+        together.append(len(on))
+        drill.gate.expire("invoices", drill.gate.peek("invoices", 1000)[0])
+        while drill.run_one():
+            pass
+        on.remove(batch.tenant)
+        journal(batch)
+
+    drill.handle(limited, max_runs=2)
+    tenants = [f"tenant {at:02}" for at in range(50)]
+    for tenant in tenants:
+        drill.save(tenant, "a")
+        drill.gate.us += 1_000
+    drill.go_on(within_ms=10_000)
+    assert drill.gate.circuit("invoices").in_line == 50
+    postponed = len(drill.times)
+    drill.go_on()
+    assert max(together) == 2, "as many as the cap allows"
+    others = [tenant for tenant, _ in drill.calls if tenant != tenants[0]]
+    assert others == tenants[1:], "in the order of the line"
+    assert len(drill.times) - postponed <= 55, "about one message for each run"
+    assert drill.states() == {"handled": 50}
+    assert drill.here.redis.hgetall("sync:circuit:invoices") == {}
+    assert drill.errors == []
+
+
 def test_a_pipeline_that_is_asked_to_wait_again_begins_with_one_run_again(drill: Drill) -> None:
     free, refused = [0.0], []
 

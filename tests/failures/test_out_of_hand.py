@@ -179,8 +179,12 @@ def test_an_iterator_that_nobody_walks_through_counts_as_nothing_handled(
 
 def test_a_look_that_failed_is_postponed_for_all(drill: Drill) -> None:
     assert drill.gate.claim_reconcile("invoices", 30)
+    fails_ms = drill.gate.now_ms()
     drill.gate.postpone_reconcile("invoices", 5)
+    drill.gate.pass_to(fails_ms + 4_990)
     assert not drill.gate.claim_reconcile("invoices", 30)
+    drill.gate.pass_to(fails_ms + 5_000)
+    assert drill.gate.claim_reconcile("invoices", 30)
 
 
 def test_a_handler_that_asks_to_wait_for_no_time_is_called_once_a_tick(drill: Drill) -> None:

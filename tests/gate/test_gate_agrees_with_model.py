@@ -204,6 +204,7 @@ class GateAndModel(RuleBasedStateMachine):
             blame=blame,
             owner=f"{owner:016d}-ffffffffffff",
             all_wait=all_wait,
+            most_runs=self.shared[subject[0]].most_runs,
         )
         if answer is not Answer.LOST:
             self.holding[subject].discard(token)

@@ -565,10 +565,9 @@ def _pass_on_the_place(event: Settle, now: _Now) -> None:
     places = int(shared.running.pop(now.name, None) is not None)
     rests = circuit.rests(now.ms)
     if circuit.width and not rests and event.handled:
-        if shared.line:
-            circuit.width *= 2
-            places = circuit.width - sum(deadline >= now.ms for deadline in shared.running.values())
-        else:
+        circuit.width *= 2
+        places = shared.most - sum(deadline >= now.ms for deadline in shared.running.values())
+        if not shared.line or (shared.most_runs and circuit.width >= shared.most_runs):
             circuit.rest = circuit.width = None
     if circuit.until is not None or rests:
         return
