@@ -137,6 +137,9 @@ class Places(GateAndModel):
         """Runs that are on die; those that follow handle all; nothing new comes. All must become idle."""
         for _ in range(ROUNDS):
             for which, subject in enumerate(self.active):
+                if subject in self.turns.waiting:
+                    # As a worker with a free slot does.
+                    self.it_is_given_its_turn(which)
                 if self.model[subject].state is State.QUEUED:
                     self.begin(which, 0)
                     self.a_run_ends(which, Outcome.DONE, 1, False, Blame.NOBODY, 0)
