@@ -622,6 +622,23 @@ class GateAndModelWithTurns(GateAndModel):
             self.settle(which, 0, Outcome.MORE, 0, 1)
         self.the_deadline_passes(second)
 
+    @rule(which=subjects, outcome=st.sampled_from((*Outcome, None)))
+    def a_run_ends_or_dies(self, which: int, outcome: Outcome | None) -> None:
+        """In each way, so that it does not depend on what else is drawn."""
+        self._wait_for_a_run(which)
+        if self.model[self.active[which]].state is State.IDLE:
+            self.notify(which, 0)
+        self.begin(which, 0)
+        if outcome is None:
+            self.the_deadline_passes(which)
+        else:
+            self.settle(which, 0, outcome, 500, 1)
+
+    @rule(which=subjects, delay=delays)
+    def a_key_comes_again_after_its_run(self, which: int, delay: int) -> None:
+        self.a_run_ends_or_dies(which, Outcome.DONE)
+        self.notify(which, delay)
+
     @rule(which=subjects)
     def a_tenant_that_lingers_is_found(self, which: int) -> None:
         self._wait_for_a_run(which)
