@@ -19,7 +19,7 @@ SEED ?= 1
 ARENAS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-docker check lint format types imports bench flames torture search docs clean
+.PHONY: help run test test-slow test-docker check lint format types imports bench flames torture search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,10 @@ run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Re
 	$(BIN)/taskbridge up --import examples/online_retail_2011-12-01.csv $(UP_FLAGS)
 
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
-	$(BIN)/pytest -n 2 --dist loadgroup $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 3 --dist loadgroup $(PYTEST_FLAGS)
+
+test-slow: $(READY) ## The tests that take long or draw at random: every benchmark with small parameters, a few schedules of torture
+	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
 	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)

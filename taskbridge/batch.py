@@ -38,7 +38,7 @@ class RetryAfter(Exception):
             that is past is 0.
         scope: who waits. "tenant": this tenant; others go on. "pipeline": all tenants of the pipeline, in all workers,
             where the downstream has one limit for all of them. When the time is over, one run begins, and with each
-            that handles something twice as many.
+            that handles something twice as many, up to `max_runs`.
 
     Raises:
         ValueError: `seconds` is none of these, or not a number (NaN); or `scope` is neither.

@@ -7,6 +7,7 @@ from call to call. The thread that called waits: heartbeats, the soft time limit
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable
@@ -18,6 +19,9 @@ __all__ = ["EventLoop"]
 
 log = logging.getLogger(__name__)
 
+PATIENCE: Final = 10.0
+"""Seconds that a coroutine has to end after it was cancelled."""
+
 
 class EventLoop:
     """Runs coroutines for the threads of a process. Its own thread starts with the first."""
@@ -27,7 +31,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> None:
-        """Wait until `awaitable` has ended. If this wait is interrupted, it is cancelled and ends first.
+        """Wait until `awaitable` has ended. If this wait is interrupted, it is cancelled, and has ten seconds to end.
 
         Raises:
             SoftTimeLimitExceeded: it took longer than `seconds`.
@@ -41,11 +45,22 @@ class EventLoop:
                 raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
-            # Until it has ended it may use the batch's connection.
-            call.ended.wait()
+            ended = False
+            try:
+                # Until it has ended it may use the batch's connection.
+                ended = call.ended.wait(PATIENCE)
+            finally:
+                if not ended:
+                    self._leave(loop)
             raise
         if call.error is not None:
             raise call.error
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A coroutine does not end though it was cancelled, or blocks the loop: later ones get a loop of their own."""
+        with self._starting:
+            if self._loop is loop:
+                self._loop = None
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
@@ -66,13 +81,21 @@ class _Call:
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(lambda _: self.ended.set())
+        self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
         if self._task is None:
             self.ended.set()
         else:
             self._task.cancel()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() and self.error is None:
+            # Somebody on the loop cancelled all its tasks, this one before its first step.
+            self.error = asyncio.CancelledError("cancelled before it began")
+            if inspect.iscoroutine(self._awaitable):
+                self._awaitable.close()
+        self.ended.set()
 
     async def _run(self) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -42,12 +42,17 @@ def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:
     """Return the RetryAfter that `error` is, or the longest of a group of nothing else (as a `TaskGroup` raises it)."""
-    if isinstance(error, RetryAfter):
-        return error
-    if not isinstance(error, BaseExceptionGroup):
-        return None
-    told = [asked_to_wait(one) for one in error.exceptions]
-    return max((one for one in told if one is not None), key=lambda one: one.seconds) if all(told) else None
+    told, left = [], [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+        elif isinstance(one, RetryAfter):
+            # A subclass may have left out what its base class sets.
+            told.append(one if {"seconds", "scope"} <= vars(one).keys() else RetryAfter(None))
+        else:
+            return None
+    return max(told, key=lambda one: one.seconds)
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
@@ -71,11 +76,12 @@ def _is_lost_database(error: BaseException) -> bool:
 
 
 def _says_so(error: BaseException | None) -> bool:
-    """Whether an error of psycopg has a state that says so, or none at all, as where the connection broke."""
-    state = getattr(error, "sqlstate", None)
-    if state is None:
-        return type(error) is psycopg.OperationalError
-    return str(state).startswith(_PIPELINES_DOWN)
+    """Whether an error of a driver has a state that says so, or none at all, as where psycopg's connection broke."""
+    try:
+        state = getattr(error, "sqlstate", None)
+    except Exception:  # an attribute of somebody's own, which may raise anything
+        state = None
+    return state.startswith(_PIPELINES_DOWN) if isinstance(state, str) else type(error) is psycopg.OperationalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,8 @@ class Narrowing:
     """The search for a record that cannot be handled among those after the cursor.
 
     `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
-    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this extent failed.
+    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this extent failed; alone, how often
+    the record of this `revision` failed. `deaths`: how often, beside those, a run died that had this record alone.
 
     A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
     is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
@@ -92,18 +99,40 @@ class Narrowing:
     limit: int | None = None
     suspects: int = 0
     attempts: int = 0
+    deaths: int = 0
+    revision: int | None = None
 
-    def failed(self, size: int) -> Narrowing:
-        """Return what follows the failure of a batch of `size` records."""
-        if self.suspects == 0 or size == 1:
-            return Narrowing(size, size, self.attempts + 1)
-        return Narrowing((size + 1) // 2, size, 0)
+    def failed(self, size: int, revision: int | None = None, *, died: bool = False) -> Narrowing:
+        """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
+
+        What another record that stood there before had on its account is not this one's.
+        """
+        if size == 1:
+            before = self if self.is_alone and self.revision == revision else Narrowing()
+            return Narrowing(1, 1, before.attempts + (not died), before.deaths + died, revision)
+        if self.suspects == 0:
+            return Narrowing(size, size, 1)
+        return Narrowing((size + 1) // 2, size)
+
+    def unread(self, size: int, revision: int | None = None) -> Narrowing:
+        """Return what follows where a batch of `size` records, the first of this `revision`, could not be read."""
+        return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
+
+    def told_to_wait(self, size: int) -> Narrowing:
+        """Return what follows where the handler asked to wait with a batch of `size` records.
+
+        One that does so again makes a call for each record, maybe: half as many may get through before it has to wait.
+        """
+        if size == 1:
+            return self
+        again = self.limit is not None and size <= self.limit
+        return replace(self, limit=(size + 1) // 2 if again else size)
 
     def handled(self, size: int, batch_size: int) -> Narrowing:
         """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""
         left = self.suspects - size
         if left > 0:
-            return Narrowing((left + 1) // 2, left, 0)
+            return Narrowing((left + 1) // 2, left)
         if self.limit is None or self.limit * 2 >= batch_size:
             return Narrowing()
         return Narrowing(self.limit * 2)
@@ -112,3 +141,8 @@ class Narrowing:
     def is_alone(self) -> bool:
         """Whether the search has come down to one record."""
         return self.suspects == 1
+
+    @property
+    def tries(self) -> int:
+        """How often in a row it went wrong, in whichever way."""
+        return self.attempts + self.deaths

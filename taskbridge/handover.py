@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskbridge.batch import Batch, Record
 from taskbridge.errors import HandlerMistake
@@ -17,9 +18,12 @@ from taskbridge.runtime import Runtime
 from taskbridge.shutdown import ends_process
 from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
 from taskbridge.texts import error_text
-from taskbridge.time_limit import interrupts, soft_time_limit
+from taskbridge.time_limit import disarm, longest_call, soft_time_limit
 
-__all__ = ["Ending", "HandlerFailed", "Run", "hand_over", "try_alone"]
+__all__ = ["Ending", "HandlerFailed", "Run", "charge", "hand_over", "permitted", "try_alone"]
+
+PAID_AHEAD_MS: Final = 200
+"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
 
 
 @dataclass(slots=True)
@@ -52,11 +56,11 @@ class Run:
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
     def claim(self, limit: int, *, narrowed: bool = True) -> Page:
-        """Claim the cursor and read the first batch."""
+        """Claim the cursor and read the first batch; without documents where the run before died, maybe of them."""
         self.runtime.know(self.pipeline)
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
-        return self.cursors.claim(self.key, limit, narrowed=narrowed, **counts)
+        return self.cursors.claim(self.key, limit, narrowed=narrowed, documents=not begun.died, **counts)
 
     def most_records(self) -> int:
         """How many records the handler gets through in what is left of the budget, going by its last calls."""
@@ -100,6 +104,29 @@ class HandlerFailed(Exception):
         return mistake
 
 
+def permitted(this: Run, page: Page) -> tuple[Page, int]:
+    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
+    limits = [limit.records for limit in (this.pipeline.rate_limit, this.pipeline.tenant_rate_limit) if limit.records]
+    wanted = len(page.records)
+    if not wanted or not this.pipeline.is_limited:
+        return page, 0
+    allowed, wait_ms = _permit(this, wanted, min((limit.within(PAID_AHEAD_MS) for limit in limits), default=wanted))
+    if allowed == 0:
+        return page, max(1, wait_ms)
+    return page.first(allowed), 0
+
+
+def charge(this: Run) -> None:
+    """Count a call with one record, which is made whatever the rate limits say: later calls wait for it."""
+    if this.pipeline.is_limited:
+        _permit(this, 1, 0)
+
+
+def _permit(this: Run, wanted: int, at_least: int) -> tuple[int, int]:
+    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
+    return this.runtime.gate.permit(this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each)
+
+
 def hand_over(this: Run, page: Page) -> None:
     """Call the handler with the page's records and advance the cursor past them.
 
@@ -133,17 +160,20 @@ def hand_over(this: Run, page: Page) -> None:
     this.handled += len(page.records) - len(reasons)
 
 
-def try_alone(this: Run, page: Page, record: Record) -> None:
+def try_alone(this: Run, page: Page, record: Record) -> bool:
     """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
 
-    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn.
+    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn. Returns
+    whether the record was handled. If the handler rejected it, that says nothing about the downstream.
 
     Raises:
         HandlerFailed: the handler raised.
     """
     with this.cursors.transaction(this.key) as transaction:
-        _call(this, page, (record,), transaction)
-    this.cursors.note_success(this.key)
+        rejected = _call(this, page, (record,), transaction)
+    if not rejected:
+        this.cursors.note_success(this.key)
+    return not rejected
 
 
 def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:
@@ -158,6 +188,7 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
         owned=lambda: this.lease.owned,
         until=math.inf if limit is None else started + limit,
     )
+    this.lease.ends_at = math.inf if limit is None else started + longest_call(limit)
     try:
         with soft_time_limit(limit):
             _finish(this, this.pipeline.handler(batch), batch)
@@ -165,6 +196,8 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
         if ends_process(error):
             raise
         raise HandlerFailed(page, error) from error
+    finally:
+        this.lease.ends_at = math.inf
     this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)
 
@@ -172,9 +205,9 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
 def _finish(this: Run, returned: Any, batch: Batch) -> None:
     """Run what the handler returned to its end, where that has not run yet."""
     if inspect.isawaitable(returned):
-        in_time = math.isinf(batch.seconds_left) or interrupts()
-        this.runtime.event_loop.run(returned, None if in_time else batch.seconds_left)
-    elif inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        disarm()
+        this.runtime.event_loop.run(returned, None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left))
+    elif isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
-            f"the handler returned a generator ({returned.__qualname__}), of which nothing has run: return nothing"
+            f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
         )

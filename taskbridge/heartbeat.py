@@ -9,6 +9,7 @@ wakes that it may have been replaced.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +23,21 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One run's hold on its tenant. Times are seconds of the monotonic clock."""
+    """One run's hold on its tenant. Times are seconds of the monotonic clock.
 
-    def __init__(self, beat: Callable[[], bool], trust: float) -> None:
+    Args:
+        beat: renews the hold and says whether it is still there.
+        trust: for how many seconds from before a call a hold that it confirmed is believed in.
+        confirmed: a moment before the call that took the hold.
+    """
+
+    def __init__(self, beat: Callable[[], bool], trust: float, confirmed: float) -> None:
         self._beat = beat
         self._trust = trust
-        self._confirmed = time.monotonic()
+        self._confirmed = confirmed
         self._lost = False
+        self.ends_at = math.inf
+        """When the run gives its tenant up, though its handler goes on."""
 
     @property
     def owned(self) -> bool:
@@ -38,7 +47,7 @@ class Lease:
     def renew(self) -> None:
         """Beat once."""
         before = time.monotonic()
-        if self._beat():
+        if before < self.ends_at and self._beat():
             self._confirmed = before
         else:
             self._lost = True
@@ -55,9 +64,12 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def keep(self, beat: Callable[[], bool]) -> Iterator[Lease]:
-        """Hold a lease that was just taken; `beat` renews it and says whether it is still held."""
-        lease = Lease(beat, self._trust)
+    def keep(self, beat: Callable[[], bool], *, confirmed: float) -> Iterator[Lease]:
+        """Hold a lease that was just taken; `beat` renews it and says whether it is still held.
+
+        `confirmed` is the monotonic clock's time before the call that took it.
+        """
+        lease = Lease(beat, self._trust, confirmed)
         self._leases.add(lease)
         if self._thread is None:
             self._start()

@@ -13,7 +13,7 @@ from kombu import Queue as KombuQueue
 
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
-from taskbridge.intake import AGAIN_TASK, KeeperStep
+from taskbridge.keeper import AGAIN_TASK, KeeperStep
 from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.metrics_server import MetricsStep
 from taskbridge.producer import Bridge

@@ -16,53 +16,42 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import random
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
-from celery import Celery, bootsteps
+from celery import Celery
 from celery.exceptions import Reject
-from kombu import Exchange
-from kombu import Queue as KombuQueue
 from sqlalchemy.exc import DataError, DBAPIError
 
 from taskbridge import recording
 from taskbridge.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
-from taskbridge.gate import Queue
 from taskbridge.names import check_pipeline_name
 from taskbridge.notify import notify
-from taskbridge.runtime import Runtime, runtime, serves
-from taskbridge.store import json_text, with_reason
+from taskbridge.parking import bound, park, printable, rotate
+from taskbridge.runtime import Runtime, runtime
+from taskbridge.store import json_text, matching_alone, with_reason
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["AGAIN_TASK", "RECORD_TASK", "UNDECLARED", "KeeperStep", "again", "count_parked", "take"]
+__all__ = ["UNDECLARED", "again", "error_line", "take", "with_undeclared"]
 
 log = logging.getLogger(__name__)
 
-RECORD_TASK: Final = "taskbridge.record_event"
-AGAIN_TASK: Final = "taskbridge.record_again"
 
 UNDECLARED: Final = "no worker that took it knows the pipeline; one that does matches it"
 """The reason of a message whose pipeline may come with the next deployment."""
 
 SLICE: Final = 0.1
-"""Seconds that the pool spends on parked messages at once. Others wait for as long."""
-SHORTEST_WAIT: Final = 0.2
-LONGEST_WAIT: Final = 30.0
-IDLE_WAIT: Final = 1.0
-UNDECLARED_CHECK: Final = 10.0
+"""Seconds that the pool spends on messages that wait at once. Others wait for as long."""
 NOT_TRIED: Final = 1.0
 """Seconds after a failure of Postgres in which this process parks messages without trying: each try may take long."""
 MOST_FAILURES: Final = 3
-LONGEST_TEXT: Final = 10_000_000
-
-_shut_until: WeakKeyDictionary[Runtime, float] = WeakKeyDictionary()
+AT_ONCE: Final = 50
+"""Messages whose pipeline was not known that are read at once: not many more than fit into a slice."""
+LONGEST_UNSTORABLE: Final = 10_000_000
 
 
 class Message(NamedTuple):
@@ -82,17 +71,17 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
     """
     here = runtime(app)
     failure = "Postgres could not be used a moment ago"
-    if time.monotonic() >= _shut_until.get(here, 0):
+    if time.monotonic() >= here.shut_until:
         try:
             return _store(here, _message(arguments, keywords, task_id))
         except Exception as error:
             if here.eager:
                 raise
-            if isinstance(error, Unavailable):
-                _shut_until[here] = time.monotonic() + NOT_TRIED
-            failure = f"{type(error).__name__}: {error}"
+            if _is_away(error):
+                here.shut_until = time.monotonic() + NOT_TRIED
+            failure = error_line(error)
     try:
-        _park(app, arguments, keywords, task_id, 1, failure)
+        park(app, arguments, keywords, task_id, 1, failure)
     except Exception as error:
         log.error("message %s can be neither recorded (%s) nor parked: %s", task_id, failure, error)
         time.sleep(1)
@@ -102,13 +91,19 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
 
 
 def again(app: Celery) -> None:
-    """Try parked messages for a moment, and match those whose pipeline was not known when they came."""
+    """Match messages whose pipeline was not known when they came, and try parked ones, both for a moment."""
     here = runtime(app)
-    _match_undeclared(here)
-    until, failures = time.monotonic() + SLICE, 0
+    try:
+        with speaking_plainly():
+            _match_undeclared(here)
+    except Exception as error:
+        log.warning("no more messages of pipelines that are known by now are matched: %s", error_line(error))
+        if _is_away(error):
+            return
+    until, failures = time.monotonic() + SLICE / 2, 0
     pool: Any = app.pool
     with pool.acquire(block=True) as connection, connection.channel() as channel:
-        queue: Any = _bound(here, channel)
+        queue: Any = bound(here, channel)
         left = queue.queue_declare().message_count
         while left and failures < MOST_FAILURES and time.monotonic() < until:
             left -= 1
@@ -120,21 +115,15 @@ def again(app: Celery) -> None:
                     raise ConnectionError("its last try did not come to an end")
                 arguments, keywords, _ = message.decode()
                 _store(here, _message(arguments, keywords, message.headers["id"]))
-            except Unavailable:
-                message.requeue()
-                return
             except Exception as error:
-                # To the end of the queue, so that it holds up no other.
+                # To the end of the queue, so that it holds up no other. It keeps no mark of a try that was cut off, as
+                # it would where the broker took it back.
+                rotate(app, message, error_line(error))
                 failures += 1
-                _rotate(app, message, f"{type(error).__name__}: {error}")
+                if _is_away(error):
+                    return
             else:
                 message.ack()
-
-
-def count_parked(app: Celery, connection: Any) -> int:
-    """Return how many messages wait to be recorded."""
-    with connection.channel() as channel:
-        return int(_bound(runtime(app), channel).queue_declare().message_count)
 
 
 def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> Message:
@@ -162,15 +151,15 @@ def _store(here: Runtime, message: Message) -> str:
     """
     try:
         recorded = recording.prepare(here, message.pipeline, message.payload, message.message_id or message.task_id)
-        with speaking_plainly():
-            new = recorded.write(here)
+        new = recorded.write(here)
     except UnknownPipeline as error:
         reason = UNDECLARED if _is_pipeline_name(message.pipeline) else str(error)
     except UsageError as error:
         reason = str(error)
     except DBAPIError as error:
-        if not isinstance(error, DataError) and not str(getattr(error.orig, "sqlstate", "")).startswith(("22", "54")):
-            raise
+        if not _is_about_the_payload(error):
+            with speaking_plainly():
+                raise
         reason = f"Postgres does not take the payload: {str(error.orig).splitlines()[0]}"
     else:
         found = recorded.found
@@ -184,22 +173,43 @@ def _store(here: Runtime, message: Message) -> str:
     return _set_aside(here, message, reason)
 
 
+def _is_about_the_payload(error: DBAPIError) -> bool:
+    """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
+    return isinstance(error, DataError) or _state(error).startswith(("22", "54"))
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether Postgres cannot be used; else it refused this one statement, or the error is none of its."""
+    if not isinstance(error, Unavailable) or not isinstance(error.__cause__, DBAPIError):
+        return False
+    state = _state(error.__cause__)
+    return not state or state.startswith(("08", "53", "57P"))
+
+
+def _state(error: DBAPIError) -> str:
+    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")
+
+
+def error_line(error: Exception) -> str:
+    """Return what an error is, and the first line of what it says."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 def _set_aside(here: Runtime, message: Message, reason: str) -> str:
     """Store a message as unmatched, in a form that Postgres takes."""
     pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
-    pipeline = _storable(pipeline)[:200] or "(none)"
+    pipeline = printable(pipeline)[:200] or "(none)"
     try:
         message_id = recording.check_message_id(pipeline, message.message_id or message.task_id)
     except InvalidInput:
         # The same for the same message, so that one that comes twice is stored once.
         message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))
-    found = Unmatched(_storable(reason)[:2000])
+    found = Unmatched(printable(reason)[:2000])
     with speaking_plainly():
         try:
-            text = json_text("", message.payload)
-            here.records_of(pipeline).write(message_id, text, found, None)
+            here.records_of(pipeline).write(message_id, json_text("", message.payload), found, None)
         except (InvalidInput, DBAPIError) as error:
-            if isinstance(error, DBAPIError) and not str(getattr(error.orig, "sqlstate", "")).startswith(("22", "54")):
+            if isinstance(error, DBAPIError) and not _is_about_the_payload(error):
                 raise
             here.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
     log.error(
@@ -217,11 +227,7 @@ def _as_text(payload: Any) -> str:
         text = ascii(payload)
     except Exception as error:
         text = f"a {type(payload).__name__} that cannot be written down ({type(error).__name__})"
-    return json.dumps({"unstorable": text[:LONGEST_TEXT]})
-
-
-def _storable(text: str) -> str:
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]})
 
 
 def _is_pipeline_name(name: Any) -> bool:
@@ -231,108 +237,23 @@ def _is_pipeline_name(name: Any) -> bool:
     return False
 
 
-def _parking(here: Runtime) -> KombuQueue:
-    """Return the parking queue. As an object and not by name: Celery would let its workers consume it."""
-    name = f"{here.keys.queue(Queue.FIRST).rpartition('.')[0]}.parked"
-    return KombuQueue(name, Exchange(name), routing_key=name)
-
-
-def _bound(here: Runtime, channel: Any) -> Any:
-    return _parking(here).bind(channel)
-
-
-def _park(
-    app: Celery,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-    task_id: str,
-    tries: int,
-    failure: str,
-) -> None:
-    app.tasks[RECORD_TASK].apply_async(
-        tuple(arguments),
-        dict(keywords),
-        task_id=task_id,
-        queue=_parking(runtime(app)),
-        headers={"taskbridge_tries": str(tries), "taskbridge_failure": _storable(failure)[:500]},
-    )
-
-
-def _rotate(app: Celery, message: Any, failure: str) -> None:
-    arguments, keywords, _ = message.decode()
-    tries = int(message.headers.get("taskbridge_tries", 1)) + 1
-    task_id = message.headers["id"]
-    _park(app, arguments, keywords, task_id, tries, failure)
-    message.ack()
-    log.warning("message %s waits to be recorded after %d tries: %s", task_id, tries, failure)
-
-
 def _match_undeclared(here: Runtime) -> None:
-    for pipeline in _with_undeclared(here):
-        done = recording.match_again(here.app, pipeline, UNDECLARED)
-        log.info("%s: %d messages that came before the pipeline was known are matched", pipeline, len(done))
+    """Match messages that came before their pipeline was known, for half a slice; of each pipeline one at the least."""
+    pipelines = with_undeclared(here)
+    if not pipelines:
+        return
+    with matching_alone(here.engine) as alone:
+        until = time.monotonic() + SLICE / 2
+        for pipeline in pipelines if alone else ():
+            count = 0
+            for _ in recording.match_again(here.app, pipeline, UNDECLARED, AT_ONCE):
+                count += 1
+                if time.monotonic() >= until:
+                    break
+            log.info("%s: %d messages that came before the pipeline was known are matched", pipeline, count)
 
 
-def _with_undeclared(here: Runtime) -> list[str]:
+def with_undeclared(here: Runtime) -> dict[str, int]:
+    """Return the pipelines that have such messages and are known by now, each with the id of the oldest one."""
     known = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
-    return with_reason(here.engine, known, UNDECLARED) if known else []
-
-
-class KeeperStep(bootsteps.StartStopStep):
-    """Looks after parked messages, in a thread of each worker of our queues."""
-
-    requires = ("celery.worker.components:Pool",)
-
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def include_if(self, worker: Any) -> bool:
-        """Whether the worker serves our queues."""
-        return serves(worker.app)
-
-    def start(self, worker: Any) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._keep, args=(worker.app,), name="taskbridge-keeper", daemon=True)
-        self._thread.start()
-
-    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
-        """End the thread."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
-
-    def terminate(self, worker: Any) -> None:
-        """End the thread; Celery calls this in a cold shutdown."""
-        self.stop(worker)
-
-    def _keep(self, app: Celery) -> None:
-        """Let the pool try parked messages: soon while they get fewer, else after a wait that doubles."""
-        wait, before, look_at = IDLE_WAIT, 0, 0.0
-        connection: Any = None
-        while not self._stopping.wait(wait * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter
-            try:
-                connection = connection or app.connection_for_write()
-                parked = count_parked(app, connection)
-                undeclared = False
-                if time.monotonic() >= look_at:
-                    look_at = time.monotonic() + UNDECLARED_CHECK
-                    with suppress(DBAPIError):
-                        undeclared = bool(_with_undeclared(runtime(app)))
-                if parked or undeclared:
-                    app.tasks[AGAIN_TASK].apply_async(expires=LONGEST_WAIT)
-                if not parked:
-                    wait = IDLE_WAIT
-                elif parked < before:
-                    wait = SHORTEST_WAIT
-                else:
-                    wait = min(LONGEST_WAIT, 2 * max(wait, SHORTEST_WAIT))
-                before = parked
-            except Exception as error:
-                log.warning("the look at parked messages failed: %s: %s", type(error).__name__, error)
-                wait = min(LONGEST_WAIT, 2 * wait)
-                if connection is not None:
-                    with suppress(Exception):
-                        connection.close()
-                connection = None
+    return with_reason(here.engine, known, UNDECLARED) if known else {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import reprlib
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
@@ -52,6 +53,11 @@ class Pipeline:
     def criteria(self) -> DelaySinceLastRun | None:
         """The policy, where it has criteria, which find tenant and delay of the messages of the pipeline's source."""
         return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has any rate limit."""
+        return any((*self.rate_limit, *self.tenant_rate_limit))
 
     def __post_init__(self) -> None:
         check_pipeline_name(self.name)
@@ -142,11 +148,17 @@ class Pipelines:
                     "Correct it, or TASKBRIDGE_PIPELINES"
                 ) from error
 
-    def __getitem__(self, name: str) -> Pipeline:
-        found = self._declared.get(name) or self._builtin.get(name)
+    def __getitem__(self, name: Any) -> Pipeline:
+        """Return the pipeline of this name; a message may hold anything in its place.
+
+        Raises:
+            UnknownPipeline: there is none.
+        """
+        found = (self._declared.get(name) or self._builtin.get(name)) if isinstance(name, str) else None
         if found is None:
+            shown = repr(name) if isinstance(name, str) else reprlib.repr(name)
             raise UnknownPipeline(
-                f"no pipeline is called {name!r}; there are: {', '.join(self.names()) or 'none'}. "
+                f"no pipeline is called {shown}; there are: {', '.join(self.names()) or 'none'}. "
                 "Name the module that declares it in TASKBRIDGE_PIPELINES"
             )
         return found

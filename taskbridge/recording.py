@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import uuid
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -100,10 +102,11 @@ def prepare(here: Runtime, pipeline: str, payload: Any, message_id: str | None) 
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 
 
-def match_again(app: Celery, pipeline: str, reason: str | None = None) -> list[MatchedAgain]:
+def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size: int = 500) -> Iterator[MatchedAgain]:
     """Match the records that no criterion matched again, after the criteria changed, and notify the tenants found.
 
-    With `reason`, only those that were stored with it.
+    Each is matched when the caller asks for it, and it may stop at any. With `reason`, only those that were stored with
+    it. `page_size` of them are read at once.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -111,18 +114,16 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None) -> list[M
     """
     here = runtime(app)
     policy = criteria_of(here, pipeline)
-    done = []
     with speaking_plainly():
         # What came before the pipeline was known lies under its name.
         again = here.records_of(pipeline).match_again
         under = sorted({pipeline, here.pipelines[pipeline].source})
-        for record, found in again(lambda payload: match(policy.criteria, payload), reason, under):
+        for record, found in again(lambda payload: match(policy.criteria, payload), reason, under, page_size):
             if isinstance(found, Match):
                 notify(app, found.tenant, pipeline, found.delay_ms)
-                done.append(MatchedAgain(record, found.tenant, None))
+                yield MatchedAgain(record, found.tenant, None)
             else:
-                done.append(MatchedAgain(record, None, found.reason))
-    return done
+                yield MatchedAgain(record, None, found.reason)
 
 
 def criteria_of(here: Runtime, pipeline: str) -> DelaySinceLastRun:
@@ -155,7 +156,12 @@ def check_message_id(pipeline: str, message_id: object) -> str:
         or not message_id.isprintable()
     ):
         raise InvalidInput(
-            f"pipeline {pipeline!r}: the message id {str(message_id)[:20]!r} is not allowed: "
+            f"pipeline {pipeline!r}: the message id {_shown(message_id)} is not allowed: "
             f"use a string of 1 to {LONGEST_MESSAGE_ID} printable characters"
         )
     return message_id
+
+
+def _shown(value: object) -> str:
+    # A list may be too deep to be written down.
+    return repr(value[:20]) if isinstance(value, str) else reprlib.repr(value)

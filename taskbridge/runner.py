@@ -15,25 +15,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Final
 
 from taskbridge import setbacks
 from taskbridge.gate import Answer, Outcome, Queue
-from taskbridge.handover import Ending, HandlerFailed, Run, hand_over
+from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, permitted
 from taskbridge.runtime import Runtime
 from taskbridge.shutdown import is_stopping
-from taskbridge.store import CursorLost, Outranked, Page
+from taskbridge.store import CursorLost, Outranked, Unread
 
 __all__ = ["run", "run_together"]
 
 log = logging.getLogger(__name__)
 
 SHARED_BUDGET: Final = 0.05
-"""Seconds for runs that share a message. First events wait for as long."""
+"""Seconds after which no other run of a shared message begins; first events wait for as long.
 
-PAID_AHEAD_MS: Final = 200
-"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
+Where a run is still on after twice that, those behind it become messages of their own.
+"""
 
 
 def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
@@ -46,13 +47,15 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
     _spare_what_is_loaded()
+    # The lease that `begin` takes is as old as the call: the process may freeze before it has the answer.
+    asked = time.monotonic()
     begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
     if isinstance(begun, Answer):
         what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
         log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
         return
     started = time.monotonic()
-    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token)) as lease:
+    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token), confirmed=asked) as lease:
         this = Run(runtime, pipeline, tenant, token, begun, started, lease)
         try:
             ending = _sweep_or_fail(this)
@@ -65,12 +68,13 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
             ending = setbacks.after_lost_server(this, error)
         except BaseException:
             # The process was told to end. Its batch comes again at once, elsewhere.
-            _settle(this, Ending(Outcome.MORE))
+            _settle(this, Ending(Outcome.STOPPED))
             raise
         _settle(this, ending)
     if ending.error is not None:
         # Celery logs the error with its notes, and says nothing of whose run it was.
-        ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
+        with suppress(Exception):  # an error may refuse to be written to
+            ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
         raise ending.error
 
 
@@ -89,13 +93,16 @@ def _settle(this: Run, ending: Ending) -> None:
         owner=ending.owner,
         all_wait=ending.all_wait,
         most_handed=(this.runtime.slots + 1) // 2,
+        most_runs=this.pipeline.max_runs,
     )
 
 
 def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
-    """Do one run each of several tenants, (tenant, token) each, for 50 ms; the rest goes to the end of the queue.
+    """Do one run each of several tenants, (tenant, token) each, in their order.
 
-    A handler that takes longer holds nobody up: the runs behind it become messages of their own while it works.
+    After 50 ms none of them begins any more: when the run in hand ends, the rest goes to the end of the queue. A run
+    that is still on 100 ms after the first began holds nobody up: those behind it become messages of their own while
+    it works.
 
     Raises:
         Exception: what the first handler that failed raised, after all runs.
@@ -147,24 +154,25 @@ def _sweep_or_fail(this: Run) -> Ending:
         return setbacks.probe(this) if this.begun.probe is not None else _sweep(this)
     except HandlerFailed as failed:
         return setbacks.after_failure(this, failed)
+    except Unread as unread:
+        return setbacks.after_unread(this, unread)
 
 
 def _sweep(this: Run) -> Ending:
     """Read and hand over batch by batch.
 
-    DONE: nothing is left. MORE: the budget is spent, or the worker stops, and records are left. RETRY: the tenant is
-    paused, or waits for a rate limit.
+    DONE: nothing is left. MORE: the budget is spent, and records are left. STOPPED: the worker stops before the budget
+    is spent. RETRY: the tenant is paused, or waits for a rate limit.
     """
     page = this.claim(this.most_records())
     if this.begun.died and page.records:
-        counted = setbacks.after_death(this, page)
-        if isinstance(counted, Ending):
-            return counted
-        page = counted
+        if (ending := setbacks.after_death(this, page)) is not None:
+            return ending
+        page = this.cursors.read(this.key, this.most_records())
     while True:
         if page.held:
             return setbacks.PAUSED
-        page, wait_ms = _permitted(this, page)
+        page, wait_ms = permitted(this, page)
         if wait_ms:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)
         if page.moves_cursor:
@@ -175,20 +183,5 @@ def _sweep(this: Run) -> Ending:
         if not this.lease.owned:
             raise CursorLost
         if this.is_spent or is_stopping():
-            return Ending(Outcome.MORE)
+            return Ending(Outcome.MORE if this.is_spent else Outcome.STOPPED)
         page = this.cursors.read(this.key, this.most_records())
-
-
-def _permitted(this: Run, page: Page) -> tuple[Page, int]:
-    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
-    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
-    if not page.records or not any((*whole, *each)):
-        return page, 0
-    wanted, limits = len(page.records), (whole.records, each.records)
-    at_least = min((limit.within(PAID_AHEAD_MS) for limit in limits if limit is not None), default=wanted)
-    permitted, wait_ms = this.runtime.gate.permit(
-        this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each
-    )
-    if permitted == 0:
-        return page, max(1, wait_ms)
-    return page.first(permitted), 0

@@ -68,8 +68,10 @@ class Runtime:
         self.slots = 1
         """How many runs can be on at a time in the worker of this process."""
         self.idle_slots: Callable[[], int] | None = None
-        """How many of these are free; None outside of a worker's main process."""
+        """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
         self.pid = os.getpid()
+        self.shut_until = 0.0
+        """Until when (`time.monotonic`) messages are parked without a try, since Postgres could not be used."""
         self._broker_away_until = 0.0
 
     @cached_property

@@ -16,23 +16,25 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from enum import Enum, auto
 from typing import Final
 
 from taskbridge.batch import Record, RetryAfter
 from taskbridge.errors import HandlerMistake
 from taskbridge.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
 from taskbridge.gate import Blame, Outcome
-from taskbridge.handover import Ending, HandlerFailed, Run, hand_over, try_alone
-from taskbridge.store import Aside, Page
+from taskbridge.handover import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
+from taskbridge.store import Aside, Evidence, Page, Unread
 from taskbridge.texts import error_text
 
-__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "probe"]
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
 
 log = logging.getLogger(__name__)
 
 PAUSED: Final = Ending(Outcome.RETRY, retry_ms=60_000)
 """A paused tenant is looked at again after a minute, should word of its resumption get lost."""
+LEAST_WAIT_MS: Final = 200
+"""A handler that asks to wait for no time at all, as with a date that is past, is not called without a pause."""
 MOST_IN_A_ROW: Final = 2
 LEAST_DEATHS: Final = 5
 """So often a run must die over one record alone at the least: a kill from outside must not cost an innocent record."""
@@ -40,8 +42,8 @@ DOWNSTREAM_FACTOR: Final = 4
 LOOKS_AHEAD: Final = 256
 """So many records of a tenant at the least are looked at for one that can be handled."""
 DIED: Final = (
-    "the run before this one did not end: its process died or held the interpreter for longer than the runner TTL, or "
-    "Redis could not be reached for as long"
+    "the run before this one did not end: its process died, its handler went on after its time limit or held the "
+    "interpreter for longer than the runner TTL, or Redis could not be reached for as long"
 )
 
 
@@ -53,6 +55,8 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
     """
     error, page = failed.error, failed.page
     if (told := asked_to_wait(error)) is not None:
+        if (narrowing := page.narrowing.told_to_wait(len(page.records))) != page.narrowing:
+            this.cursors.limit(this.key, narrowing)
         return _as_told(this, told)
     text = error_text(error)
     downstream = is_downstream(error, this.pipeline.downstream_errors)
@@ -61,46 +65,62 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
 
-    narrowing = page.narrowing.failed(len(page.records))
-    told = None
-    if narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts:
-        try:
-            if _is_the_records_fault(this, page, narrowing, downstream=downstream):
-                _set_aside(this, page, narrowing, text)
-                return Ending(Outcome.MORE)
-            blame = blame if downstream else Blame.PIPELINE
-        except RetryAfter as asked:
-            told = asked
-    this.cursors.fail(this.key, text, narrowing)
-    if told is not None:
-        return _as_told(this, told)
-    failures = max(narrowing.attempts - 1, this.begun.failures if downstream else 0)
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision)
+    enough = narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts
+    ending, _ = _judged(this, page, narrowing, text, enough=enough, downstream=downstream)
+    if ending is not None:
+        return ending
+    if enough and not downstream:
+        blame = Blame.PIPELINE
+    failures = max(narrowing.tries - 1, this.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
     return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
 
 
-def after_death(this: Run, page: Page) -> Page | Ending:
-    """Count the death of the run before this one as a failure of `page`, before any of it is handed over again.
+def after_death(this: Run, page: Page) -> Ending | None:
+    """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
 
-    Returns what to hand over at once after the first failure in a row; else how this run ends.
+    Returns how this run ends; None: it goes on at once, after the first failure in a row.
 
     Raises:
         CursorLost: the cursor is another run's.
     """
-    narrowing = page.narrowing.failed(len(page.records))
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, died=True)
     log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
-    if narrowing.is_alone and narrowing.attempts >= max(this.pipeline.max_attempts, LEAST_DEATHS):
-        try:
-            if _is_the_records_fault(this, page, narrowing, downstream=False):
-                _set_aside(this, page, narrowing, DIED)
-                return Ending(Outcome.MORE)
-        except RetryAfter as told:
-            this.cursors.fail(this.key, DIED, narrowing)
-            return _as_told(this, told)
-    if this.cursors.fail(this.key, DIED, narrowing) > 1:
-        wait_ms = _milliseconds(max(0, narrowing.attempts - 1))
+    # Errors do not count: a kill from outside must not be one failure too many.
+    enough = narrowing.is_alone and narrowing.deaths >= max(this.pipeline.max_attempts, LEAST_DEATHS)
+    ending, failures = _judged(this, page, narrowing, DIED, enough=enough)
+    if ending is None and failures > 1:
+        wait_ms = _milliseconds(max(0, narrowing.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
-    return replace(page.first(narrowing.limit or len(page.records)), narrowing=narrowing)
+    return ending
+
+
+def after_unread(this: Run, unread: Unread) -> Ending:
+    """Write down that a batch could not be read, and let the next one be smaller.
+
+    A record whose document cannot be read alone goes to quarantine as one does whose handler fails. Where records
+    cannot be read even without their documents, as while the table is locked, it says nothing about any of them.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    error, text = unread.error, f"the batch could not be read: {unread}"
+    wait_ms = _milliseconds(this.begun.failures)
+    try:
+        page = this.cursors.read(this.key, unread.limit, narrowed=unread.narrowed, documents=False)
+    except Unread:
+        this.cursors.fail(this.key, text, unread=unread.limit)
+        return Ending(Outcome.RETRY, wait_ms, error=error)
+    if page.held:
+        return PAUSED
+    if this.begun.probe is not None or not page.records:
+        this.cursors.fail(this.key, text)
+        return Ending(Outcome.RETRY, wait_ms, error=error)
+    narrowing = page.narrowing.unread(len(page.records), page.records[0].revision)
+    enough = narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts
+    ending, _ = _judged(this, page, narrowing, text, enough=enough)
+    return ending or Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.tries - 1)), error=error)
 
 
 def after_lost_server(this: Run, error: Exception) -> Ending:
@@ -130,9 +150,14 @@ def probe(this: Run) -> Ending:
         # Which record the run before tried is not known, so the next probe tries another.
         this.cursors.fail(this.key, DIED)
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
+    _, wait_ms = permitted(this, page.first(1))
+    if wait_ms:
+        return Ending(Outcome.RETRY, retry_ms=wait_ms)
     others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
     if this.begun.probe and others:
-        try_alone(this, page, others[-1])
+        if not try_alone(this, page, others[-1]):
+            # A rejection says nothing about the downstream, so the next probe tries another.
+            return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD)
         this.handled = 1
         return Ending(Outcome.MORE)
     page = page.first(1)
@@ -141,52 +166,96 @@ def probe(this: Run) -> Ending:
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
 
-def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, *, downstream: bool) -> bool:
+def _judged(
+    this: Run, page: Page, narrowing: Narrowing, text: str, *, enough: bool, downstream: bool = False
+) -> tuple[Ending | None, int]:
+    """Write a failure down and, where a record failed alone often `enough`, ask whose fault it is.
+
+    Returns how the run ends, if that is known by now, and the failures in a row.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    evidence = this.cursors.evidence(this.key) if enough else None
+    # Before another record is tried: that one may end the process, and the search must not begin there again.
+    failures = this.cursors.fail(this.key, text, narrowing)
+    if evidence is None:
+        return None, failures
+    try:
+        if not _is_the_records_fault(this, page, narrowing, evidence, downstream=downstream):
+            return None, failures
+    except RetryAfter as told:
+        return _as_told(this, told), failures
+    _set_aside(this, page, narrowing, text)
+    return Ending(Outcome.MORE), failures
+
+
+def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence: Evidence, *, downstream: bool) -> bool:
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
         RetryAfter: asked for when another record was tried.
     """
     (record,) = page.records
-    evidence = this.cursors.evidence(this.key)
-    enough = this.pipeline.max_attempts * (DOWNSTREAM_FACTOR if downstream else 1)
-    if evidence.others_succeed and narrowing.attempts >= enough:
+    # What was handled before its first failure says nothing about it.
+    is_patient = not downstream or narrowing.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    if evidence.others_succeed and narrowing.tries > 1 and is_patient:
         return True
-    ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False)
-    # A record that somebody took out of quarantine meanwhile may stand before this one.
-    others = [other for other in ahead.decoded if other.external_id != record.external_id]
-    if not others:
-        return not downstream and evidence.in_a_row < MOST_IN_A_ROW
-    for at in _steps(len(others), narrowing.attempts - this.pipeline.max_attempts):
-        if _is_handled(this, ahead, others[at]):
-            # The downstream may have come back in between.
-            return not downstream or not _is_handled(this, page, record)
-        if this.seconds_left <= 0:
-            break
-    return False
-
-
-def _steps(count: int, turn: int) -> Iterator[int]:
-    """Yield places among `count` records, further and further ahead, and others at each turn."""
-    step = 1
-    while step <= count:
-        yield (turn + step - 1) % count
-        step *= 2
-
-
-def _is_handled(this: Run, page: Page, record: Record) -> bool:
     try:
-        try_alone(this, page, record)
+        ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
+    except Unread:
+        return False
+    # A record that somebody took out of quarantine meanwhile may stand before this one.
+    others = [other for other in ahead.records if other.external_id != record.external_id]
+    failed = 0
+    for at in _places(len(others), narrowing.tries - this.pipeline.max_attempts):
+        trial = _try(this, ahead, others[at])
+        if trial is Trial.HANDLED:
+            # The downstream may have come back in between.
+            return not downstream or _try(this, page, record) is Trial.FAILED
+        failed += trial is not Trial.SILENT
+        if failed >= len(others).bit_length() or this.seconds_left <= 0:
+            return False
+    return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
+
+
+def _places(count: int, turn: int) -> Iterator[int]:
+    """Yield each place among `count` records: first further and further ahead, others at each turn, then the rest."""
+    steps = [(turn + 2**exponent - 1) % count for exponent in range(count.bit_length())]
+    yield from dict.fromkeys([*steps, *range(count)])
+
+
+class Trial(Enum):
+    """What came of a record that was tried to see whether another is at fault."""
+
+    HANDLED = auto()
+    FAILED = auto()
+    UNREAD = auto()
+    SILENT = auto()
+    """It was rejected, is gone, or cannot be decoded: whoever calls the downstream knows no more than before."""
+
+
+def _try(this: Run, page: Page, record: Record) -> Trial:
+    try:
+        # A batch of those that are tried could fill the memory.
+        loaded = this.cursors.load(record)
+        if loaded is None:
+            return Trial.SILENT
+        # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
+        charge(this)
+        return Trial.HANDLED if try_alone(this, page, loaded) else Trial.SILENT
+    except Unread:
+        return Trial.UNREAD
     except HandlerFailed as failed:
         if (told := asked_to_wait(failed.error)) is not None:
             raise told from None
-        return False
-    return True
+        return Trial.FAILED
 
 
 def _as_told(this: Run, told: RetryAfter) -> Ending:
     log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, told)
-    return Ending(Outcome.RETRY, retry_ms=math.ceil(told.seconds * 1000), all_wait=told.scope == "pipeline")
+    wait_ms = max(LEAST_WAIT_MS, math.ceil(told.seconds * 1000))
+    return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
 
 
 def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
@@ -195,14 +264,14 @@ def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
         transaction.advance(
             page,
             narrowing=narrowing.handled(1, this.pipeline.batch_size),
-            aside=Aside({record.external_id: error}, "failed", narrowing.attempts),
+            aside=Aside({record.external_id: error}, "failed", narrowing.tries),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
         this.pipeline.name,
         record.external_id,
         this.tenant,
-        narrowing.attempts,
+        narrowing.tries,
         error,
     )
 

@@ -65,7 +65,7 @@ def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
 
 
 def base_round(here: Runtime, pipeline: str) -> list[str]:
-    """Remind every tenant with pending records; return those that got a run by it.
+    """Remind every tenant with pending records; return those that get a run by it, in their turn.
 
     Before that, Redis is told when tenants ran last, if it does not know: an event must not start one too early.
     """
@@ -96,7 +96,8 @@ def _remind(here: Runtime, pipeline: str, found: Found, *, looked: bool) -> list
     keeps_last = here.pipelines[pipeline].policy.spacing.last_ttl > 0
     reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in found.waiting]
     answers = here.gate.remind(pipeline, reminders, looked=looked) if reminders else []
-    return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer is Answer.STARTED]
+    begin = (Answer.STARTED, Answer.POSTPONED)
+    return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 
 
 @dataclass(slots=True)

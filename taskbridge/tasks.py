@@ -9,9 +9,10 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
 from taskbridge import intake, runner
-from taskbridge.intake import AGAIN_TASK, RECORD_TASK
+from taskbridge.keeper import AGAIN_TASK
 from taskbridge.message import RUN_TASK, RUNS_TASK
 from taskbridge.notify import notify
+from taskbridge.parking import RECORD_TASK
 from taskbridge.pipeline import INVOICES
 from taskbridge.runtime import runtime
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
@@ -86,6 +86,17 @@ def _fill_slots(here: Runtime) -> None:
         lately.extend(now for _ in members)
 
 
+def free_for_turns(here: Runtime, served: Collection[str], idle: int) -> int:
+    """Return how many of a worker's `idle` slots are for those who wait for their turn; it serves the queues `served`.
+
+    Where first events wait, a slot that is idle for a moment is theirs.
+    """
+    first, following = here.keys.queues
+    if idle <= 0 or following not in served or (first in served and here.gate.first_events()):
+        return 0
+    return idle
+
+
 def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
     """Act on the deadlines of `tenants`. Where many are due, several share a message: it costs more than a short run.
 
@@ -118,8 +129,10 @@ class TickerStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         """Start the threads."""
-        here = runtime(worker.app)
-        here.idle_slots = lambda: int(worker.pool.num_processes) - len(worker_state.reserved_requests)
+        here, served = runtime(worker.app), worker.app.amqp.queues.consume_from
+        here.idle_slots = lambda: free_for_turns(
+            here, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
+        )
         rounds = Rounds(here)
         turns = {"ticker": partial(fire_due, here), "tail": rounds.tail_in_turn, "base": rounds.base_in_turn}
         if here.settings.tail_listens:

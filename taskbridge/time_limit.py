@@ -1,40 +1,80 @@
-"""The soft time limit of a handler's call."""
+"""The soft time limit of a handler's call, and what follows where a handler goes on all the same."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Final
 
+import billiard
 from celery.exceptions import SoftTimeLimitExceeded
 
-__all__ = ["interrupts", "soft_time_limit"]
+__all__ = ["TimeLimitIgnored", "disarm", "longest_call", "soft_time_limit"]
+
+REMINDERS: Final = 10
+"""So many times a handler that goes on is interrupted again, before its run is given up."""
 
 
-def interrupts() -> bool:
+class TimeLimitIgnored(BaseException):
+    """The handler caught SoftTimeLimitExceeded and went on. No `except Exception` catches this one."""
+
+
+def _interrupts() -> bool:
     """Whether the limit can be raised in this thread: Python interrupts none but the main thread of a process."""
     return threading.current_thread() is threading.main_thread()
+
+
+def disarm() -> None:
+    """Let nothing interrupt this thread any more: what it waits for has a limit of its own."""
+    if _interrupts():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def longest_call(seconds: float) -> float:
+    """Return the seconds after which a run gives its tenant up, whatever its handler with this limit does."""
+    return seconds + REMINDERS * _interval(seconds)
 
 
 @contextmanager
 def soft_time_limit(seconds: float | None) -> Iterator[None]:
     """Raise SoftTimeLimitExceeded in the block after `seconds` (None: never), in the main thread of a process.
 
-    In other threads nothing is raised.
+    A block that catches it and goes on gets `TimeLimitIgnored`, again and again. One that catches that too ends its
+    process, where it is one of a pool that makes new ones. In other threads nothing is raised.
     """
-    if seconds is None or not interrupts():
+    if seconds is None or not _interrupts():
         yield
         return
+    raised, over = 0, False
 
     def time_is_up(_: int, __: FrameType | None) -> None:
-        raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
+        nonlocal raised
+        if over:
+            return
+        raised += 1
+        if raised == 1:
+            raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
+        if raised > REMINDERS and billiard.current_process().name != "MainProcess":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise TimeLimitIgnored(f"the handler took longer than {seconds:g} s, caught the error for it, and went on")
 
     before = signal.signal(signal.SIGALRM, time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, _interval(seconds))
+            yield
+        finally:
+            # The signal may come before this line, too: then it is raised here, and the timer ends all the same.
+            over = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _interval(seconds: float) -> float:
+    """Return how long a handler has to clean up before it is interrupted again."""
+    return max(1.0, seconds / 10)

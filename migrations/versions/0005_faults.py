@@ -1,4 +1,4 @@
-"""Revisions that never repeat, ids that only triggers set, and unmatched records that can be given up."""
+"""Revisions that never repeat, ids that only triggers set, records given up, and whose failures are counted."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ ALTER TABLE records
     ALTER COLUMN xid DROP DEFAULT,
     ADD COLUMN changed_at timestamptz,
     ADD COLUMN discarded_at timestamptz;
+ALTER TABLE sync_cursors
+    ADD COLUMN deaths integer NOT NULL DEFAULT 0,
+    ADD COLUMN suspect_revision bigint;
+COMMENT ON COLUMN sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
+COMMENT ON COLUMN sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
 ALTER TABLE quarantine ALTER COLUMN revision TYPE bigint;
 ALTER TABLE deliveries ALTER COLUMN revision TYPE bigint;
 COMMENT ON COLUMN records.discarded_at IS 'No criterion matched, and somebody gave the record up.';
@@ -143,6 +148,7 @@ ALTER TABLE records
     ALTER COLUMN xid SET DEFAULT pg_current_xact_id(),
     DROP COLUMN changed_at,
     DROP COLUMN discarded_at;
+ALTER TABLE sync_cursors DROP COLUMN deaths, DROP COLUMN suspect_revision;
 ALTER TABLE quarantine ALTER COLUMN revision TYPE integer USING mod(revision, 2147483648);
 ALTER TABLE deliveries ALTER COLUMN revision TYPE integer USING mod(revision, 2147483648);
 """
@@ -163,7 +169,7 @@ def _run(text: str, triggers: str, readers: str) -> None:
 
 
 def upgrade() -> None:
-    """Draw revisions from one sequence, let triggers alone set what they set, and know what was given up."""
+    """Draw revisions from one sequence, let triggers alone set what they set, know what was given up and who failed."""
     _run(UP, TRIGGERS, READERS)
 
 

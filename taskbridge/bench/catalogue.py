@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from taskbridge.bench.batches import BATCHES
 from taskbridge.bench.benchmark import Benchmark
 from taskbridge.bench.capacity import CAPACITY
 from taskbridge.bench.drain import DRAIN
@@ -13,6 +14,7 @@ from taskbridge.bench.neighbours import NEIGHBOURS
 from taskbridge.bench.notify import NOTIFY
 from taskbridge.bench.patterns import PATTERNS
 from taskbridge.bench.poison import POISON
+from taskbridge.bench.rate_limit import RATE_LIMIT
 from taskbridge.bench.recovery import RECOVERY
 from taskbridge.bench.scale_out import SCALE_OUT
 from taskbridge.bench.sweep import SWEEP
@@ -32,5 +34,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     SCALE_OUT,
     RECOVERY,
     POISON,
+    BATCHES,
+    RATE_LIMIT,
     CAPACITY,
 )

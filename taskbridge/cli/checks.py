@@ -12,9 +12,16 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.intake import count_parked
+from taskbridge.parking import count_parked
 from taskbridge.runtime import Runtime
-from taskbridge.store import check_cluster, check_schema, check_version, read_backlogs, unmatched_sources
+from taskbridge.store import (
+    check_cluster,
+    check_schema,
+    check_version,
+    read_backlogs,
+    undeclared_pipelines,
+    unmatched_sources,
+)
 from taskbridge.store.schema import head
 from taskbridge.translation import speaking_plainly
 
@@ -66,6 +73,15 @@ def examine(here: Runtime, *, alone: bool) -> list[Finding]:
         return True
 
     postgres = usable(_postgres, "Postgres")
+    if alone:
+        found.append(
+            Finding(
+                Level.WARNING,
+                "servers",
+                "none are configured and none run here, so embedded ones were started for this check",
+                "set TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL, or start `taskbridge up`",
+            )
+        )
     if postgres and usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM):
         usable(_cluster, "cluster")
     redis = usable(_redis, "Redis")
@@ -212,6 +228,14 @@ def _workers_alone(here: Runtime) -> Findings:
 def _work(here: Runtime) -> Findings:
     """Look for work that does not go on."""
     sound = True
+    for name, tenants in undeclared_pipelines(here.engine, here.pipelines.names()).items():
+        sound = False
+        yield Finding(
+            Level.WARNING,
+            "work",
+            f"{name}: {tenants:,} tenants, of which nothing is known here: this process does not declare the pipeline",
+            "name the modules that declare it in TASKBRIDGE_PIPELINES",
+        )
     for name in here.pipelines.names():
         for trouble, remedy in _troubles(here, name):
             sound = False

@@ -37,7 +37,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def _the_only_one(_: click.Context, __: click.Parameter, name: str | None) -> str:
-    """Return the pipeline that was named, else the only one that is declared."""
+    """Return the pipeline that was named, else the only one that is declared, else `invoices` if that is declared."""
     if name is not None:
         return name
     from taskbridge.pipeline import DECLARED, INVOICES
@@ -48,13 +48,16 @@ def _the_only_one(_: click.Context, __: click.Parameter, name: str | None) -> st
         return INVOICES
     DECLARED.load(modules)
     names = DECLARED.names()
-    if len(names) > 1:
+    if len(names) > 1 and INVOICES not in names:
         raise click.UsageError(f"several pipelines are declared: name one with --pipeline: {', '.join(names)}")
-    return names[0] if names else INVOICES
+    return INVOICES if not names or INVOICES in names else names[0]
 
 
 pipeline_option = click.option(
-    "--pipeline", callback=_the_only_one, metavar="NAME", help="The pipeline.  [default: the only one that is declared]"
+    "--pipeline",
+    callback=_the_only_one,
+    metavar="NAME",
+    help="The pipeline.  [default: the only one that is declared, or invoices]",
 )
 tenant_column_option = click.option(
     "--tenant-column",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,13 +101,26 @@ class _Standing:
 
     def held_because(self, one: TenantView) -> str | None:
         """Say why a tenant is held; None: it is not."""
-        if not one.runner.held:
+        from taskbridge.gate import Hold
+
+        if one.runner.hold is None:
             return None
+        if one.pause is not None:
+            return f"paused{f' ({one.pause.reason})' if one.pause.reason else ''}"
+        if one.runner.hold is Hold.TURN:
+            return "others had less of the workers so far: its turn comes"
+        if one.runner.hold is Hold.RATE:
+            return "its rate limit"
         if self.circuit.open:
-            return "the circuit is open, so it stands in line"
+            return f"the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}, and it stands in line"
+        if one.runner.hold is Hold.LINE:
+            rest = self.circuit.rests_until_ms
+            if rest is not None and rest > one.now_ms:
+                return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
+            return "it stands in line for a free place among the pipeline's runs"
         if one.counts["failures"]:
-            return "back-off after a failure"
-        return "its handler asked for it (RetryAfter), a rate limit, or a line for a free run"
+            return f"back-off after a failure: {one.counts['last_error'] or 'no error was written down'}"
+        return f"its handler asked to wait until {iso(one.due_at)} (RetryAfter)"
 
     def _held(self) -> Iterator[str]:
         """Say until when tenants are held that have no failure to tell of, the first few by name."""
@@ -151,23 +165,40 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         here = surroundings.looking()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         names = here.pipelines.names() if pipeline is None else [here.pipelines[pipeline].name]
-        from taskbridge.store import unmatched_sources
+        from taskbridge.store import undeclared_pipelines, unmatched_sources
 
         found = {name: _look(here, name, tenant, after, limit) for name in names}
         sources = {here.pipelines[name].source for name in here.pipelines.names()} | set(here.pipelines.names())
         unmatched = unmatched_sources(here.engine).items()
         strangers = {name: count for name, count in unmatched if name not in sources}
+        parked = _parked(here)
+        undeclared = undeclared_pipelines(here.engine, here.pipelines.names())
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
-        screen.emit_json({"pipelines": pipelines} | ({"unmatched_elsewhere": strangers} if strangers else {}))
+        more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
+        more |= {"undeclared": undeclared} if undeclared else {}
+        screen.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
     else:
         _show(found)
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(screen.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
+        for name, count in undeclared.items():
+            text = f"{name}: {count:,} tenants, and this process does not declare the pipeline"
+            click.echo(screen.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
+        if parked:
+            click.echo(f"{parked:,} messages wait to be recorded; a worker's log says what keeps them")
     if tenant is not None and not any(one.tenants for one in found.values()):
         screen.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
         raise click.exceptions.Exit(1)
+
+
+def _parked(here: Runtime) -> int | None:
+    """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
+    if here.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
+        return None
+    count: Any = here.redis.llen(here.keys.parked)
+    return int(count)
 
 
 def _look(here: Runtime, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:

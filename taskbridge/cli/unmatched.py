@@ -92,9 +92,12 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
         here = surroundings.here()
         surroundings.ready(here, migrate=origin is Origin.OURS)
         criteria_of(here, pipeline)
-        done = match_again(app, pipeline)
-    tenants = Counter(one.tenant for one in done if one.tenant is not None)
-    reasons = Counter(one.reason for one in done if one.reason is not None)
+        tenants, reasons = Counter[str](), Counter[str]()
+        for one in match_again(app, pipeline):
+            if one.tenant is not None:
+                tenants[one.tenant] += 1
+            else:
+                reasons[str(one.reason)] += 1
     if as_json:
         counts = {"matched": tenants.total(), "unmatched": reasons.total()}
         screen.emit_json({"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())})

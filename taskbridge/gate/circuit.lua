@@ -10,7 +10,8 @@
 --   walk      the records may be at fault, or it is open for long: probes try others than the first
 --   opened, opened_at, closed_at  for people
 --   rest      the downstream asked the whole pipeline to wait until this millisecond
---   width     how many runs may be on since then; doubles with each that handled something
+--   width     how many runs may be on since then; doubles with each that handled something,
+--             and goes where it reaches the cap of the pipeline
 local OPENS_AFTER = 5
 local WALKS_AFTER = 5
 local FIRST_WAIT_MS = 1000

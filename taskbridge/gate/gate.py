@@ -52,9 +52,13 @@ class Blame(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a run ended; the value is what `settle.lua` reads."""
+    """How a run ended; the value is what `settle.lua` reads.
+
+    MORE: records are left, and it is the next tenant's turn. STOPPED: the worker stops in the middle of its turn.
+    """
 
     MORE = "more"
+    STOPPED = "stopped"
     DONE = "done"
     RETRY = "retry"
     OUTRANKED = "outranked"
@@ -86,6 +90,17 @@ class Begun(NamedTuple):
     died: bool = False
 
 
+class Hold(StrEnum):
+    """What a tenant that is held waits for."""
+
+    TURN = "turn"
+    LINE = "line"
+    """A free place among the runs of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
+    RATE = "rate"
+    RETRY = "retry"
+    """The time until which it is held: a back-off, or what its handler asked for."""
+
+
 class CircuitStatus(NamedTuple):
     """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
 
@@ -99,6 +114,8 @@ class CircuitStatus(NamedTuple):
     opened_at_ms: int | None
     closed_at_ms: int | None
     in_line: int
+    rests_until_ms: int | None = None
+    """The downstream asked the whole pipeline to wait until then."""
 
 
 class Due(NamedTuple):
@@ -125,7 +142,7 @@ class Reminder(NamedTuple):
     last_ms: int | None = None
 
 
-class Hold(NamedTuple):
+class TailHold(NamedTuple):
     """Whether this process reads a pipeline's tail: 0, or the milliseconds until another's hold ends.
 
     `anew`: it did not hold on before, so nobody knows what happened meanwhile.
@@ -163,6 +180,8 @@ class RunnerStatus:
     began_ms: int | None
     deadline_ms: int | None
     lease_ends_ms: int | None
+    hold: Hold | None = None
+    """What it waits for; None: it is not held."""
 
 
 Publish = Callable[[Queue, str, str, str], None]
@@ -204,35 +223,36 @@ class Gate:
         publishing = read("publish_elsewhere.lua") if message is None else message
         self._scripts = {name: client.register_script(render(script, publishing)) for name, script in SCRIPTS.items()}
 
-    def notify(self, pipeline: str, tenant: str, spacing: Spacing, queue: Queue = Queue.FIRST) -> Answer:
+    def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none. STARTED, DELAYED or ABSORBED."""
-        reply = self._run("notify", pipeline, tenant, queue, *self._notify_args(pipeline, tenant, spacing))
-        return self._published(reply, queue, pipeline, tenant)
+        reply = self._run("notify", pipeline, tenant, Queue.FIRST, *self._notify_args(pipeline, tenant, spacing))
+        return self._published(reply, Queue.FIRST, pipeline, tenant)
 
-    def notify_many(self, events: Sequence[tuple[str, str, Spacing]], queue: Queue = Queue.FIRST) -> list[Answer]:
+    def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
         """Notify (pipeline, tenant, spacing) each, in one round trip for each 500."""
         replies = self._wire.call(
             self._scripts["notify"],
             [
                 (
-                    self._keys_of("notify", pipeline, tenant, queue),
+                    self._keys_of("notify", pipeline, tenant, Queue.FIRST),
                     (*self._notify_args(pipeline, tenant, spacing), self._now()),
                 )
                 for pipeline, tenant, spacing in events
             ],
         )
         return [
-            self._published(reply, queue, pipeline, tenant)
+            self._published(reply, Queue.FIRST, pipeline, tenant)
             for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
         ]
 
     def remind(self, pipeline: str, reminders: Sequence[Reminder], *, looked: bool = False) -> list[Answer]:
-        """Say that tenants have records that no run has handled. STARTED, DELAYED or ABSORBED each.
+        """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
-        `looked`: a run that is under way may be the one that handles them. Else it is followed by another.
+        In one round trip for each 500. The first 100 are published at once, unless so many are queued; the others wait
+        for their turn, so that neither first events nor deadlines stand behind them.
 
-        In one round trip for each 500. The first 100 are published at once, unless so many are queued; the others get a
-        deadline that passes now, for those who wait in the sorted set hold nobody up.
+        With `looked` a run may have looked at the records. Then one that is under way may be the one that handles them,
+        else it is followed by another; and whoever has none waits for its turn.
         """
         calls = []
         for at, reminder in enumerate(reminders):
@@ -281,14 +301,15 @@ class Gate:
         owner: str = "",
         all_wait: bool = False,
         most_handed: int = 1,
+        most_runs: int = 0,
     ) -> Answer:
         """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
         `took` is how many records the run took: where delays count from the last run, one that took none was none.
         `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
         `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline
-        waits as long, and then begins with one run at a time. With OUTRANKED goes `owner`, the token
-        that Postgres holds.
+        waits as long, and then begins with one run at a time, up to `most_runs` as in `begin`. With OUTRANKED goes
+        `owner`, the token that Postgres holds.
 
         A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued.
         """
@@ -312,6 +333,7 @@ class Gate:
             self._timing.republish,
             int(all_wait),
             most_handed,
+            most_runs,
             _nonce(),
         )
         calls = reply[2:]
@@ -321,6 +343,11 @@ class Gate:
         elif calls:
             self.hand_over(calls[1:])
         return answer
+
+    def first_events(self) -> int:
+        """Return how many first events wait for a worker; 0 where another server is the broker."""
+        count: Any = self._client.llen(f"{self._queue_prefix}{self._keys.queue(Queue.FIRST)}")
+        return int(count)
 
     def turns(self, limit: int) -> tuple[int, list[str]]:
         """Return how many tenants were given their turn and have not begun, and up to `limit` of those that are next.
@@ -350,7 +377,8 @@ class Gate:
         """Ask to hand over `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
 
         Returns how many may go now. With 0 comes the number of milliseconds to wait until the call and up to `at_least`
-        of them may: these are paid for, and given to the tenant's next run that asks.
+        of them may: these are paid for, and given to the tenant's next run that asks. With `at_least` 0 all may go
+        in any case, and are charged for.
         """
         all_limits = (whole.records, each.records, whole.calls, each.calls)
         limits = [part for limit in all_limits for part in ((limit.interval_us, limit.most) if limit else (0, 0))]
@@ -474,12 +502,12 @@ class Gate:
         """Note that deadlines of waiting tenants, and last runs that can matter under this longest delay, are here."""
         self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400)
 
-    def hold(self, pipelines: Sequence[str], hold_ms: int) -> list[Hold]:
+    def hold(self, pipelines: Sequence[str], hold_ms: int) -> list[TailHold]:
         """Ask, in one round trip, whose tails this process may read in the next `hold_ms` milliseconds."""
         calls = [
             (self._keys_of("hold", pipeline, "", None), (self._ticker, hold_ms, self._now())) for pipeline in pipelines
         ]
-        return [Hold(wait_ms, bool(anew)) for wait_ms, anew in self._wire.call(self._scripts["hold"], calls)]
+        return [TailHold(wait_ms, bool(anew)) for wait_ms, anew in self._wire.call(self._scripts["hold"], calls)]
 
     def check_version(self) -> None:
         """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""
@@ -539,11 +567,11 @@ def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
 
 
 def _circuit(fields: dict[str, str], in_line: int) -> CircuitStatus:
-    until, opened_at, closed_at = (
-        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at")
+    until, opened_at, closed_at, rests_until = (
+        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
     )
     probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
-    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, in_line)
+    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, in_line, rests_until)
 
 
 def _survey(
@@ -575,4 +603,16 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
         began_ms=int(runner["began"]) if "began" in runner else None,
         deadline_ms=None if deadline is None else int(deadline),
         lease_ends_ms=None if lease_ends is None else int(lease_ends),
+        hold=_hold(runner),
     )
+
+
+def _hold(runner: dict[str, str]) -> Hold | None:
+    if "held" not in runner:
+        return None
+    if runner["held"] == "turn":
+        return Hold.TURN
+    if "joined" in runner:
+        return Hold.LINE
+    # Only who waits for a rate limit has paid for what it may hand over.
+    return Hold.RATE if "permits" in runner else Hold.RETRY

@@ -1,5 +1,6 @@
 -- How many records may be handed over now, in one call, under limits of the pipeline and of the tenant, in records and in
 -- calls? With none, the first of them are paid for ahead, so that those who wait are served in the order in which they asked.
+-- With `at_least` 0 the call is made in any case: it is charged for, and those after it wait longer.
 -- Each limit is a virtual clock (GCRA): `tat` is when, in microseconds, all that was permitted is worked off.
 -- KEYS: runner pipeline_rate tenant_rate pipeline_calls tenant_calls
 -- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst pipeline_call_us pipeline_call_burst tenant_call_us tenant_call_burst now_ms
@@ -37,7 +38,7 @@ local current, paid = runner[1], tonumber(runner[2])
 if current ~= token then
   return { permitted, wait_ms }
 end
-if paid then
+if paid and at_least > 0 then
   redis.call("HDEL", runner_key, "permits")
   permitted = math.min(paid, wanted)
   return { permitted, wait_ms }
@@ -45,7 +46,9 @@ end
 
 local charged = math.max(0, math.min(wanted, room(pipeline_rate_key, pipeline_us, pipeline_burst),
   room(tenant_rate_key, tenant_us, tenant_burst)))
-if charged > 0 and room(pipeline_calls_key, pipeline_call_us, pipeline_call_burst) > 0
+if at_least == 0 then
+  permitted, charged = wanted, wanted
+elseif charged > 0 and room(pipeline_calls_key, pipeline_call_us, pipeline_call_burst) > 0
   and room(tenant_calls_key, tenant_call_us, tenant_call_burst) > 0 then
   permitted = charged
 else

@@ -1,10 +1,11 @@
 -- A tenant has records that no run of it has looked at: start its runner, or leave word with the one that it has. However
--- often it is said, it counts as one event until a run begins. Where enough runs are queued, the ticker starts this one.
--- A run that is under way is told only if it may not have `looked` at these records.
--- KEYS: due runner last queue
+-- often it is said, it counts as one event until a run begins. It waits for its turn where enough runs are queued, and where
+-- nobody knows what has `looked` at these records, since many are found at once where Redis lost its data. In that case a run
+-- that is under way is not told either: it may be the one that handles them.
+-- KEYS: due runner last queue turns
 -- ARGV: pipeline tenant delay_ms last_ms republish_ms most_queued looked nonce now_ms
--- RETURNS: {STARTED, token} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
-local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- RETURNS: {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
+local due_key, runner_key, last_key, queue_key, turns_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local pipeline, tenant, delay_ms, last_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local republish_ms, most_queued, looked = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == "1"
 local nonce, us = ARGV[8], clock_us(ARGV[9])
@@ -43,13 +44,18 @@ else
 end
 
 local start = math.max(now, began and began + delay_ms or 0, earliest or 0)
-if start <= now and redis.call("LLEN", queue_key) < most_queued then
+if start <= now and (looked or redis.call("LLEN", queue_key) >= most_queued) then
+  if not state then
+    redis.call("HSET", runner_key, unpack(fresh))
+  end
+  wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
+  return { POSTPONED }
+elseif start <= now then
   token = new_token(us, token, nonce)
   queue_run(due_key, runner_key, tenant, token, republish_ms, us, unpack(fresh))
   publish(queue_key, pipeline, tenant, token, us)
   return { STARTED, token }
-end
-if state then
+elseif state then
   redis.call("ZADD", due_key, "LT", start, tenant)
 else
   redis.call("HSET", runner_key, "state", "waiting", unpack(fresh))

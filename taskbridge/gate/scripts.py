@@ -35,7 +35,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "remind",
-            ("due", "runner", "last", "queue"),
+            ("due", "runner", "last", "queue", "turns"),
             (
                 "pipeline",
                 "tenant",
@@ -47,7 +47,7 @@ SCRIPTS: dict[str, Script] = {
                 "nonce",
                 "now_ms",
             ),
-            uses=("queueing", "last"),
+            uses=("queueing", "last", "turns"),
         ),
         Script(
             "begin",
@@ -75,6 +75,7 @@ SCRIPTS: dict[str, Script] = {
                 "republish_ms",
                 "all_wait",
                 "most_handed",
+                "most_runs",
                 "nonce",
                 "now_ms",
             ),

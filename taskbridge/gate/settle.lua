@@ -1,7 +1,7 @@
--- The run ends: `more` records are left, all is `done`, `retry` after a while, or the cursor has an owner that
--- `outranked` the token.
+-- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
+-- the cursor has an owner that `outranked` the token.
 -- KEYS: due runner last queue circuit running line turns handed
--- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait most_handed nonce now_ms
+-- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the place of this run as the third element, if one stands in line, and as the fourth who
 -- is next among those that wait for their turn, if a turn is to be given
@@ -12,7 +12,7 @@ local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 local empty_tick_ms, last_ttl_ms, owner = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
 local republish_ms, all_wait, most_handed = tonumber(ARGV[13]), ARGV[14] == "1", tonumber(ARGV[15])
-local nonce, us = ARGV[16], clock_us(ARGV[17])
+local most_runs, nonce, us = tonumber(ARGV[16]), ARGV[17], clock_us(ARGV[18])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
@@ -40,6 +40,11 @@ local function wait_until(deadline, answer)
   return { answer }
 end
 
+local function continue_now()
+  note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
+  return continue(CONTINUED, token)
+end
+
 -- More to do, and others wait for this run's place or for their turn: behind them.
 local function continue_in_turn()
   if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", line_key) > 0 then
@@ -50,8 +55,7 @@ local function continue_in_turn()
     wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
     return { POSTPONED }
   end
-  note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
-  return continue(CONTINUED, token)
+  return continue_now()
 end
 
 -- The whole pipeline waits, and then begins with one run at a time: `rest` and `width` of the circuit's hash.
@@ -68,6 +72,9 @@ end
 local function settle()
   if outcome == "more" then
     return continue_in_turn()
+  elseif outcome == "stopped" then
+    -- Its turn is not over.
+    return continue_now()
   elseif outcome == "outranked" then
     return continue(REISSUED, owner)
   elseif outcome == "retry" then
@@ -113,11 +120,12 @@ local function settle()
   return { FINISHED }
 end
 
-if outcome ~= "more" and outcome ~= "done" and outcome ~= "retry" and outcome ~= "outranked" then
+local known = { more = true, stopped = true, done = true, retry = true, outranked = true }
+if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
-if failures and (outcome == "more" or outcome == "done") then
+if failures and outcome ~= "retry" and outcome ~= "outranked" then
   redis.call("HDEL", runner_key, "failures")
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)
@@ -127,14 +135,16 @@ local circuit = redis.call("HMGET", circuit_key, "until", "rest", "width")
 local is_open, rests, width = circuit[1], now < tonumber(circuit[2] or 0), tonumber(circuit[3])
 local places = redis.call("ZREM", running_key, tenant)
 if width and not rests and handled > 0 then
-  -- The downstream takes work again: twice as many at a time, until nobody waits any more.
-  if redis.call("ZCARD", line_key) == 0 then
+  -- The downstream takes work again: twice as many at a time, until nobody waits any more or the cap is reached. Then the
+  -- cap alone counts: a busy pipeline may have a line for ever.
+  width = width * 2
+  local at_cap = most_runs > 0 and width >= most_runs
+  if at_cap or redis.call("ZCARD", line_key) == 0 then
     redis.call("HDEL", circuit_key, "rest", "width")
   else
-    width = width * 2
     redis.call("HSET", circuit_key, "width", width)
-    places = width - redis.call("ZCOUNT", running_key, now, "+inf")
   end
+  places = (at_cap and most_runs or width) - redis.call("ZCOUNT", running_key, now, "+inf")
 end
 -- While the circuit is open, or the pipeline waits, nobody may come for the place; when that is over, they are called.
 if not is_open and not rests then

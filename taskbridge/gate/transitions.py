@@ -60,7 +60,7 @@ class State(StrEnum):
 
 
 class Verb(StrEnum):
-    """What can happen to a tenant. The last four are outcomes of `settle`."""
+    """What can happen to a tenant. The last five are outcomes of `settle`."""
 
     NOTIFY = "notify"
     REMIND = "remind"
@@ -68,6 +68,7 @@ class Verb(StrEnum):
     BEAT = "beat"
     DEADLINE = "deadline"
     MORE = "settle: more"
+    STOPPED = "settle: stopped"
     DONE = "settle: done"
     RETRY = "settle: retry"
     OUTRANKED = "settle: outranked"
@@ -103,7 +104,7 @@ class Condition(Enum):
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
-    QUEUE_FULL = "as many runs are queued as reminders may add"
+    MANY = "a base round found its records, or as many runs are queued as reminders may add"
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     NO_PLACE = (
@@ -158,7 +159,7 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
-    Row(_I, Verb.REMIND, (_C.SPACING_OVER, _C.QUEUE_FULL), _W, Answer.DELAYED, "one event; due now"),
+    Row(_I, Verb.REMIND, (_C.SPACING_OVER, _C.MANY), _W, Answer.POSTPONED, "one event; held, at the end of the turns"),
     Row(
         _I,
         Verb.REMIND,
@@ -169,7 +170,14 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
     Row(_W, Verb.REMIND, (_C.HELD,), _W, Answer.ABSORBED, "none: its deadline brings a run"),
-    Row(_W, Verb.REMIND, (_C.SPACING_OVER, _C.QUEUE_FULL), _W, Answer.DELAYED, "one event; due now"),
+    Row(
+        _W,
+        Verb.REMIND,
+        (_C.SPACING_OVER, _C.MANY),
+        _W,
+        Answer.POSTPONED,
+        "one event, unless events > swept; held, at the end of the turns",
+    ),
     Row(
         _W,
         Verb.REMIND,
@@ -211,6 +219,8 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_TURNS), _W, Answer.POSTPONED, "held, at the end of the turns"),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
+    Row(_R, Verb.STOPPED, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    *_everywhere(Verb.STOPPED, Answer.LOST, "none: another runner took over"),
     Row(
         _R,
         Verb.DONE,

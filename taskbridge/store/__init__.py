@@ -16,13 +16,14 @@ from taskbridge.store.cursor import (
     Outranked,
     Page,
     Transaction,
+    Unread,
     Waiting,
     WaitingRecords,
 )
 from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
 from taskbridge.store.figures import Backlog, Counters, read_backlogs, read_counters
 from taskbridge.store.pauses import Pause, Paused, Pauses
-from taskbridge.store.pipelines import EVERYTHING, NOW, know
+from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines
 from taskbridge.store.prune import PRUNED, Prune, Step, prune
 from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
 from taskbridge.store.records import (
@@ -30,6 +31,7 @@ from taskbridge.store.records import (
     Row,
     UnmatchedRecord,
     json_text,
+    matching_alone,
     record,
     record_invoice,
     record_many,
@@ -68,6 +70,7 @@ __all__ = [
     "Tails",
     "Transaction",
     "UnmatchedRecord",
+    "Unread",
     "Waiting",
     "WaitingRecords",
     "check_cluster",
@@ -77,6 +80,7 @@ __all__ = [
     "in_its_cluster",
     "json_text",
     "know",
+    "matching_alone",
     "migrate",
     "prune",
     "read_backlogs",
@@ -85,6 +89,7 @@ __all__ = [
     "record",
     "record_invoice",
     "record_many",
+    "undeclared_pipelines",
     "unmatched_sources",
     "with_reason",
 ]

@@ -14,14 +14,18 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import logging
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate, takewhile
+from threading import Event
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -32,7 +36,7 @@ from taskbridge.histogram import bucket
 from taskbridge.store.documents import decoded
 from taskbridge.store.engine import Bounded, NoAnswer, patiently
 from taskbridge.store.queries import queries
-from taskbridge.texts import storable
+from taskbridge.texts import error_text, storable
 
 __all__ = [
     "Aside",
@@ -43,10 +47,13 @@ __all__ = [
     "Outranked",
     "Page",
     "Transaction",
+    "Unread",
     "Waiting",
     "WaitingRecords",
     "driving",
 ]
+
+log = logging.getLogger(__name__)
 
 LONG_LOOK: Final = 60.0
 """Seconds for a look at all tenants of a pipeline."""
@@ -55,6 +62,7 @@ LOCKED: Final = 2.0
 _BLOCKED: Final = ("55P03", "57014")
 """SQLSTATEs of a statement that ended because of a lock or of its time-out."""
 PAGE: Final = 1_000
+_AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
 NOTHING_SUSPECTED: Final = Narrowing()
 SMALL: Final = 2_000
 """Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
@@ -67,6 +75,10 @@ BATCH_BYTES: Final = 64 * 2**20
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
     "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
+)
+BATCH_IS_OVER: Final = (
+    "the batch is over: a thread or a coroutine that its handler left behind cannot use `batch.connection` any more; "
+    "wait for it in the handler, or give it a connection of its own"
 )
 
 
@@ -84,6 +96,16 @@ class Outranked(Exception):
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
         self.owner = owner
+
+
+class Unread(Exception):
+    """A batch of up to `limit` records could not be read because of `error`. The token owns the cursor all the same."""
+
+    def __init__(self, error: Exception, limit: int, *, narrowed: bool) -> None:
+        super().__init__(error_text(error))
+        self.error = error
+        self.limit = limit
+        self.narrowed = narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,54 +230,106 @@ class Cursors:
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def claim(
-        self, key: Mapping[str, str], limit: int, *, events: int, new_events: int, runs: int, narrowed: bool = True
+        self,
+        key: Mapping[str, str],
+        limit: int,
+        *,
+        events: int,
+        new_events: int,
+        runs: int,
+        narrowed: bool = True,
+        documents: bool = True,
     ) -> Page:
         """Make the token of `key` (pipeline, tenant, token) the cursor's owner, count the run, and read a batch.
 
         Raises:
             Outranked: a higher token owns the cursor.
+            Unread: the cursor was claimed, and the batch could not be read.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
         statement = (self._query("claim"), {**key, **counts, "session": session_name(key)})
         try:
-            page = self._read(key, limit, narrowed, *statement)
-        except psycopg.OperationalError as error:
-            if error.sqlstate not in _BLOCKED:
-                raise
-            # A run that was replaced may hold the cursor's row.
-            with self._autocommit.connect() as connection:
-                ended = connection.exec_driver_sql(self._query("end_replaced"), _successor(key)).scalars().all()
-            if not any(ended):
-                raise
-            page = self._read(key, limit, narrowed, *statement)
+            page = self._claim(key, limit, narrowed, documents, *statement)
+        except Unread:
+            # The claim may have been undone with the read. Only who owns the cursor can write the failure down.
+            if self._owner(key) != key["token"]:
+                with driving(self._engine) as driver:
+                    if driver.execute(*statement).fetchone() is None:
+                        raise Outranked(str(self._owner(key))) from None
+            raise
         if page is None:
-            raise Outranked(self._owner(key))
+            raise Outranked(str(self._owner(key)))
         return page
 
-    def read(self, key: Mapping[str, str], limit: int, *, narrowed: bool = True) -> Page:
+    def _claim(
+        self, key: Mapping[str, str], limit: int, narrowed: bool, documents: bool, *statement: Any
+    ) -> Page | None:
+        try:
+            return self._read(key, limit, narrowed, documents, *statement)
+        except Unread as unread:
+            if getattr(unread.error, "sqlstate", None) not in _BLOCKED:
+                raise
+            # A run that was replaced may hold the cursor's row.
+            if not self._end_replaced(key):
+                raise
+            return self._read(key, limit, narrowed, documents, *statement)
+
+    def _end_replaced(self, key: Mapping[str, str]) -> bool:
+        """Whether there were sessions of runs that this one replaced, or others of its own; they are ended."""
+        with self._autocommit.connect() as connection:
+            return any(connection.exec_driver_sql(self._query("end_replaced"), _successor(key)).scalars().all())
+
+    def read(self, key: Mapping[str, str], limit: int, *, narrowed: bool = True, documents: bool = True) -> Page:
         """Read up to `limit` records after the cursor; if `narrowed`, fewer while a bad one is looked for.
+
+        Without `documents` the records' documents are empty, and none is touched in Postgres.
 
         Raises:
             CursorLost: the token does not own the cursor.
+            Unread: Postgres took too long or failed, or there was too little memory.
         """
-        page = self._read(key, limit, narrowed, self._query("plan_by_index"))
+        page = self._read(key, limit, narrowed, documents, self._query("plan_by_index"))
         if page is None:
             raise CursorLost
         return page
 
-    def _read(self, key: Mapping[str, str], limit: int, narrowed: bool, *before: Any) -> Page | None:
+    def load(self, record: Record) -> Record | None:
+        """Return a record that was read without its document with it; None: it is gone, or cannot be decoded.
+
+        Raises:
+            Unread: as `read` does.
+        """
+        which = {"source": self._source, "tenant": record.tenant, "key": record.external_id}
+        try:
+            with driving(self._engine) as driver:
+                row = driver.execute(self._query("document"), {**which, "revision": record.revision}).fetchone()
+            if row is None:
+                return None
+            document, reason = decoded(row[0])
+        except (psycopg.Error, MemoryError) as error:
+            raise Unread(error, 1, narrowed=False) from error
+        return replace(record, document=document) if reason is None else None
+
+    def _read(self, key: Mapping[str, str], limit: int, narrowed: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in one round trip, and once more if its connection broke.
 
         A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
         """
         with _collector_paused():
             try:
-                return self._read_once(key, limit, narrowed, *before)
-            except Broken:
-                self._engine.dispose()
-                return self._read_once(key, limit, narrowed, *before)
+                try:
+                    return self._read_once(key, limit, narrowed, documents, *before)
+                except Broken:
+                    self._engine.dispose()
+                    return self._read_once(key, limit, narrowed, documents, *before)
+            except (psycopg.Error, MemoryError) as error:
+                # What was read so far would fill the memory until the failure is written down.
+                traceback.clear_frames(error.__traceback__)
+                raise Unread(error, limit, narrowed=narrowed) from error
 
-    def _read_once(self, key: Mapping[str, str], limit: int, narrowed: bool, *before: Any) -> Page | None:
+    def _read_once(
+        self, key: Mapping[str, str], limit: int, narrowed: bool, documents: bool, *before: Any
+    ) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
@@ -265,13 +339,14 @@ class Cursors:
             with driver.pipeline():
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
-                values = {**key, "source": self._source, "limit": limit, "narrowed": narrowed, "small": SMALL}
+                small = SMALL if documents else -1
+                values = {**key, "source": self._source, "limit": limit, "narrowed": narrowed, "small": small}
                 cursor.execute(self._query("read_batch"), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
             rows = cursor.fetchall()
             whole = True
-            if any(row[_STORED] for row in rows):
+            if documents and any(row[_STORED] for row in rows):
                 rows, whole = self._with_documents(driver, key, rows)
         return _page(key, rows, whole=whole) if rows else None
 
@@ -300,9 +375,9 @@ class Cursors:
             ]
         return kept or [(*rows[0][:_ID], *[None] * (len(rows[0]) - _ID))], len(kept) == len(rows)
 
-    def _owner(self, key: Mapping[str, str]) -> str:
+    def _owner(self, key: Mapping[str, str]) -> str | None:
         with self._autocommit.connect() as connection:
-            return str(connection.exec_driver_sql(self._query("owner"), dict(key)).scalar_one())
+            return connection.exec_driver_sql(self._query("owner"), dict(key)).scalar()
 
     @contextmanager
     def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
@@ -311,21 +386,41 @@ class Cursors:
         try:
             yield transaction
         finally:
-            transaction.close()
+            if transaction.close():
+                # Its statement would go on, and its locks would keep what is tried next waiting.
+                try:
+                    self._end_replaced(key)
+                except (DBAPIError, psycopg.Error) as error:
+                    # Postgres may be what failed. What is tried next ends the session at its own beginning.
+                    log.warning("the session of tenant %r may go on: %s", key["tenant"], error_text(error))
 
-    def fail(self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None) -> int:
+    def fail(
+        self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None, unread: int | None = None
+    ) -> int:
         """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
+
+        Where a batch of up to `unread` records could not be read, the next one has half as many at the most.
 
         Raises:
             CursorLost: the token does not own the cursor.
         """
         narrowed = _columns(narrowing or NOTHING_SUSPECTED)
         with self._autocommit.connect() as connection:
-            values = {**key, **narrowed, "narrow": narrowing is not None, "error": storable(error)}
+            values = {**key, **narrowed, "narrow": narrowing is not None, "unread": unread, "error": storable(error)}
             failures = connection.exec_driver_sql(self._query("fail"), values).scalar()
         if failures is None:
             raise CursorLost
         return int(failures)
+
+    def limit(self, key: Mapping[str, str], narrowing: Narrowing) -> None:
+        """Keep how many records the next batch may have.
+
+        Raises:
+            CursorLost: the token does not own the cursor.
+        """
+        with self._autocommit.connect() as connection:
+            if connection.exec_driver_sql(self._query("limit_batch"), {**key, **_columns(narrowing)}).first() is None:
+                raise CursorLost
 
     def evidence(self, key: Mapping[str, str]) -> Evidence:
         """Return what the pipeline's other records say about one of this tenant that fails alone."""
@@ -462,6 +557,8 @@ class _Standing(NamedTuple):
     batch_limit: int | None
     suspects: int
     attempts: int
+    deaths: int
+    suspect_revision: int | None
     failing_since: datetime | None
     held: bool
     size: int
@@ -487,7 +584,7 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
     pipeline, tenant = key["pipeline"], key["tenant"]
     records, undecodable = [], {}
     for _, _, external_id, revision, text, *_ in found:
-        document, reason = decoded(text)
+        document, reason = ({}, None) if text is None else decoded(text)
         if reason is not None:
             undecodable[external_id] = reason
         records.append(Record(pipeline, tenant, external_id, revision, document))
@@ -502,13 +599,21 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
         retried=sum(retried for *_, retried, _ in found),
         positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
         aside=frozenset(external_id for _, _, external_id, *_, aside in found if aside),
-        narrowing=Narrowing(cursor.batch_limit, cursor.suspects, cursor.attempts),
+        narrowing=Narrowing(
+            cursor.batch_limit, cursor.suspects, cursor.attempts, cursor.deaths, cursor.suspect_revision
+        ),
         failing_since=cursor.failing_since,
     )
 
 
 def _columns(narrowing: Narrowing) -> dict[str, int | None]:
-    return {"batch_limit": narrowing.limit, "suspects": narrowing.suspects, "attempts": narrowing.attempts}
+    return {
+        "batch_limit": narrowing.limit,
+        "suspects": narrowing.suspects,
+        "attempts": narrowing.attempts,
+        "deaths": narrowing.deaths,
+        "suspect_revision": narrowing.revision,
+    }
 
 
 def _first_event(milliseconds: int | None) -> dict[str, int | None]:
@@ -532,6 +637,7 @@ class Transaction:
         self._own_patience: float | None = None
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
+        self._over = Event()
 
     @property
     def used(self) -> bool:
@@ -542,8 +648,14 @@ class Transaction:
         """Return the transaction's connection, opening it at the first call.
 
         BEGIN takes along, in its round trip, what lets a successor end this session, and ends those of runs that this
-        one replaced: a frozen process keeps the locks on all that its handler wrote.
+        one replaced: a frozen process keeps the locks on all that its handler wrote. So none may be opened after
+        `close`: it would end the session of what the same run does next.
+
+        Raises:
+            HandlerMistake: the batch is over.
         """
+        if self._over.is_set():
+            raise HandlerMistake(BATCH_IS_OVER)
         if self._connection is None:
             try:
                 self._begin()
@@ -553,6 +665,10 @@ class Transaction:
                 # A server that restarted broke every connection that lies in the pool.
                 self._engine.dispose()
                 self._begin()
+            if self._over.is_set():
+                # Another thread closed it meanwhile, and saw no connection.
+                self.close()
+                raise HandlerMistake(BATCH_IS_OVER)
         assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
         return self._connection
 
@@ -654,11 +770,30 @@ class Transaction:
             },
         )
 
-    def close(self) -> None:
-        """Roll back what was not committed and give the connection back."""
-        if self._connection is not None:
-            self._limit_own_statements()
-            # Where the session is gone, so is its transaction; what went wrong before says more than this.
-            with suppress(DBAPIError, psycopg.Error):
-                self._connection.close()
-            self._connection = None
+    def close(self) -> bool:
+        """Roll back what was not committed and give the connection back; return whether its session may go on.
+
+        It does where the handler was interrupted inside a statement, and where that got no answer in time.
+        """
+        self._over.set()
+        connection = self._connection
+        if connection is None:
+            return False
+        if at_work := _is_at_work(connection):
+            connection.invalidate()
+        self._limit_own_statements()
+        # Where the session is gone, so is its transaction; what went wrong before says more than this.
+        with suppress(DBAPIError, psycopg.Error):
+            connection.close()
+        self._connection = None
+        return at_work
+
+
+def _is_at_work(connection: Connection) -> bool:
+    """Whether the session may be inside a statement, as far as its process here knows."""
+    if connection.closed:
+        return False
+    if connection.invalidated:
+        return True
+    driver = connection.connection.driver_connection
+    return isinstance(driver, psycopg.Connection) and driver.info.transaction_status in _AT_WORK

@@ -29,7 +29,7 @@ def decoded(text: str) -> tuple[Any, str | None]:
     """Return the document that jsonb gave as `text`, and None; or an empty one, and why it cannot be decoded."""
     try:
         return (_CAREFUL if _LONG_NUMBER.search(text) else _DECODE)(text)[0], None
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, RecursionError) as error:
         return {}, f"the document cannot be decoded: {error_text(error)}"
 
 

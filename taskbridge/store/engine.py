@@ -42,6 +42,8 @@ class Bounded(psycopg.Connection[Any]):
     """
 
     patience: float | None = None
+    own_patience: float | None = None
+    """What `patience` is whenever the connection leaves the pool."""
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as psycopg does.
@@ -72,7 +74,7 @@ def connect(
     `sqlalchemy.create_engine`. An error's text has no parameters, for these are documents.
 
     Args:
-        url: where Postgres is; its own parameters win.
+        url: where Postgres is; its own parameters win, a statement_timeout among its `options` too.
         schema: the Postgres schema of the tables.
         statement_timeout: seconds for each statement; None: any time.
         options: of `sqlalchemy.create_engine`.
@@ -102,7 +104,14 @@ def connect(
         return _open(statement_timeout, *arguments, **parameters)
 
     event.listen(engine, "do_connect", open_one)
+    event.listen(engine, "checkin", _as_it_was_opened)
     return engine
+
+
+def _as_it_was_opened(connection: Any, _record: Any) -> None:
+    """Let the next user wait as long as any: whoever closed the connection may have had another limit."""
+    if isinstance(connection, Bounded):
+        connection.patience = connection.own_patience
 
 
 def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
@@ -119,12 +128,18 @@ def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
 
 def _open(statement_timeout: float | None, *arguments: Any, **parameters: Any) -> Bounded:
     connection = Bounded.connect(*arguments, **parameters)
-    if statement_timeout is not None:
-        connection.patience = statement_timeout + GRACE
-        if "statement_timeout" not in parameters.get("options", ""):
-            connection.autocommit = True
-            connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
-            connection.autocommit = False
+    if statement_timeout is None:
+        return connection
+    connection.autocommit = True
+    # As Postgres reads the name: in any case, and a hyphen is an underscore.
+    if "statement_timeout" in parameters.get("options", "").lower().replace("-", "_"):
+        found = connection.execute("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'").fetchone()
+        statement_timeout = int(found[0]) / 1000 if found else 0
+    else:
+        connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
+    connection.autocommit = False
+    # 0 is any time.
+    connection.patience = connection.own_patience = statement_timeout + GRACE if statement_timeout else None
     return connection
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import Engine
 
 from taskbridge.errors import InvalidPolicy
+from taskbridge.store.engine import patiently
 from taskbridge.store.queries import queries
 
-__all__ = ["EVERYTHING", "NOW", "know"]
+__all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines"]
 
 EVERYTHING = "everything"
 NOW = "now"
@@ -41,3 +43,11 @@ def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVE
             f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "
             f"with source={found!r}, or give the new one another name"
         )
+
+
+def undeclared_pipelines(engine: Engine, declared: Sequence[str]) -> dict[str, int]:
+    """Return how many tenants each pipeline has that is not among `declared`; those without any are left out."""
+    query = queries(engine)("undeclared_pipelines")
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, patiently(connection, None):
+        rows = connection.exec_driver_sql(query, {"declared": [*declared]})
+        return {row.pipeline: row.tenants for row in rows}

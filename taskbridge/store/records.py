@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "UnmatchedRecord",
     "json_text",
+    "matching_alone",
     "record",
     "record_invoice",
     "record_many",
@@ -177,15 +178,18 @@ class Records:
         with _lent(self._engine, connection) as lent:
             return lent.exec_driver_sql(self._query("record_event"), values).first() is not None
 
-    def unmatched(self, reason: str | None = None) -> Iterator[UnmatchedRecord]:
-        """Return the records that no criterion matched, oldest first; with `reason` those that have it."""
+    def unmatched(self, reason: str | None = None, page_size: int = PAGE) -> Iterator[UnmatchedRecord]:
+        """Return the records that no criterion matched, oldest first; with `reason` those that have it.
+
+        `page_size` of them are in memory at once.
+        """
         after = 0
         while True:
-            values = {"source": self._source, "reason": reason, "after": after, "limit": PAGE}
+            values = {"source": self._source, "reason": reason, "after": after, "limit": page_size}
             with _autocommit(self._engine).connect() as connection:
                 page = [UnmatchedRecord(*row) for row in connection.exec_driver_sql(self._query("unmatched"), values)]
             yield from page
-            if len(page) < PAGE:
+            if len(page) < page_size:
                 return
             after = page[-1].id
 
@@ -205,21 +209,21 @@ class Records:
             return list(connection.exec_driver_sql(self._query("discard_unmatched"), values).scalars())
 
     def match_again(
-        self, match: Matcher, reason: str | None = None, under: Sequence[str] = ()
+        self, match: Matcher, reason: str | None = None, under: Sequence[str] = (), page_size: int = PAGE
     ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
         """Match the unmatched records again, each in a transaction of its own, and yield those that `match` decided.
 
         With `reason`, only those that were stored with it. `under`: the sources where they lie; from then on they lie
-        in this one.
+        in this one. `page_size` of them are in memory at once.
         """
         for source in under or (self._source,):
-            for one in Records(self._engine, source).unmatched(reason):
+            for one in Records(self._engine, source).unmatched(reason, page_size):
                 found = match(one.payload)
                 if isinstance(found, Unmatched) and found.reason == one.reason:
                     yield one, found
                     continue
                 values = {"source": self._source, "under": source, "key": one.message_id, **_columns(found)}
-                with self._engine.begin() as connection:
+                with _autocommit(self._engine).connect() as connection:
                     changed = connection.exec_driver_sql(self._query("match_again"), values).first() is not None
                 if changed:
                     yield one, found
@@ -231,11 +235,19 @@ def unmatched_sources(engine: Engine) -> dict[str, int]:
         return {row[0]: row[1] for row in connection.exec_driver_sql(queries(engine)("unmatched_sources"))}
 
 
-def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> list[str]:
-    """Return those of `sources` that have unmatched records with this reason."""
+def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> dict[str, int]:
+    """Return those of `sources` that have unmatched records with this reason, each with the oldest one's id."""
     values = {"sources": list(sources), "reason": reason}
     with _autocommit(engine).connect() as connection:
-        return list(connection.exec_driver_sql(queries(engine)("unmatched_with_reason"), values).scalars())
+        rows = connection.exec_driver_sql(queries(engine)("unmatched_with_reason"), values)
+        return {row.name: row.oldest for row in rows}
+
+
+@contextmanager
+def matching_alone(engine: Engine) -> Iterator[bool]:
+    """Whether no other process is in such a block: two would match the same records."""
+    with engine.begin() as connection:
+        yield bool(connection.exec_driver_sql(queries(engine)("matching_alone")).scalars().first())
 
 
 def _columns(found: Match | Unmatched) -> Mapping[str, object]:

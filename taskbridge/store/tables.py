@@ -204,6 +204,8 @@ sync_cursors: Final = Table(
         server_default=text("'{}'"),
         comment="How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.",
     ),
+    _count("deaths", "How often, beside the attempts, a run died that had the suspect alone."),
+    Column("suspect_revision", BigInteger, comment="The one suspect that attempts and deaths are counted of."),
     PrimaryKeyConstraint("pipeline", "tenant"),
     Index("ix_sync_cursors_failing", "pipeline", postgresql_where=text("failures > 0")),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.

@@ -13,10 +13,15 @@ from taskbridge.bench.report import Report, shown
 from taskbridge.cli.main import cli
 
 each = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
+QUICK = ("notify", "sweep")
+"""What `make test` runs as well; the others start workers and take long."""
 
 
 @pytest.mark.e2e
-@each
+@pytest.mark.parametrize(
+    "benchmark",
+    [pytest.param(one, id=one.name, marks=() if one.name in QUICK else pytest.mark.slow) for one in BENCHMARKS],
+)
 def test_it_reports_figures_as_json(benchmark: Benchmark) -> None:
     options = [part for name, value in benchmark.small.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     result = CliRunner().invoke(cli, ["bench", benchmark.name, "--json", *options], catch_exceptions=False)

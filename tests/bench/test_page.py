@@ -136,7 +136,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     directory.mkdir()
     figures.write(directory / figures.FILE, {"poison": figures_of(REPORT)}, ["poison"])
     (directory / "other.md").write_text("<!-- figures: overview -->\n<!-- end -->\n")
-    options = [str(directory), "--only", "lateness", "--small", "--pages", str(directory / "other.md")]
+    options = [str(directory), "--only", "notify", "--small", "--pages", str(directory / "other.md")]
     result = CliRunner().invoke(command.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return directory, result.stderr
@@ -146,23 +146,23 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_one_benchmark_is_measured_again_and_the_rest_is_kept(once: tuple[Path, str]) -> None:
     directory, progress = once
     found = figures.read(directory / figures.FILE)
-    assert list(found) == ["lateness", "poison"]
+    assert list(found) == ["notify", "poison"]
     assert found["poison"] == figures.Figures.from_json(figures_of(REPORT).as_json())
-    assert found["lateness"].report.parameters == {"tenants": 50, "seconds": 1.0}
-    assert "lateness (1 of 1)" in progress
+    assert found["notify"].report.parameters == {"calls": 20, "many": 50, "rounds": 2}
+    assert "notify (1 of 1)" in progress
 
 
 @pytest.mark.e2e
 def test_the_files_say_the_machine_and_the_versions_and_not_where_it_was(once: tuple[Path, str]) -> None:
     directory, _ = once
-    lateness = json.loads((directory / figures.FILE).read_text())["lateness"]
-    assert set(lateness["machine"]) == {"CPU", "cores", "memory", "kernel", "Python"}
-    assert {"celery", "kombu", "psycopg", "PostgreSQL", "Redis"} <= set(lateness["versions"])
-    assert all(lateness["machine"].values())
-    assert all(lateness["versions"].values())
+    notify = json.loads((directory / figures.FILE).read_text())["notify"]
+    assert set(notify["machine"]) == {"CPU", "cores", "memory", "kernel", "Python"}
+    assert {"celery", "kombu", "psycopg", "PostgreSQL", "Redis"} <= set(notify["versions"])
+    assert all(notify["machine"].values())
+    assert all(notify["versions"].values())
     text = (directory / command.PAGE).read_text()
-    assert "## lateness" in text
-    assert "| `lateness` |" in (directory / "other.md").read_text()
+    assert "## notify" in text
+    assert "| `notify` |" in (directory / "other.md").read_text()
     assert "<svg" in (directory / page.PLOTS / "poison.svg").read_text()
     assert [one for one in directory.rglob("*") if one.is_file() and PRIVATE.search(one.read_text())] == []
 

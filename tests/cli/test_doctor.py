@@ -93,6 +93,7 @@ def test_without_servers_it_tries_the_embedded_ones_where_no_worker_is_expected(
     ended = bare("doctor", "--json")
     assert ended.status == 0
     assert findings(ended)["workers"][0].startswith("warning: ")
+    assert findings(ended)["servers"][0].startswith("warning: none are configured")
     assert findings(ended)["schema"] == ["warning: the database has no schema of TaskBridge"]
 
 

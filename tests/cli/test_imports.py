@@ -128,6 +128,7 @@ def test_a_command_uses_the_only_pipeline_and_lists_them_where_there_are_several
     ended = taskbridge("notify", "acme", **declared("orders", "returns"))
     assert ended.status == 2
     assert "--pipeline: orders, returns" in ended.stderr
+    assert taskbridge("notify", "acme", "--json", **declared("invoices", "orders")).json["pipeline"] == "invoices"
 
 
 def test_an_unknown_variable_is_told_with_the_closest_name(bare: Program) -> None:

@@ -64,13 +64,14 @@ def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_re
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET discarded_at = now() WHERE external_id = '2'")
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = '3'")
     record_invoice(engine, "France", "4", {"changed": True})
-    # and an open circuit
+    # and an open circuit, since two tenants say so
     gate = Gate(gate_redis, keys, publish=lambda *_: None)
-    gate.notify("invoices", "Malta", SPACING)
-    (status,) = gate.look("invoices", ["Malta"])
-    assert status.token is not None
-    gate.begin("invoices", "Malta", status.token)
-    gate.settle("invoices", "Malta", status.token, Outcome.RETRY, SPACING, retry_ms=60_000, blame=Blame.PIPELINE)
+    for tenant in ("Malta", "Spain"):
+        gate.notify("invoices", tenant, SPACING)
+        (status,) = gate.look("invoices", [tenant])
+        assert status.token is not None
+        gate.begin("invoices", tenant, status.token)
+        gate.settle("invoices", tenant, status.token, Outcome.RETRY, SPACING, retry_ms=60_000, blame=Blame.PIPELINE)
     found = samples(taskbridge("metrics").stdout)
     assert (found["taskbridge_quarantined_records"], found["taskbridge_pending_records"]) == (1, 1)
     assert (found["taskbridge_circuit_open"], found["taskbridge_circuit_opened_total"]) == (1, 1)

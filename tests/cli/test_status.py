@@ -71,7 +71,8 @@ def test_a_tenant_that_nobody_knows_is_said_to_be_unknown(taskbridge: Program) -
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
     assert taskbridge("status").stdout == "invoices: no tenants\n"
     assert taskbridge("status", "--json").json == {
-        "pipelines": {"invoices": {"tenants": {}, "totals": TOTALS, "next": None, "paused": False, "circuit": CLOSED}}
+        "pipelines": {"invoices": {"tenants": {}, "totals": TOTALS, "next": None, "paused": False, "circuit": CLOSED}},
+        "parked": 0,
     }
 
 

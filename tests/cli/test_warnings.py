@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 from sqlalchemy import Engine
@@ -68,6 +70,23 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
     assert record["reason"] == "why"
 
 
+def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is_well(
+    taskbridge: Program, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
+        for tenant in ("a", "b"):
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('orders', %s)", (tenant,)
+            )
+
+    assert "orders: 2 tenants, and this process does not declare the pipeline" in taskbridge("status").stdout
+    assert taskbridge("status", "--json").json["undeclared"] == {"orders": 2}
+    ended = taskbridge("doctor", "--json")
+    texts = [one["text"] for one in ended.json["findings"] if one["level"] == "warning"]
+    assert any(text.startswith("orders: 2 tenants") for text in texts), texts
+
+
 @pytest.mark.e2e
 def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_strict(deployment: Deployment) -> None:
     with deployment.worker() as worker:
@@ -82,11 +101,53 @@ def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_stri
             connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO deliveries")
 
 
-def test_status_says_why_and_until_when_a_tenant_is_held(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+@pytest.mark.parametrize(
+    ("fields", "circuit", "says"),
+    [
+        ({"held": "turn"}, {}, "its turn comes"),
+        ({"held": 1, "permits": 3}, {}, "its rate limit"),
+        ({"held": 1, "joined": 1}, {}, "in line for a free place"),
+        ({"held": 1, "joined": 1}, {"rest": 9_000_000_000_000}, "the whole pipeline to wait until 2255-03-14"),
+        ({"held": 1, "joined": 1}, {"until": 1, "opened_at": 1}, "the circuit is open, since"),
+        ({"held": 1}, {}, "its handler asked to wait until 20"),
+    ],
+)
+def test_status_says_why_a_tenant_is_held(
+    taskbridge: Program,
+    gate_redis: redis.Redis,
+    keys: Keys,
+    fields: dict[Any, Any],
+    circuit: dict[Any, Any],
+    says: str,
 ) -> None:
     hold_back(gate_redis, keys, "acme")
+    gate_redis.hset(keys.runner("invoices", "acme"), mapping=fields)
+    if circuit:
+        gate_redis.hset(keys.circuit("invoices"), mapping=circuit)
     found = taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
-    assert (found["held"], "RetryAfter" in found["held_because"]) == (True, True)
-    assert found["next_try_at"]
+    assert says in found["held_because"]
+
+
+def test_status_says_until_when_a_tenant_is_held_and_the_error_or_pause_that_holds_it(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, engine: Engine
+) -> None:
+    def found() -> dict[str, Any]:
+        one: dict[str, Any] = taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
+        return one
+
+    hold_back(gate_redis, keys, "acme")
+    assert found()["next_try_at"]
     assert "acme: held, next try in" in taskbridge("status").stdout
+    fail(engine, "boom")
+    assert found()["held_because"] == "back-off after a failure: boom"
+    assert taskbridge("pause", "acme", "--reason", "a wrong price").status == 0
+    assert found()["held_because"] == "paused (a wrong price)"
+
+
+def test_status_counts_messages_that_wait_to_be_recorded(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    assert taskbridge("status", "--json").json["parked"] == 0
+    gate_redis.rpush(keys.parked, "{}")
+    assert taskbridge("status", "--json").json["parked"] == 1
+    assert "1 messages wait to be recorded" in taskbridge("status").stdout

@@ -44,7 +44,9 @@ class Reader:
     def _type(self, block: Block) -> None:
         """Type commands; what a shell exported it knows in its next block."""
         text = self.exports.get(block.name, "") + block.text
-        self.exports[block.name] = "".join(line + "\n" for line in text.splitlines() if line.startswith("export "))
+        self.exports[block.name] = "".join(
+            line + "\n" for line in text.splitlines() if line.startswith(("export ", "eval "))
+        )
         ended = subprocess.run(
             ["/bin/sh", "-eu", "-c", text],
             cwd=self.directory,

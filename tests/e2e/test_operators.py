@@ -16,7 +16,13 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
-TASKS = ["taskbridge.notify_event", "taskbridge.record_event", "taskbridge.run", "taskbridge.runs"]
+TASKS = [
+    "taskbridge.notify_event",
+    "taskbridge.record_again",
+    "taskbridge.record_event",
+    "taskbridge.run",
+    "taskbridge.runs",
+]
 
 
 def test_inspect_lists_the_tasks(deployment: Deployment) -> None:

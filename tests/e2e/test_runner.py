@@ -9,11 +9,12 @@ import pytest
 
 from taskbridge import runner
 from taskbridge.batch import Batch
-from taskbridge.gate import Answer, State
+from taskbridge.gate import Answer, Begun, State
 from taskbridge.store import record_invoice
 from taskbridge.tail import base_round
 from tests.deployment import Deployment
 from tests.inline import Inline
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -101,6 +102,31 @@ def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) ->
     inline.deployment.save("acme", "a")
     inline.run_all()
     assert standing == [True, False]
+
+
+@pytest.mark.parametrize("deployment", [{"runner_ttl": 0.5}], indirect=True)
+def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replaced(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = inline.here.gate
+    begin = gate.begin
+    owned: list[bool] = []
+
+    def freeze(*run: str, most_runs: int) -> Begun | Answer:
+        begun = begin(*run, most_runs=most_runs)
+        if not frozen:
+            frozen.append(begun)
+            wait_until(lambda: gate.expire("invoices", ["acme"]) == [Answer.REISSUED], "replaced")
+        return begun
+
+    frozen: list[Begun | Answer] = []
+    monkeypatch.setattr(gate, "begin", freeze)
+    inline.handle(lambda batch: owned.append(batch.owned))
+    inline.deployment.save("acme", "a")
+    inline.run_all()
+    assert isinstance(frozen[0], Begun)
+    assert owned[0] is False
+    assert inline.state() is State.IDLE
 
 
 def test_a_batch_is_a_sequence_of_its_records(inline: Inline) -> None:

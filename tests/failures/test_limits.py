@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from email.utils import formatdate
 from itertools import pairwise
 from typing import Any
@@ -42,6 +43,38 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert drill.errors == []
     assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT failures FROM taskbridge.sync_cursors WHERE tenant = 'acme'") == [(0,)]
+
+
+def test_a_handler_that_asks_to_wait_in_the_middle_of_each_batch_gets_through(drill: Drill) -> None:
+    calls: Counter[int] = Counter()
+
+    def one_call_for_each_record(batch: Batch) -> None:
+        for _ in batch:
+            window = drill.now_ms // 2_000
+            calls[window] += 1
+            if calls[window] > 8:
+                raise RetryAfter(2)
+        journal(batch)
+
+    drill.handle(one_call_for_each_record, batch_size=20)
+    drill.save("acme", *(f"{number:02}" for number in range(30)))
+    drill.go_on(steps=100)
+    assert drill.states() == {"handled": 30}
+    assert len(drill.calls) <= 20
+
+
+def test_a_handler_with_one_call_for_each_batch_keeps_its_batches_where_it_is_asked_to_wait_now_and_then(
+    drill: Drill,
+) -> None:
+    def every_other_call_has_to_wait(batch: Batch) -> None:
+        if len(drill.calls) % 2 == 1:
+            raise RetryAfter(2)
+        journal(batch)
+
+    drill.handle(every_other_call_has_to_wait, batch_size=10)
+    drill.save("acme", *(f"{number:02}" for number in range(30)))
+    drill.go_on(steps=100)
+    assert [len(numbers) for _, numbers in drill.calls] == [10] * 6
 
 
 def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill) -> None:
@@ -83,6 +116,39 @@ def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill)
     assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT sum(failures), sum(failed_runs) FROM taskbridge.sync_cursors") == [(0, 0)]
     assert drill.here.redis.hgetall("sync:circuit:invoices").keys() <= {"closed_at"}
+
+
+def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_may_begin(drill: Drill) -> None:
+    on: list[str] = []
+    together: list[int] = []
+
+    def limited(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            raise RetryAfter(30, scope="pipeline")
+        on.append(batch.tenant)
+        together.append(len(on))
+        drill.gate.expire("invoices", drill.gate.peek("invoices", 1000)[0])
+        while drill.run_one():
+            pass
+        on.remove(batch.tenant)
+        journal(batch)
+
+    drill.handle(limited, max_runs=2)
+    tenants = [f"tenant {at:02}" for at in range(50)]
+    for tenant in tenants:
+        drill.save(tenant, "a")
+        drill.gate.us += 1_000
+    drill.go_on(within_ms=10_000)
+    assert drill.gate.circuit("invoices").in_line == 50
+    postponed = len(drill.times)
+    drill.go_on()
+    assert max(together) == 2, "as many as the cap allows"
+    others = [tenant for tenant, _ in drill.calls if tenant != tenants[0]]
+    assert others == tenants[1:], "in the order of the line"
+    assert len(drill.times) - postponed <= 55, "about one message for each run"
+    assert drill.states() == {"handled": 50}
+    assert drill.here.redis.hgetall("sync:circuit:invoices") == {}
+    assert drill.errors == []
 
 
 def test_a_pipeline_that_is_asked_to_wait_again_begins_with_one_run_again(drill: Drill) -> None:
@@ -237,6 +303,42 @@ def test_a_limit_of_calls_is_kept_however_many_records_a_call_has(drill: Drill) 
     assert drill.states() == {"handled": 600}
     assert [len(numbers) for _, numbers in drill.calls] == [20] * 30
     assert drill.times[-1] == pytest.approx(2_900, rel=0.05)
+
+
+@pytest.mark.parametrize("rate", ["1 calls/m", "1 records/m"])
+def test_probes_of_an_open_circuit_keep_the_rate(drill: Drill, rate: str) -> None:
+    moments: list[int] = []
+
+    def away(batch: Batch) -> None:
+        moments.append(drill.now_ms)
+        if len(moments) <= 12:
+            raise ConnectionError("refused")
+        journal(batch)
+
+    drill.handle(away, rate_limit=rate)
+    for tenant in ("a", "b", "c"):
+        drill.save(tenant, "1")
+    drill.go_on()
+    assert drill.circuit().opened == 1
+    assert drill.states() == {"handled": 3}
+    assert min(later - earlier for earlier, later in pairwise(moments)) >= 60_000, moments
+
+
+def test_trials_of_other_records_count_for_the_rate_and_are_not_refused(drill: Drill) -> None:
+    calls: list[tuple[int, str]] = []
+
+    def handler(batch: Batch) -> None:
+        calls.append((drill.now_ms // 60_000, "".join(record.external_id for record in batch)))
+        if any(record.external_id == "a" for record in batch):
+            raise ValueError("bad")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=1, rate_limit="1 calls/m")
+    drill.save("acme", *"ab")
+    drill.go_on()
+    assert drill.states() == {"quarantined": 1, "handled": 1}
+    # The trial of b goes on at once, so the call after it comes a minute later.
+    assert calls == [(0, "ab"), (1, "ab"), (2, "a"), (2, "b"), (4, "b")]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "breaks its session": (breaks_its_session, "PendingRollbackError: "),
     "ConnectionError": (raising(ConnectionError("refused")), "ConnectionError: refused"),
     "TimeoutError": (raising(TimeoutError("no answer")), "TimeoutError: no answer"),
-    "a generator": (a_generator, "HandlerMistake: the handler returned a generator"),
+    "a generator": (a_generator, "HandlerMistake: the handler returned an iterator (generator)"),
 }
 
 
@@ -263,6 +263,17 @@ def test_a_text_that_is_no_text() -> None:
     assert error_text(ValueError("a")) == "ValueError: a"
 
 
+def test_a_group_of_errors_says_which_ones() -> None:
+    group = ExceptionGroup("in a TaskGroup", [ValueError("a"), ExceptionGroup("more", [TypeError("b")])])
+
+    assert error_text(group) == (
+        "ExceptionGroup: in a TaskGroup (2 sub-exceptions): ValueError: a; "
+        "ExceptionGroup: more (1 sub-exception): TypeError: b"
+    )
+    many = error_text(ExceptionGroup("many", [ValueError(str(number)) for number in range(5)]))
+    assert many.endswith("ValueError: 2; 2 more")
+
+
 def test_twenty_thousand_rejections_take_no_time(drill: Drill) -> None:
     took: list[float] = []
 
@@ -403,23 +414,29 @@ def test_a_task_of_a_coroutine_that_exits_ends_no_loop(drill: Drill) -> None:
 @pytest.mark.parametrize("where", ["the main thread", "another thread"])
 def test_a_coroutine_is_cancelled_at_its_soft_time_limit_in_every_thread(drill: Drill, where: str) -> None:
     ended: list[str] = []
+    loops: set[asyncio.AbstractEventLoop] = set()
 
     async def handler(_: Batch) -> None:
+        loops.add(asyncio.get_running_loop())
         try:
             await asyncio.sleep(60)
         finally:
+            # Longer than a handler that is no coroutine has before it is interrupted again.
+            await asyncio.sleep(1.5)
             ended.append("cancelled")
 
     drill.handle(handler, soft_time_limit=0.1)
     drill.save("acme", "a")
+    work = functools.partial(drill.go_on, lambda: len(drill.errors) == 2)
     if where == "the main thread":
-        drill.run_one()
+        work()
     else:
-        thread = threading.Thread(target=drill.run_one)
+        thread = threading.Thread(target=work)
         thread.start()
         thread.join(timeout=30)
-    assert ended == ["cancelled"]
-    assert [type(error) for error in drill.errors] == [SoftTimeLimitExceeded]
+    assert ended == ["cancelled"] * 2
+    assert len(loops) == 1
+    assert [type(error) for error in drill.errors] == [SoftTimeLimitExceeded] * 2
 
 
 def generator(batch: Batch) -> Iterator[Batch]:
@@ -510,6 +527,37 @@ def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> Non
         drill.go_on()
     assert drill.quarantine() == []
     assert drill.states() == {"handled": 20}
+
+
+@pytest.mark.parametrize(
+    ("story", "max_attempts"),
+    [("kill, error", 2), ("kill, kill, error", 3), ("error, error, error, error, kill", 5), ("kill, error, kill", 2)],
+)
+def test_kills_from_outside_count_for_no_error_of_the_record(drill: Drill, story: str, max_attempts: int) -> None:
+    left = story.split(", ")
+
+    def handler(batch: Batch) -> None:
+        match left.pop(0) if left else None:
+            case "error":
+                raise ValueError("not now")
+            case "kill":
+                # Its deadline passes while it works, and no word of it comes any more.
+                (status,) = drill.standing()
+                assert status.deadline_ms is not None
+                drill.gate.pass_to(status.deadline_ms)
+                assert drill.gate.expire("invoices", ["acme"]) == [Answer.REISSUED]
+                raise KeyboardInterrupt
+        journal(batch)
+
+    drill.handle(handler, max_attempts=max_attempts, batch_size=1)
+    drill.save("acme", "1")
+    for _ in range(story.count("kill")):
+        with pytest.raises(KeyboardInterrupt):
+            drill.go_on()
+    drill.go_on()
+
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 1}
 
 
 def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:

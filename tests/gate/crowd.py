@@ -68,7 +68,9 @@ class Crowd:
             assert self.begin(tenant) is Answer.POSTPONED, tenant
 
     def settle(self, tenant: str, outcome: Outcome = Outcome.DONE, spacing: Spacing = SPACING, **how: Any) -> Answer:
-        return self.gate.settle(PIPELINE, tenant, self.tokens[tenant], outcome, spacing, **how)
+        return self.gate.settle(
+            PIPELINE, tenant, self.tokens[tenant], outcome, spacing, **{"most_runs": self.most_runs} | how
+        )
 
     def fail(self, tenant: str, blame: Blame = Blame.DOWNSTREAM, retry_ms: int = 500, **how: Any) -> None:
         """End the tenant's run with a failure."""

@@ -1,4 +1,4 @@
-"""Cap, line and circuit: the real gate and the reference model see the same runs; after each they must stand alike.
+"""Cap, line, circuit and waits of all: gate and reference model see the same runs; after each they must stand alike.
 
 Beside the comparison stand a few rules that look at the gate alone: never more runs than the cap while none is
 overdue, one probe at a time, and an end to all waiting.
@@ -66,10 +66,41 @@ class Places(GateAndModel):
         failed=st.booleans(),
         blame=st.one_of(st.just(Blame.NOBODY), blames),
         retry=st.sampled_from((500, 3_000, 300_000)),
+        all_wait=st.booleans(),
     )
-    def a_run_ends(self, which: int, outcome: Outcome, handled: int, failed: bool, blame: Blame, retry: int) -> None:
+    def a_run_ends(
+        self,
+        which: int,
+        outcome: Outcome,
+        handled: int,
+        failed: bool,
+        blame: Blame,
+        retry: int,
+        all_wait: bool = False,
+    ) -> None:
         if self.model[self.active[which]].state is State.RUNNING:
-            self.settle(which, 0, outcome, retry, 1, handled, handled, failed, blame)
+            self.settle(which, 0, outcome, retry, 1, handled, handled, failed, blame, all_wait)
+
+    @rule(order=st.lists(tenants, min_size=1, max_size=4), retry=st.sampled_from((0, 500, 300_000)))
+    def a_run_is_told_that_all_wait(self, order: list[int], retry: int) -> None:
+        first, *others = order
+        self.a_run_begins(first)
+        self.tenants_come_at_once(others, 0)
+        self.a_run_ends(first, Outcome.RETRY, 0, False, Blame.NOBODY, retry, all_wait=True)
+
+    @rule(order=st.permutations(range(len(TENANTS))), retry=st.sampled_from((0, 500)))
+    def a_pipeline_that_waited_works_off_its_line(self, order: list[int], retry: int) -> None:
+        self.a_run_is_told_that_all_wait(order, retry)
+        for which in order:
+            self.a_run_begins(which)
+            self.a_run_ends(which, Outcome.DONE, 1, False, Blame.NOBODY, 0)
+
+    @rule(order=st.lists(tenants, min_size=1, max_size=6))
+    def runs_are_on_together_and_handle_all(self, order: list[int]) -> None:
+        for which in order:
+            self.a_run_begins(which)
+        for which in order:
+            self.a_run_ends(which, Outcome.DONE, 1, False, Blame.NOBODY, 0)
 
     @rule(order=st.lists(tenants, min_size=1, max_size=6), blame=blames, retry=st.sampled_from((500, 300_000)))
     def runs_fail(self, order: list[int], blame: Blame, retry: int) -> None:
@@ -91,11 +122,24 @@ class Places(GateAndModel):
             self.notify(which, 0)
         self.a_run_ends(which, Outcome.DONE if events else Outcome.MORE, 1, False, Blame.NOBODY, 0)
 
+    @rule(first=tenants, second=tenants, outcome=st.sampled_from((Outcome.DONE, Outcome.MORE)))
+    def a_run_with_more_to_do_ends_while_another_stands_in_line(
+        self, first: int, second: int, outcome: Outcome
+    ) -> None:
+        self.a_run_begins(first)
+        self.a_run_begins(second)
+        self.notify(first, 0)
+        self.time_passes(300)
+        self.a_run_ends(first, outcome, 1, False, Blame.NOBODY, 0)
+
     @rule()
     def a_quiet_end(self) -> None:
         """Runs that are on die; those that follow handle all; nothing new comes. All must become idle."""
         for _ in range(ROUNDS):
             for which, subject in enumerate(self.active):
+                if subject in self.turns.waiting:
+                    # As a worker with a free slot does.
+                    self.it_is_given_its_turn(which)
                 if self.model[subject].state is State.QUEUED:
                     self.begin(which, 0)
                     self.a_run_ends(which, Outcome.DONE, 1, False, Blame.NOBODY, 0)
@@ -152,9 +196,15 @@ class Places(GateAndModel):
         if not self.loses_keys:
             on = {subject for subject in self.active if self.model[subject].state is State.RUNNING} - self.overdue
             assert not self.most_runs or len(on) <= self.most_runs
+            assert self.overdue or not self.most_runs or len(self._taken_places(pipeline)) <= self.most_runs
             assert len(on & self.probing) <= 1
             waiting = {subject[1] for subject in self.active if self.model[subject].deadline is not None}
             assert set(self.shared[pipeline].line) <= waiting, "whoever stands in line has a deadline"
+
+    def _taken_places(self, pipeline: str) -> list[str]:
+        """Return who has a place or has one kept for it, as `begin` counts them."""
+        found: Any = self.client.zrangebyscore(self.keys.running(pipeline), self.gate.us // 1000, "+inf")
+        return list(found)
 
     def _look_at_shared(self, pipeline: str, shared: Shared) -> None:
         keys = (self.keys.running(pipeline), self.keys.line(pipeline), self.keys.circuit(pipeline))
@@ -229,6 +279,8 @@ def _fields(circuit: Circuit) -> dict[str, str]:
         "opened": circuit.opened or None,
         "opened_at": circuit.opened_at,
         "closed_at": circuit.closed_at,
+        "rest": circuit.rest,
+        "width": circuit.width,
     }
     if circuit.says is not None:
         tenants_that_failed["says"] = circuit.says

@@ -116,14 +116,23 @@ def test_a_forgotten_last_run_delays_all_the_same(crowd: Crowd) -> None:
     assert crowd.due("a") == crowd.now() - 100 + 60_000 or abs((crowd.due("a") or 0) - (59_900 + crowd.now())) <= 1
 
 
-def test_more_reminders_than_may_be_queued_wait_in_the_sorted_set(redis_client: redis.Redis, keys: Keys) -> None:
+def test_more_reminders_than_may_be_queued_wait_for_their_turn(redis_client: redis.Redis, keys: Keys) -> None:
     published: list[str] = []
     gate = Gate(redis_client, keys, publish=lambda _, __, tenant, ___: published.append(tenant))
     tenants = [f"{number:04}" for number in range(MOST_SENT + 50)]
 
     answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants])
 
-    assert answers == [Answer.STARTED] * MOST_SENT + [Answer.DELAYED] * 50
+    assert answers == [Answer.STARTED] * MOST_SENT + [Answer.POSTPONED] * 50
     assert published == tenants[:MOST_SENT]
-    due, _ = gate.peek(PIPELINE, 1_000)
-    assert due == tenants[MOST_SENT:], "the ticker starts them"
+    assert gate.peek(PIPELINE, 1_000)[0] == [], "no deadline waits behind them"
+    assert gate.turns(100)[1] == [f"{PIPELINE}:{tenant}" for tenant in tenants[MOST_SENT:]]
+
+
+def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
+    assert remind(crowd, "a", looked=True) == [Answer.POSTPONED]
+    assert remind(crowd, "a", looked=True) == [Answer.ABSORBED]
+    assert remind(crowd, "a") == [Answer.ABSORBED]
+    crowd.gate.hand_over(crowd.gate.turns(10)[1])
+    assert run(crowd, "a") is Answer.FINISHED
+    assert crowd.gate.turns(10) == (0, [])

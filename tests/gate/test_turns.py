@@ -7,9 +7,9 @@ from collections import deque
 import pytest
 import redis
 
-from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, State
+from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State
 from taskbridge.runtime import runtime
-from taskbridge.ticker import fire_due
+from taskbridge.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
 
@@ -100,6 +100,27 @@ def test_a_deadline_behind_the_backlog_of_others(crowd: Crowd, slots: int) -> No
 
 
 @pytest.mark.parametrize("slots", [1, 4])
+def test_a_deadline_behind_many_tenants_that_were_found_at_once(crowd: Crowd, slots: int) -> None:
+    workers = Slots(crowd, slots)
+    crowd.start("late")
+    crowd.published.clear()  # its first run has begun
+    answers = crowd.gate.remind(PIPELINE, [Reminder(f"t{at:03}", 0) for at in range(MANY)], looked=True)
+    workers.tick()
+    crowd.fail("late", blame=Blame.NOBODY, retry_ms=1)
+    workers.turns.clear()
+    crowd.passes(10)
+    workers.tick()
+
+    for _ in range(slots + 2):
+        workers.end()
+
+    assert set(answers) == {Answer.POSTPONED}
+    assert "late" in workers.turns, workers.turns
+    assert workers.turns.index("late") <= slots + 1
+    assert workers.longest <= slots + 1
+
+
+@pytest.mark.parametrize("slots", [1, 4])
 def test_a_second_turn_before_all_others_had_theirs(crowd: Crowd, slots: int) -> None:
     workers = Slots(crowd, slots)
     backlog(crowd, workers)
@@ -171,6 +192,15 @@ def test_an_operator_starts_a_tenant_that_waits_for_its_turn(crowd: Crowd) -> No
     assert crowd.gate.turns(10)[1] == []
 
 
+def test_a_turn_that_is_lost_with_the_worker_that_stops_in_the_middle_of_it(crowd: Crowd) -> None:
+    crowd.start("a", "b", "c")
+    crowd.settle("a", Outcome.MORE)
+    crowd.settle("b", Outcome.MORE)
+
+    assert crowd.settle("c", Outcome.STOPPED) is Answer.CONTINUED
+    assert isinstance(crowd.begin("c"), Begun)
+
+
 def test_a_turn_that_is_kept_however_long_it_takes(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.settle("a", Outcome.MORE)
@@ -210,6 +240,24 @@ def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
             crowd.gate.settle(pipeline, name, crowd.tokens[name], Outcome.MORE, SPACING)
 
     assert crowd.gate.turns(10) == (1, ["two:x", "one:y", "two:y"])
+
+
+def test_a_slot_that_is_idle_for_a_moment_is_not_for_turns_while_first_events_wait(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    first, following = here.keys.queues
+
+    assert free_for_turns(here, {first, following}, 3) == 3
+    deployment.notify_event.delay("acme")
+    assert free_for_turns(here, {first, following}, 3) == 0
+
+
+def test_a_worker_that_serves_first_events_only_gives_no_turns(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    first, following = here.keys.queues
+    deployment.notify_event.delay("acme")
+
+    assert free_for_turns(here, {first}, 3) == 0
+    assert free_for_turns(here, {following}, 3) == 3
 
 
 def test_a_ticker_gives_turns_where_no_run_ends(deployment: Deployment) -> None:

@@ -69,6 +69,7 @@ refused is all that can happen to them, and one shows it. (Where Redis comes bac
 
 TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
 SPACING = frozenset({Condition.SPACING_OVER})
+MANY = frozenset({Condition.MANY})
 NOTHING: frozenset[Condition] = frozenset()
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
@@ -163,6 +164,7 @@ class At(IntEnum):
     SETTLE_DONE = 4
     SETTLE_RETRY = 5
     SETTLE_OUTRANKED = 6
+    SETTLE_STOPPED = 7
 
 
 SETTLES = {
@@ -170,6 +172,7 @@ SETTLES = {
     At.SETTLE_DONE: Verb.DONE,
     At.SETTLE_RETRY: Verb.RETRY,
     At.SETTLE_OUTRANKED: Verb.OUTRANKED,
+    At.SETTLE_STOPPED: Verb.STOPPED,
 }
 
 
@@ -410,7 +413,8 @@ def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
 
 def _remind(world: World, guards: Guards, *, of_base: bool) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
-    for row in _rows(gate.state, Verb.REMIND, _held(gate), SPACING):
+    known, unknown = (_held(gate) | MANY, SPACING) if of_base else (_held(gate), SPACING | MANY)
+    for row in _rows(gate.state, Verb.REMIND, known, unknown):
         counts = (
             row.state is State.IDLE
             or (row.state is State.WAITING and not gate.held and guards.remind_counts_lingering)
@@ -517,6 +521,8 @@ def _deliver(world: World, run: Run, guards: Guards) -> Iterator[Step]:
     yield Step(f"{text} and goes on", Kind.WORK, _with_run(advanced, Run(At.READ, run.token)), breach)
     spent = _with_run(advanced, Run(At.SETTLE_MORE, run.token))
     yield Step(f"{text}, its budget is spent", Kind.WORK, spent, breach)
+    stopped = _with_run(advanced, Run(At.SETTLE_STOPPED, run.token))
+    yield Step(f"{text}, its worker stops", Kind.WORK, stopped, breach)
 
 
 def _breach_by_advance(world: World, run: Run) -> Breach | None:
@@ -564,6 +570,7 @@ _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.SETTLE_DONE: _settle,
     At.SETTLE_RETRY: _settle,
     At.SETTLE_OUTRANKED: _settle,
+    At.SETTLE_STOPPED: _settle,
 }
 
 

@@ -82,7 +82,10 @@ class Tenant:
 
 @dataclass(slots=True)
 class Circuit:
-    """A pipeline's circuit. Times and spans are milliseconds; None: not set, `until` None: closed."""
+    """A pipeline's circuit. Times and spans are milliseconds; None: not set, `until` None: closed.
+
+    `rest` and `width`: all wait until then, and how many runs may be on since then.
+    """
 
     until: int | None = None
     wait: int = 0
@@ -96,6 +99,12 @@ class Circuit:
     opened: int = 0
     opened_at: int | None = None
     closed_at: int | None = None
+    rest: int | None = None
+    width: int | None = None
+
+    def rests(self, now: int) -> bool:
+        """Whether the whole pipeline waits."""
+        return self.rest is not None and now < self.rest
 
     @property
     def record(self) -> int | None:
@@ -148,7 +157,7 @@ class Turns:
 class Shared:
     """What the tenants of one pipeline share; `step` changes it.
 
-    `due` has the deadlines of all tenants, `called` the one in line that the last settle gave its place to, `turn` the
+    `due` has the deadlines of all tenants, `called` the first in line that the last settle gave a place to, `turn` the
     one that it gave its turn to. `sent` has who was published by a deadline, and when that counts as lost.
     """
 
@@ -178,10 +187,15 @@ class Shared:
         if head is not None:
             self.due[head] = at
 
+    @property
+    def most(self) -> int:
+        """How many runs may be on, by the cap and by the circuit; 0: any number."""
+        return min((most for most in (self.most_runs, self.circuit.width) if most), default=0)
+
     def has_place(self, tenant: str, now: int) -> bool:
-        """Whether the cap on runs lets the tenant begin."""
+        """Whether the cap on runs lets the tenant begin, and the pipeline does not wait."""
         others = sum(deadline >= now for other, deadline in self.running.items() if other != tenant)
-        return not self.most_runs or others < self.most_runs
+        return not self.circuit.rests(now) and (not self.most or others < self.most)
 
     def another_probes(self, tenant: str, now: int) -> bool:
         """Whether the open circuit is another tenant's to probe."""
@@ -203,7 +217,10 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Remind:
-    """The tenant has records that no run has looked at; its last run was then, as Postgres has it."""
+    """The tenant has records that no run has looked at; its last run was then, as Postgres has it.
+
+    `looked`: a base round found them, and one may have.
+    """
 
     last: int | None = None
     looked: bool = False
@@ -235,6 +252,7 @@ class Settle:
     handled: int = 0
     failed: bool = True
     blame: Blame = Blame.NOBODY
+    all_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +270,7 @@ Event = Notify | Remind | Begin | Beat | Settle | Deadline
 
 _SETTLES = {
     Outcome.MORE: Verb.MORE,
+    Outcome.STOPPED: Verb.STOPPED,
     Outcome.DONE: Verb.DONE,
     Outcome.RETRY: Verb.RETRY,
     Outcome.OUTRANKED: Verb.OUTRANKED,
@@ -306,8 +325,10 @@ def step(
     after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
     _set_deadline(after, now)
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
+        if row.answer is Answer.HELD and event.all_wait:
+            shared.call_head(shared.circuit.rest or 0)
         after = _judge(after, event, now)
-        _pass_on_the_place(now)
+        _pass_on_the_place(event, now)
         _give_the_next_its_turn(now)
     elif row.answer is Answer.POSTPONED and isinstance(event, Begin):
         _call_who_may_probe(now)
@@ -348,6 +369,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
         Condition.HELD: tenant.held,
         Condition.CURRENT: token is not None and token == tenant.token,
+        Condition.MANY: isinstance(event, Remind) and event.looked,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
@@ -481,7 +503,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         shared.circuit.probe = now.name
     if tenant.joined is not None:
         shared.line.pop(now.name, None)
-    if shared.most_runs:
+    if shared.most:
         shared.running = {name: deadline for name, deadline in shared.running.items() if deadline > now.ms}
         shared.running[now.name] = now.ms + now.timing.runner_ttl
     return replace(
@@ -503,16 +525,18 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     if Condition.IN_TURNS in row.when:
         return replace(tenant, deadline=now.ms + TURN_PATIENCE)
-    if Condition.OTHERS_IN_TURNS in row.when:
+    if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:
         now.shared.turns.waiting[now.subject] = now.us
-        return replace(tenant, failures=0, held=True, turn=True, deadline=now.ms + TURN_PATIENCE)
+        failures = tenant.failures if isinstance(event, Remind) else 0
+        return replace(tenant, failures=failures, held=True, turn=True, deadline=now.ms + TURN_PATIENCE)
     if isinstance(event, Settle):
         tenant = _stand_in_line(replace(tenant, failures=0), now.ms, now)
         return replace(tenant, deadline=now.ms + now.timing.republish)
     _arrived(now)
     joined = now.ms if tenant.joined is None else tenant.joined
     wait = min(LONGEST_REPUBLISH, max(now.timing.republish, now.ms - joined))
-    return replace(_stand_in_line(tenant, joined, now), deadline=now.ms + wait)
+    begins = max(now.ms, now.shared.circuit.rest or 0)
+    return replace(_stand_in_line(tenant, joined, now), deadline=begins + wait)
 
 
 def _stand_in_line(tenant: Tenant, joined: int, now: _Now) -> Tenant:
@@ -528,7 +552,9 @@ def _call_who_may_probe(now: _Now) -> None:
     shared.running.pop(now.name, None)
     if circuit.probe == now.name:
         circuit.probe = None
-    if had_place and nobody_probes and circuit.until is not None:
+    if circuit.rest is not None and circuit.rests(now.ms):
+        shared.call_head(circuit.rest)
+    elif had_place and nobody_probes and circuit.until is not None:
         shared.call_head(max(now.ms, circuit.until))
 
 
@@ -537,7 +563,13 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     blame = event.blame if event.outcome is Outcome.RETRY else Blame.NOBODY
     was_open, is_probe = circuit.until is not None, circuit.until is not None and circuit.probe == now.name
     if was_open and event.handled and not blame:
-        shared.circuit = Circuit(opened=circuit.opened, opened_at=circuit.opened_at, closed_at=now.ms)
+        shared.circuit = Circuit(
+            opened=circuit.opened,
+            opened_at=circuit.opened_at,
+            closed_at=now.ms,
+            rest=circuit.rest,
+            width=circuit.width,
+        )
         shared.due |= dict.fromkeys(shared.line, now.ms)
         shared.line.clear()
         return tenant
@@ -563,15 +595,25 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     return tenant
 
 
-def _pass_on_the_place(now: _Now) -> None:
-    shared = now.shared
-    had_place = shared.running.pop(now.name, None) is not None
-    if had_place and shared.circuit.until is None:
-        shared.called = shared.head()
-    if shared.called is not None:
-        del shared.line[shared.called]
-        shared.due[shared.called] = now.ms
-        shared.running[shared.called] = now.ms + now.timing.republish
+def _pass_on_the_place(event: Settle, now: _Now) -> None:
+    shared, circuit = now.shared, now.shared.circuit
+    places = int(shared.running.pop(now.name, None) is not None)
+    rests = circuit.rests(now.ms)
+    if circuit.width and not rests and event.handled:
+        circuit.width *= 2
+        places = shared.most - sum(deadline >= now.ms for deadline in shared.running.values())
+        if not shared.line or (shared.most_runs and circuit.width >= shared.most_runs):
+            circuit.rest = circuit.width = None
+    if circuit.until is not None or rests:
+        return
+    for _ in range(places):
+        head = shared.head()
+        if head is None:
+            return
+        del shared.line[head]
+        shared.due[head] = now.ms
+        shared.running[head] = now.ms + now.timing.republish
+        shared.called = shared.called or head
 
 
 def _give_the_next_its_turn(now: _Now) -> None:
@@ -620,18 +662,22 @@ def _end(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     assert isinstance(event, Settle)
-    return replace(
-        tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=now.ms + event.retry
-    )
+    circuit, ends = now.shared.circuit, now.ms + event.retry
+    tenant = replace(tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=ends)
+    if not event.all_wait:
+        return tenant
+    circuit.rest, circuit.width = max(ends, circuit.rest or 0), 1
+    return replace(_stand_in_line(tenant, now.ms, now), deadline=circuit.rest + now.timing.republish)
 
 
 def _same(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
     return tenant
 
 
-def _not_due(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+def _not_due(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     """Forget a deadline that passed without a runner: its hash was lost."""
-    stale = tenant.state is State.IDLE and tenant.deadline is not None and tenant.deadline <= now.ms
+    assert isinstance(event, Deadline)
+    stale = not event.turn and tenant.state is State.IDLE and tenant.deadline is not None and tenant.deadline <= now.ms
     return replace(tenant, deadline=None) if stale else tenant
 
 

@@ -49,9 +49,10 @@ class World:
         return record_event(self.app, PIPELINE, {"level": level, "service": service}, message_id)
 
     def fire_due(self) -> list[str]:
-        """Do what a ticker does: act on the deadlines that have passed."""
+        """Do what a ticker does: act on the deadlines that have passed, and give turns."""
         tenants, _ = self.gate.peek(PIPELINE, 100)
         answers = self.gate.expire(PIPELINE, tenants)
+        self.gate.hand_over(self.gate.turns(100)[1])
         return [tenant for tenant, answer in zip(tenants, answers, strict=True) if answer is not Answer.NOT_DUE]
 
     def run_one(self) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge.store import CursorLost, Cursors, Outranked, Page, connect, know, record_invoice
+from taskbridge.store import CursorLost, Cursors, Outranked, Page, Unread, connect, know, record_invoice
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 
@@ -250,7 +250,7 @@ def test_a_database_whose_default_is_repeatable_read_changes_nothing(engine: Eng
 
 def test_a_connection_that_failed_in_the_middle_of_a_read_is_usable_again(engine: Engine, cursors: Cursors) -> None:
     write(engine, "1")
-    with pytest.raises(psycopg.errors.InvalidRowCountInLimitClause):
+    with pytest.raises(Unread, match="InvalidRowCountInLimitClause"):
         claim(cursors, limit=-1)
     assert sweep(cursors) == ["1"]
 
@@ -442,7 +442,9 @@ def test_a_read_that_the_server_cancels_is_not_sent_again(engine: Engine) -> Non
     event.listen(hurried, "checkout", lambda *_: checkouts.append(None))
     with engine.begin() as blocking:
         blocking.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
-        with pytest.raises(psycopg.errors.QueryCanceled):
+        with pytest.raises(DBAPIError, match="statement timeout"):
             claim(Cursors(hurried))
-    assert len(checkouts) == 2, "the read, and the look for a run that was replaced and holds the lock"
+    assert len(checkouts) == 3, (
+        "the read, the look for a run that was replaced and holds the lock, and whose cursor it is"
+    )
     hurried.dispose()

@@ -157,6 +157,8 @@ def test_a_page_of_tenants_reads_no_other(seeded: Engine) -> None:
                 "batch_limit": None,
                 "suspects": 0,
                 "attempts": 0,
+                "deaths": 0,
+                "suspect_revision": None,
                 "patience": "5s",
             },
         ),

@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from taskbridge.store import Cursors, Page, connect, record_invoice
+from taskbridge.errors import HandlerMistake
+from taskbridge.store import Cursors, Page, Unread, connect, record_invoice
 from taskbridge.store.cursor import session_name
 from taskbridge.store.engine import NoAnswer, patiently
 from taskbridge.store.queries import query
@@ -85,7 +86,7 @@ def within_the_bound() -> Iterator[None]:
 def test_a_silent_session_ends_the_claim_and_the_next_one_finds_all(engine: Engine, bounded: Engine) -> None:
     record_invoice(engine, "acme", "a", {})
     cursors = Cursors(bounded)
-    with silent(bounded), within_the_bound(), pytest.raises(NoAnswer, match=r"has not answered for 1\.5 s"):
+    with silent(bounded), within_the_bound(), pytest.raises(Unread, match=r"has not answered for 1\.5 s"):
         claim(cursors)
     assert advance(cursors, claim(cursors, token=NEW), NEW) == ["a"]
 
@@ -94,7 +95,7 @@ def test_a_silent_session_ends_the_read(engine: Engine, bounded: Engine) -> None
     record_invoice(engine, "acme", "a", {})
     cursors = Cursors(bounded)
     claim(cursors)
-    with silent(bounded), within_the_bound(), pytest.raises(NoAnswer):
+    with silent(bounded), within_the_bound(), pytest.raises(Unread, match="NoAnswer"):
         cursors.read(key(), 100)
     assert [record.external_id for record in cursors.read(key(), 100).records] == ["a"]
 
@@ -163,7 +164,7 @@ def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(
 def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
     with engine.begin() as other:
         other.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
-        with within_the_bound(), pytest.raises(psycopg.errors.QueryCanceled):
+        with within_the_bound(), pytest.raises(DBAPIError, match="statement timeout"):
             claim(Cursors(bounded))
 
 
@@ -215,6 +216,30 @@ def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engi
     assert advance(Cursors(bounded), page, NEW) == ["a"]
 
 
+def test_a_connection_that_the_handler_closed_is_silent_no_longer_than_any_other(bounded: Engine) -> None:
+    cursors = Cursors(bounded, transaction_timeout=3.0)
+    claim(cursors)
+    with cursors.transaction(key()) as transaction, transaction.connect() as connection:
+        connection.exec_driver_sql("SELECT 1")
+    with silent(bounded), within_the_bound(), pytest.raises(Unread, match=r"has not answered for 1\.5 s"):
+        claim(cursors)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_batch_that_is_over_opens_no_transaction_and_ends_no_session(bounded: Engine, used: bool) -> None:
+    cursors = Cursors(bounded)
+    claim(cursors)
+    with cursors.transaction(key()) as over:
+        if used:
+            over.connect()
+    # given that the same run goes on with a trial
+    with cursors.transaction(key()) as trial:
+        pid = pid_of(trial.connect())
+        with pytest.raises(HandlerMistake, match="the batch is over"):
+            over.connect()
+        assert pid_of(trial.connect()) == pid
+
+
 def test_the_urls_own_limits_win(engine: Engine) -> None:
     url = engine.url.update_query_dict({"options": "-c statement_timeout=7s", "keepalives_idle": "77"})
     made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
@@ -223,6 +248,20 @@ def test_the_urls_own_limits_win(engine: Engine) -> None:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         assert driver.info.get_parameters()["keepalives_idle"] == "77"
+    made.dispose()
+
+
+@pytest.mark.parametrize("options", ["-c statement_timeout=20s", "--Statement-Timeout=20s", "-c statement_timeout=0"])
+def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine: Engine, options: str) -> None:
+    url = engine.url.update_query_dict({"options": options})
+    made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
+    with made.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        before = connection.exec_driver_sql("SHOW statement_timeout").scalar_one()
+        with patiently(connection, 5):
+            pass
+        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == before
+        # longer than the settings' time-out and the grace
+        connection.exec_driver_sql("SELECT pg_sleep(1.7)")
     made.dispose()
 
 

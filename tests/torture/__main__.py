@@ -15,6 +15,7 @@ from tests.torture.faults import FAULTS, available
 from tests.torture.guards import GUARDS
 
 SEEDS_PER_RUN = 1_000_000
+MOST_TOLD = 20
 
 
 def main(arguments: list[str]) -> int:
@@ -75,8 +76,10 @@ def _names(text: str, what: str, known: Collection[str]) -> tuple[str, ...]:
 
 def _tell(result: Result, order: Order) -> None:
     _say(json.dumps(result.as_dict()))
-    for violation in result.violations:
+    for violation in result.violations[:MOST_TOLD]:
         _say(f"VIOLATION {violation}")
+    if len(result.violations) > MOST_TOLD:
+        _say(f"... and {len(result.violations) - MOST_TOLD} more")
     if result.violations:
         only = "" if order.only == tuple(available()) else f" --only {','.join(order.only)}"
         without = f" --without {order.without}" if order.without else ""

@@ -1,6 +1,6 @@
 """What a record can make of its handler: `{"act": name, "variant": number}` in its document asks for it.
 
-A fatal act comes at every try, so the record that asks for it must end in quarantine.
+Most come at every try, so the record that asks for one must end in quarantine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge import Batch, Record, RetryAfter
+from tests.torture.producer import Expected
 
 __all__ = ["ACTS", "LONGEST_WAIT", "MAX_ATTEMPTS", "SOFT_TIME_LIMIT", "UNDECODABLE", "Leave"]
 
@@ -44,10 +45,11 @@ class Leave(Exception):
 
 @dataclass(frozen=True)
 class Act:
-    """`variants` are drawn from; each is called with the batch and the record."""
+    """`variants` are drawn from; each is called with the batch and the record. One that `lasts` comes at every try."""
 
     variants: tuple[Callable[[Batch, Record], Any], ...]
-    is_fatal: bool = True
+    lasts: bool = True
+    end: Expected = Expected.QUARANTINED
 
 
 def _raises(kind: type[BaseException], *arguments: object) -> Callable[[Batch, Record], None]:
@@ -117,7 +119,8 @@ ACTS: Final[dict[str, Act]] = {
     "poison": Act((_raises(ValueError, "cannot be handled"),)),
     "kills": Act((_signals(signal.SIGKILL), _segfaults)),
     "exits": Act((_raises(SystemExit, 1), _raises(asyncio.CancelledError), _raises(KeyboardInterrupt))),
-    "holds": Act((_holds_the_interpreter,)),
+    # Where no other worker is free to begin the run that replaces it, it ends in time after all.
+    "holds": Act((_holds_the_interpreter,), end=Expected.EITHER),
     "hangs": Act((_hangs,)),
     "commits_badly": Act((_fails_at_commit,)),
     "swallows": Act((_swallows(None), _swallows(_rejects("swallowed")))),
@@ -134,6 +137,7 @@ ACTS: Final[dict[str, Act]] = {
     "cannot_reach": Act((_raises(TimeoutError, "no answer"), _raises(ConnectionError, "refused"))),
     "asks_to_wait": Act(
         (_waits(0.2), _waits("1"), _waits(_a_date), _waits(0.3, scope="pipeline")),
-        is_fatal=False,
+        lasts=False,
+        end=Expected.DELIVERED,
     ),
 }

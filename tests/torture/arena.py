@@ -92,6 +92,19 @@ class Arena:
         asked = "SELECT FROM taskbridge.sync_cursors WHERE tenant = ANY(%(tenants)s) LIMIT 1"
         wait_until(lambda: self.rows(asked, tenants=[*tenants]), "a run of one of many tenants", 20)
 
+    def count_unsettled(self, prefix: str) -> int:
+        """Return how many invoices of these tenants are not where they can end, in their newest revision."""
+        ((count,),) = self.rows(
+            "SELECT count(*) FROM taskbridge.records i WHERE tenant LIKE %(tenants)s AND NOT EXISTS ("
+            "SELECT FROM taskbridge.deliveries d "
+            "WHERE (d.tenant, d.external_id, d.revision) = (i.tenant, i.key, i.revision)"
+            ") AND NOT EXISTS ("
+            "SELECT FROM taskbridge.quarantine q "
+            "WHERE (q.tenant, q.external_id, q.revision) = (i.tenant, i.key, i.revision))",
+            tenants=f"{prefix}%",
+        )
+        return int(count)
+
     def rows(self, statement: str, **values: Any) -> list[Any]:
         """Return a query's rows; tried again where Postgres has dropped the connection."""
         while True:

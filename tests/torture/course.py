@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import asdict, dataclass, field
 
-from tests.torture.arena import Arena
+from tests.torture.arena import FIRST_WORKERS, Arena
 from tests.torture.faults import FAULTS
 from tests.torture.producer import Producer, Truth, Writer
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
-from tests.torture.verdict import is_settled, judge, leftovers
+from tests.torture.strikes_work import FLOOD_CALL
+from tests.torture.verdict import judge, leftovers
 
 __all__ = ["Recovery", "Result", "run"]
 
 WAITED_BEYOND = 10.0
+LEAST_SLOTS = len(FIRST_WORKERS)
 STUCK_AFTER = 60.0
-"""Seconds without faults and traffic after which a schedule that is not quiet counts as stuck."""
+"""Seconds without faults, traffic and progress after which a schedule that is not quiet counts as stuck."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,13 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         raise RuntimeError(f"of {[planned.fault for planned in group]} only {[*struck]} struck")
     settings = scene.arena.settings
     bounds = {name: FAULTS[name].bound.seconds(settings, one.lasted) + margin for name, one in struck.items()}
+    crowd = max(one.crowd for one in struck.values())
+    turns = crowd * (settings.run_budget + FLOOD_CALL) / LEAST_SLOTS
     together = len(group) > 1
     since = max(one.since for one in struck.values())
     recoveries = []
     for name, one in struck.items():
-        bound = sum(bounds.values()) if together else bounds[name]
+        bound = (sum(bounds.values()) if together else bounds[name]) + (0.0 if one.crowd else turns)
         times = [
             _recovery(scene, one, tenant, max(since if together else one.since, one.own.get(tenant, 0.0)), bound)
             for tenant in one.tenants
@@ -134,30 +139,32 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
         return until - since - workers.seconds_without(since, until)
 
     while True:
-        found = scene.arena.ledger.of(tenant)
-        later = [entry.began for entry in found if entry.began >= since]
-        settled = is_settled(scene.arena, tenant)
         if one.to_the_end:
-            if settled:
+            if not scene.arena.count_unsettled(tenant):
                 return counted(time.monotonic())
-        elif later:
-            return counted(later[0])
-        elif settled:
-            ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
-            return counted(ended) if ended > since else None
+        else:
+            found = scene.arena.ledger.of(tenant)
+            later = [entry.began for entry in found if entry.began >= since]
+            if later:
+                return counted(later[0])
+            if not scene.arena.count_unsettled(tenant):
+                ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
+                return counted(ended) if ended > since else None
         if time.monotonic() > deadline + workers.seconds_without(since, time.monotonic()):
             return counted(time.monotonic())
-        time.sleep(0.05 if one.to_the_end else 0.02)
+        time.sleep(0.2 if one.to_the_end else 0.05)
 
 
 def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
-    deadline = time.monotonic() + STUCK_AFTER
+    """Wait until all is handled and nothing is left; a schedule that gets no further for a while is stuck."""
+    deadline, fewest = time.monotonic() + STUCK_AFTER, math.inf
     while True:
-        left = leftovers(arena)
-        settled = is_settled(arena, prefix)
-        if settled and not left:
+        left, unsettled = leftovers(arena), arena.count_unsettled(prefix)
+        if not left and not unsettled:
             return
+        if len(left) + unsettled < fewest:
+            deadline, fewest = time.monotonic() + STUCK_AFTER, len(left) + unsettled
         if time.monotonic() > deadline:
-            result.violations.append(f"stuck: {'handled' if settled else 'not handled'}, left: {left[:10]}")
+            result.violations.append(f"stuck: {unsettled} not handled, left: {left[:10]}")
             return
         time.sleep(0.2)

@@ -74,8 +74,8 @@ SILENCE = Bound(
     lambda settings, _: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR,
 )
 TURN = Bound(
-    f"tick + run budget + {work.FLOOD_RECORDS * work.FLOOD_SECONDS:g} s for a call",
-    lambda settings, _: work.POLICY.tick + settings.run_budget + work.FLOOD_RECORDS * work.FLOOD_SECONDS,
+    f"tick + run budget + {work.FLOOD_CALL:g} s for a call",
+    lambda settings, _: work.POLICY.tick + settings.run_budget + work.FLOOD_CALL,
 )
 WAIT = Bound("2 s", lambda _, __: LONGEST_WAIT)
 TRIES = _search("", lambda _: 0.0)
@@ -130,7 +130,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "redis",
         "a replica takes over, old sockets stay READONLY",
         "the new one answers",
-        BASE,
+        SWITCH,
         servers.redis_switched,
     ),
     "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", BASE, servers.redis_clock),

@@ -66,7 +66,7 @@ class Ledger:
         while not condition(self.of(tenant)):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.01)
+            time.sleep(0.03)
         return True
 
     def _take(self, path: Path, line: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def _do(batch: Batch, record: Record) -> None:
         time.sleep(document["flood"])
     if "act" in document:
         act = ACTS[document["act"]]
-        if act.is_fatal or _first_times(record, 1):
+        if act.lasts or _first_times(record, 1):
             write(batch, "tried", record=(record.external_id, record.revision))
             act.variants[document["variant"] % len(act.variants)](batch, record)
     if _first_times(record, document.get("fails", 0)):

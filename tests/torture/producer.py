@@ -30,6 +30,7 @@ class Expected(StrEnum):
 
     DELIVERED = "delivered"
     QUARANTINED = "quarantined"
+    EITHER = "delivered or quarantined"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class Struck:
 
     `since`: the moment from which its bound counts, `own` a later one for some tenants; `tenants`: whom it met;
     `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next hand-over.
+    `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
     `undo` is called when they were waited for.
     """
 
@@ -81,5 +82,6 @@ class Struck:
     tenants: tuple[str, ...]
     lasted: float = 0.0
     to_the_end: bool = False
+    crowd: int = 0
     undo: Callable[[], None] = nothing
     own: Mapping[str, float] = field(default_factory=dict)

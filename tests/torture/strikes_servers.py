@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import psutil
+
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.waiting import wait_until
@@ -165,8 +167,7 @@ def sessions_silent(scene: Scene, planned: Planned) -> Struck:
 def _silence(scene: Scene, sessions: list[int], *, killed: bool) -> Callable[[], None]:
     """Stop sessions; return how they go on, or else how one is killed, after which Postgres starts anew."""
     for pid in sessions:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+        _stop_between_statements(pid)
 
     def end() -> None:
         for number, pid in enumerate(sessions):
@@ -177,6 +178,21 @@ def _silence(scene: Scene, sessions: list[int], *, killed: bool) -> Callable[[],
                 scene.arena.postgres.wait()
 
     return end
+
+
+def _stop_between_statements(pid: int) -> None:
+    """Stop a session that waits for its client: one that works may hold a lock that the whole server needs.
+
+    A session says in its title what it does; one that never waits is left alone.
+    """
+    deadline = time.monotonic() + 2.0
+    with suppress(ProcessLookupError, psutil.Error):
+        while time.monotonic() < deadline:
+            os.kill(pid, signal.SIGSTOP)
+            if " idle" in " ".join(psutil.Process(pid).cmdline()):
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.005)
 
 
 def redis_switched(scene: Scene, planned: Planned) -> Struck:

@@ -51,6 +51,7 @@ def torture(*options: str) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"], done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_or_doubled_under_random_faults() -> None:
     status, results, said = torture("--schedules", "3", "--seed", "7", "--arenas", "2", "--only", ",".join(QUICK))
@@ -60,10 +61,11 @@ def test_nothing_is_lost_or_doubled_under_random_faults() -> None:
     assert all(len(result["recoveries"]) >= 3 and result["committed"] for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_frozen_worker_is_found_to_advance_twice_where_nobody_checks_the_owner() -> None:
     # In this schedule no frozen worker has a lock that would hold up its successor.
-    seed = "1000001"
+    seed = "1000008"
 
     status, results, said = torture("--schedule", seed, "--only", "worker_frozen", "--without", "owner,end-replaced")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -212,6 +213,15 @@ class Workers:
         if worker.process.poll() is not None:
             self._leaving.remove(worker)
         elif time.monotonic() > worker.leaving_since + ENDS_WITHIN:
+            self._write_stacks(worker)
             self.hung.append(f"{worker.name} ({worker.kind.pool}) did not end within {ENDS_WITHIN:g} s of SIGTERM")
             worker.signal_all(signal.SIGKILL)
             self._leaving.remove(worker)
+
+    def _write_stacks(self, worker: Worker) -> None:
+        """Write where each of its processes stands into the books, by py-spy."""
+        program = Path(sys.executable).with_name("py-spy")
+        with suppress(OSError, psutil.Error), (self.books / f"{worker.name}.stacks").open("wb") as output:
+            own = psutil.Process(worker.process.pid)
+            for one in (own, *own.children(recursive=True)):
+                subprocess.run([program, "dump", "--pid", str(one.pid)], stdout=output, stderr=output, check=False)

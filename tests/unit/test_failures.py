@@ -35,6 +35,16 @@ def test_a_search_step_by_step() -> None:
     assert grown == [2, 4, 8, 16, None]
 
 
+def test_a_record_has_its_own_failures_and_deaths_alone() -> None:
+    narrowing = Narrowing(5, 5, 1).failed(1, 7)
+    assert narrowing == Narrowing(1, 1, 1, 0, 7), "nothing of the batch's"
+    narrowing = narrowing.failed(1, 7, died=True).failed(1, 7)
+    assert (narrowing, narrowing.tries) == (Narrowing(1, 1, 2, 1, 7), 3)
+    assert narrowing.failed(1, 8, died=True) == Narrowing(1, 1, 0, 1, 8), "nothing of another record's"
+    assert narrowing.unread(1, 8) == Narrowing(1, 1, 1, 0, 8)
+    assert narrowing.handled(1, 500) == Narrowing(2)
+
+
 @given(
     size=st.integers(1, 300),
     batch_size=st.integers(1, 128),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import redis
@@ -24,20 +25,20 @@ def counting(beats: list[int]) -> Callable[[], bool]:
 def test_a_lease_is_renewed_while_the_run_lasts_and_not_after() -> None:
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)
-    with heart.keep(counting(beats)) as lease:
+    with heart.keep(counting(beats), confirmed=time.monotonic()) as lease:
         wait_until(lambda: len(beats) >= 5, "five beats")
         assert lease.owned
     after = len(beats)
     # One beat may have been under way. Another run's beats are the clock: no sleeping here.
     others: list[int] = []
-    with heart.keep(counting(others)):
+    with heart.keep(counting(others), confirmed=time.monotonic()):
         wait_until(lambda: len(others) >= 3, "three beats of another run")
     assert len(beats) <= after + 1
 
 
 def test_a_refused_beat_ends_the_trust_for_good() -> None:
     answers = iter([True, False])
-    lease = Lease(lambda: next(answers, True), trust=60)
+    lease = Lease(lambda: next(answers, True), trust=60, confirmed=time.monotonic())
     owned = []
     for _ in range(3):
         lease.renew()
@@ -49,7 +50,7 @@ def test_a_lease_that_nobody_confirms_runs_out() -> None:
     def unreachable() -> bool:
         raise redis.ConnectionError("gone")
 
-    with Heartbeat(ttl=0.3).keep(unreachable) as lease:
+    with Heartbeat(ttl=0.3).keep(unreachable, confirmed=time.monotonic()) as lease:
         assert lease.owned
         wait_until(lambda: not lease.owned, "run out")
 
@@ -58,7 +59,7 @@ def test_a_confirmation_that_took_long_counts_from_before_it_was_asked_for() -> 
     def slow() -> bool:
         return not threading.Event().wait(0.2)
 
-    lease = Lease(slow, trust=0.1)
+    lease = Lease(slow, trust=0.1, confirmed=time.monotonic())
     lease.renew()
     assert not lease.owned
 
@@ -69,5 +70,5 @@ def test_one_beat_that_fails_does_not_end_the_others() -> None:
 
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)
-    with heart.keep(unreachable), heart.keep(counting(beats)):
+    with heart.keep(unreachable, confirmed=time.monotonic()), heart.keep(counting(beats), confirmed=time.monotonic()):
         wait_until(lambda: len(beats) >= 3, "three beats")

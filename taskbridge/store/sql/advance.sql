@@ -19,6 +19,8 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     batch_limit = %(batch_limit)s,
     suspects = %(suspects)s,
     attempts = %(attempts)s,
+    deaths = %(deaths)s,
+    suspect_revision = %(suspect_revision)s,
     failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END,
     succeeded_at = CASE WHEN %(handled)s > 0 THEN clock_timestamp() ELSE succeeded_at END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s AND sweeps = %(sweeps)s

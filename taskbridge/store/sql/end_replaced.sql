@@ -1,10 +1,11 @@
 -- End the sessions of this tenant's runs that were replaced: their tokens are lower, and nothing that they wrote may take
--- effect, but they hold locks as long as their process is frozen. Only those of the own role: that needs no right. Wait up to
+-- effect, but they hold locks as long as their process is frozen. A session of the run's own token in another connection is one
+-- that it gave up inside a statement: nobody waits for that, and its locks would stay until its end. Only those of the own role: that needs no right. Wait up to
 -- a second until their locks are free.
 SELECT pg_terminate_backend(pid, 1000)
 FROM pg_stat_get_activity(NULL)
 WHERE application_name LIKE %(of_tenant)s
-  AND application_name COLLATE "C" < %(session)s
+  AND application_name COLLATE "C" <= %(session)s
   AND usesysid = current_user::regrole::oid
   AND datid = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND pid <> pg_backend_pid()

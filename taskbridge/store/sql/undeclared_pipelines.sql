@@ -1,0 +1,6 @@
+-- How many tenants each pipeline has that is not among those named.
+SELECT p.pipeline, c.tenants
+FROM {schema}.pipelines p
+CROSS JOIN LATERAL (SELECT count(*) AS tenants FROM {schema}.sync_cursors WHERE pipeline = p.pipeline) c
+WHERE p.pipeline <> ALL (%(declared)s) AND c.tenants > 0
+ORDER BY p.pipeline

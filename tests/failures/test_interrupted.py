@@ -1,0 +1,43 @@
+"""A handler that is interrupted inside a statement leaves no session behind that goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.batch import Batch
+from taskbridge.store import connect
+from tests.failures.drill import Drill
+
+AT_WORK = (
+    "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%pg_sleep(%%' AND state = 'active' AND pid <> pg_backend_pid()"
+)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["through batch.connection", "through its own engine"])
+@pytest.mark.parametrize("deployment", [{}, {"transaction_timeout": 1.0}], indirect=True, ids=["limit", "timeout"])
+def test_locks_of_an_interrupted_statement_keep_no_other_record_from_being_tried(drill: Drill, own: bool) -> None:
+    url = drill.deployment.engine.url.render_as_string(hide_password=False)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE totals (tenant text PRIMARY KEY, n integer)")
+        connection.exec_driver_sql("INSERT INTO totals VALUES ('acme', 0)")
+    engine = connect(url, statement_timeout=2.0)
+
+    def count_then_sleep_over_a(batch: Batch) -> None:
+        count = "UPDATE totals SET n = n + 1 WHERE tenant = 'acme'"
+        if any(record.external_id == "a" for record in batch):
+            batch.connection.exec_driver_sql(count)
+            batch.connection.exec_driver_sql("SELECT pg_sleep(60)")
+        elif own:
+            with engine.begin() as connection:
+                connection.exec_driver_sql(count)
+        else:
+            batch.connection.exec_driver_sql(count)
+
+    limit = {} if drill.deployment.settings.transaction_timeout == 1.0 else {"soft_time_limit": 1.0}
+    drill.handle(count_then_sleep_over_a, max_attempts=2, **limit)
+    drill.save("acme", "a", "b", "c")
+    drill.go_on(steps=15)
+    engine.dispose()
+    assert drill.states() == {"handled": 2, "quarantined": 1}
+    assert [number for _, number, *_ in drill.quarantine()] == ["a"]
+    assert drill.deployment.rows(AT_WORK) == []

@@ -1,0 +1,166 @@
+"""Whose fault a failure is: what rejections, other records, deaths and failures of long ago say about a record."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.batch import Batch
+from taskbridge.handlers.journal import journal
+from taskbridge.store import record_invoice
+from tests.failures.drill import Drill
+from tests.failures.test_unread import SOON
+
+MALFORMED = "b"
+
+
+class Away:
+    """A handler that rejects malformed records before it calls anything, and whose downstream is away until healed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+
+    def __call__(self, batch: Batch) -> None:
+        for record in batch:
+            if record.external_id == MALFORMED:
+                batch.reject(record, "malformed")
+        if self.error is not None and len(batch.rejected) < len(batch):
+            raise self.error
+        journal(batch)
+
+
+def failed_alone(drill: Drill) -> int:
+    """How often the suspect of acme failed."""
+    return sum(
+        row.attempts for row in drill.deployment.rows("SELECT attempts FROM taskbridge.sync_cursors WHERE suspects = 1")
+    )
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("503")], ids=str)
+@pytest.mark.parametrize("tenants", [["acme"], ["acme", "other"]], ids=len)
+def test_a_record_that_the_handler_rejects_is_no_evidence_against_another(
+    drill: Drill, error: Exception, tenants: list[str]
+) -> None:
+    away = Away(error)
+    drill.handle(away, max_attempts=2)
+    for tenant in tenants:
+        drill.save(tenant, "a", MALFORMED, "c", "d")
+    drill.go_on(within_ms=600_000)
+    assert {number for _, number, *_ in drill.quarantine()} <= {MALFORMED}
+    assert drill.circuit().open is (len(tenants) > 1), "no rejection closes it"
+    assert drill.circuit().opened == len(tenants) - 1
+    assert drill.deployment.rows("SELECT FROM taskbridge.sync_cursors WHERE succeeded_at IS NOT NULL") == []
+    assert len(drill.calls) < 200
+    away.error = None
+    drill.go_on()
+    assert drill.states() == {"handled": 3 * len(tenants), "quarantined": len(tenants)}
+
+
+def test_beside_records_that_are_all_rejected_a_bad_one_goes_as_one_that_is_alone(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].external_id == "00":
+            raise ValueError("bad")
+        for record in batch:
+            batch.reject(record, "malformed")
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", *(f"{number:02}" for number in range(20)))
+    drill.go_on(steps=100)
+    causes = {number: cause for _, number, cause, *_ in drill.quarantine()}
+    assert causes.pop("00") == "failed"
+    assert set(causes.values()) == {"rejected"}
+    assert drill.states() == {"quarantined": 20}
+
+
+def test_a_downstream_that_comes_back_during_the_trial_costs_no_record_that_is_rejected_then(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].external_id == "a":
+            if len(drill.calls) < 5:
+                raise ConnectionError("refused")
+            batch.reject(batch[0], "malformed")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", "a", "c")
+    drill.go_on()
+    assert [(number, cause, reason) for _, number, cause, reason, _ in drill.quarantine()] == [
+        ("a", "rejected", "malformed")
+    ]
+
+
+@SOON
+def test_a_look_that_is_lost_during_the_trial_leaves_the_handlers_error(drill: Drill) -> None:
+    with drill.deployment.engine.connect() as elsewhere:
+
+        def handler(batch: Batch) -> None:
+            if len(drill.calls) == 1:
+                elsewhere.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+                raise ValueError("bad")
+            journal(batch)
+
+        drill.handle(handler, max_attempts=1, batch_size=1)
+        drill.save("acme", "a", "b")
+        drill.run_one()
+    assert [str(error) for error in drill.errors] == ["bad"]
+    ((error, failed),) = drill.deployment.rows("SELECT last_error, failed_runs FROM taskbridge.sync_cursors")
+    assert (error, failed) == ("ValueError: bad", 1)
+    drill.go_on()
+    assert drill.states() == {"handled": 2}
+
+
+def test_what_was_handled_before_a_records_first_failure_is_no_evidence(drill: Drill) -> None:
+    away = Away(ValueError("500"))
+    drill.handle(away)
+    drill.save("acme", "last week")
+    drill.run_one()
+    away.error = None
+    drill.go_on()
+    drill.save("other", "since")
+    drill.go_on()
+    away.error = ValueError("500")
+    drill.handle(away, max_attempts=1, batch_size=1)
+    drill.save("acme", "a", "c")
+    drill.go_on(within_ms=100_000)
+    assert drill.quarantine() == []
+
+
+def test_a_record_inherits_no_attempts_of_the_one_before_it(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].document.get("bad"):
+            raise ValueError("bad")
+        if batch[0].external_id == "b" and not transient:
+            transient.append("once")
+            raise ValueError("not now")
+        journal(batch)
+
+    transient: list[str] = []
+    drill.handle(handler, max_attempts=5)
+    drill.save("acme", "a", bad=True)
+    drill.save("acme", "b")
+    drill.go_on(until=lambda: failed_alone(drill) == 4)
+    record_invoice(drill.deployment.engine, "acme", "a", {"bad": False})
+    drill.save("other", "works")
+    drill.go_on()
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 3}
+
+
+def test_a_record_out_of_quarantine_inherits_no_attempts_of_the_one_that_it_stands_before(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].external_id == "a" or (batch[0].external_id == "z" and not transient):
+            transient.extend(["once"] * (batch[0].external_id == "z"))
+            raise ValueError("bad")
+        journal(batch)
+
+    transient: list[str] = []
+    drill.handle(lambda batch: batch.reject(batch[0], "first"))
+    drill.save("acme", "z")
+    drill.go_on()
+    drill.handle(handler, max_attempts=5)
+    drill.save("acme", "a")
+    drill.go_on(until=lambda: failed_alone(drill) == 4)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
+    drill.save("other", "works")
+    drill.go_on()
+    assert [(number, attempts) for _, number, *_, attempts in drill.quarantine()] == [("a", 5)]
+    assert drill.states("acme") == {"handled": 1, "quarantined": 1}
