@@ -169,7 +169,6 @@ sync_cursors: Final = Table(
     _key("tenant"),
     Column("snapshot", PgSnapshot, nullable=False, server_default=text("'1:1:'")),
     Column("target", PgSnapshot),
-    Column("looked", PgSnapshot, comment="What was visible when the last run claimed the cursor: that run reads it."),
     Column("at_xid", Xid8),
     Column("at_id", BigInteger),
     Column("owner", Text(collation="C")),
@@ -206,6 +205,7 @@ sync_cursors: Final = Table(
     ),
     _count("deaths", "How often, beside the attempts, a run died that had the suspect alone."),
     Column("suspect_revision", BigInteger, comment="The one suspect that attempts and deaths are counted of."),
+    Column("looked", PgSnapshot, comment="What was visible when the last run claimed the cursor: that run reads it."),
     PrimaryKeyConstraint("pipeline", "tenant"),
     Index("ix_sync_cursors_failing", "pipeline", postgresql_where=text("failures > 0")),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
