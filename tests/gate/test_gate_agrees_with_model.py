@@ -29,6 +29,7 @@ from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
 from taskbridge.policy import Spacing
 from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
+    GRACE,
     PUBLISHING,
     Beat,
     Begin,
@@ -600,6 +601,11 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
 
     @rule(ms=spans)
     def the_clock_steps_back(self, ms: int) -> None:
+        # What counts as lost by now may be forgotten, and would count again.
+        lost = self.gate.us // 1000 - GRACE
+        self.client.zremrangebyscore(self.keys.handed, "-inf", lost)
+        for subject in [one for one, until in self.turns.handed.items() if until <= lost]:
+            del self.turns.handed[subject]
         self.gate.us -= ms * 1000
 
     @rule(which=subjects, ms=spans)
@@ -631,6 +637,8 @@ class GateAndModelWithTurns(GateAndModel):
         if self.model[self.active[which]].state is State.IDLE:
             self.notify(which, 0)
         self.begin(which, 0)
+        for of_another in Outcome:
+            self.settle(which, None, of_another, 500, 1)
         if outcome is None:
             self.the_deadline_passes(which)
         else:
@@ -641,15 +649,15 @@ class GateAndModelWithTurns(GateAndModel):
         self.a_run_ends_or_dies(which, Outcome.DONE)
         self.notify(which, delay)
 
-    @rule(which=subjects)
-    def a_tenant_that_lingers_is_found(self, which: int) -> None:
+    @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), looked=st.booleans())
+    def a_tenant_that_lingers_is_found(self, which: int, wait: int, looked: bool) -> None:
         self._wait_for_a_run(which)
         if self.model[self.active[which]].state is State.IDLE:
             self.notify(which, 0)
         self.begin(which, 0)
         self.settle(which, 0, Outcome.DONE, 0, 1)
-        self.time_passes(BURSTS.delay)
-        self.remind(which, 0, None, looked=True)
+        self.time_passes(wait)
+        self.remind(which, 0, None, looked=looked)
 
 
 def _number(token: str) -> int:

@@ -16,6 +16,7 @@ from taskbridge.gate.transitions import Condition, Row, Verb, choose
 from taskbridge.policy import Spacing
 
 __all__ = [
+    "GRACE",
     "PUBLISHING",
     "Beat",
     "Begin",

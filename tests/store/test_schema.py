@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store import check_schema, know, migrate, record_invoice
+from taskbridge.store import check_schema, connect, know, migrate, record_invoice
 from taskbridge.store.schema import VERSION_TABLE, _known, _migrations, current, head
 from taskbridge.store.tables import METADATA
 
@@ -89,13 +89,18 @@ def test_a_failed_migration_leaves_nothing_half_made(engine: Engine) -> None:
     assert current(engine) is None
 
 
-def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine) -> None:
+def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine, postgres_url: str) -> None:
     migrate(engine, "base")
     both = Barrier(4)
 
     def at_once(_: int) -> tuple[str | None, str | None]:
+        # A pool of its own, as each process has: `migrate` closes it.
+        own = connect(postgres_url)
         both.wait(10)
-        return migrate(engine)
+        try:
+            return migrate(own)
+        finally:
+            own.dispose()
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(at_once, range(4)))
