@@ -31,7 +31,7 @@ BEGIN
 END $$
 """
 TELL_OF: Final = """
-CREATE CONSTRAINT TRIGGER tell_commit AFTER INSERT OR UPDATE OR DELETE ON {table}
+CREATE CONSTRAINT TRIGGER tell_commit AFTER INSERT OR UPDATE OR DELETE ON taskbridge.{table}
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION tell_commit()
 """
 
@@ -40,7 +40,7 @@ def tell_commits(engine: Engine) -> None:
     """Let each transaction that changes a row say how it commits."""
     with engine.begin() as connection:
         connection.exec_driver_sql(TELL)
-        for table in inspect(connection).get_table_names():
+        for table in inspect(connection).get_table_names("taskbridge"):
             connection.exec_driver_sql(TELL_OF.format(table=table))
 
 
