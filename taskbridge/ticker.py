@@ -17,6 +17,7 @@ from typing import Any, Final
 import redis
 from celery import Celery, bootsteps
 from celery.worker import state as worker_state
+from sqlalchemy.exc import DBAPIError
 
 from taskbridge.gate import Due, Spacing, State
 from taskbridge.runtime import Runtime, runtime, serves
@@ -171,6 +172,16 @@ def _pending(here: Runtime, pipeline: str, *, every: bool) -> list[tuple[Waiting
     return [(one, declared.criteria.spacing_for(one.delay_ms)) for one in waiting]
 
 
+def _reconcile(here: Runtime, pipeline: str) -> list[str]:
+    """Reconcile; where the session broke while it lay in the pool, once more, since nobody looks again for a while."""
+    try:
+        return reconcile(here, pipeline)
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        return reconcile(here, pipeline)
+
+
 def reconcile_in_turn(here: Runtime) -> float:
     """Reconcile the pipelines that nobody looked after lately; return the seconds until it is worth looking again.
 
@@ -179,7 +190,7 @@ def reconcile_in_turn(here: Runtime) -> float:
     for pipeline in here.pipelines.names():
         if here.gate.claim_reconcile(pipeline, here.settings.reconcile_interval):
             try:
-                forgotten = reconcile(here, pipeline)
+                forgotten = _reconcile(here, pipeline)
             except Exception as error:
                 # Nobody has looked, so the next look comes before the interval is over. One worker makes it: one that
                 # takes its whole time-out would fail in all of them. The other pipelines have their turn now.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskbridge.gate import State
 from taskbridge.notify import notify
 from taskbridge.pipeline import Pipeline, Pipelines
 from taskbridge.policy import LatencyNeutral
@@ -112,6 +113,21 @@ def test_a_look_for_forgotten_records_that_fails_is_made_again_soon_and_by_one_w
 
 
 @pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
+def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    reconcile_in_turn(here)
+    here.gate.release_reconcile("invoices")
+    deployment.save("acme", "1", notify=False)
+    deployment.rows(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+    reconcile_in_turn(here)
+
+    assert here.gate.look("invoices", ["acme"])[0].state is not State.IDLE
+
+
 def test_a_lock_on_one_source_keeps_no_forgotten_tenant_of_another_from_being_found(deployment: Deployment) -> None:
     here = runtime(deployment.app)
     pipelines = Pipelines()
