@@ -44,6 +44,10 @@ class EventLoop:
             if not call.ended.wait(seconds):
                 raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
         except BaseException:
+            if call.withdraw():
+                # Another coroutine blocks the loop: this one has not begun, and never will.
+                self._leave(loop)
+                raise
             loop.call_soon_threadsafe(call.cancel)
             ended = False
             try:
@@ -76,17 +80,28 @@ class _Call:
     def __init__(self, awaitable: Awaitable[Any]) -> None:
         self._awaitable = awaitable
         self._task: asyncio.Task[None] | None = None
+        self._beginning: Final = threading.Lock()
+        self._withdrawn = False
         self.ended: Final = threading.Event()
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._end)
+        with self._beginning:
+            if self._withdrawn:
+                return
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._end)
+
+    def withdraw(self) -> bool:
+        """See that it does not begin; return whether it had not. Any thread may ask."""
+        with self._beginning:
+            self._withdrawn = self._task is None
+        if self._withdrawn and inspect.iscoroutine(self._awaitable):
+            self._awaitable.close()
+        return self._withdrawn
 
     def cancel(self) -> None:
-        if self._task is None:
-            self.ended.set()
-        else:
+        if self._task is not None:
             self._task.cancel()
 
     def _end(self, task: asyncio.Task[None]) -> None:

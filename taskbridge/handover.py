@@ -205,8 +205,10 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
 def _finish(this: Run, returned: Any, batch: Batch) -> None:
     """Run what the handler returned to its end, where that has not run yet."""
     if inspect.isawaitable(returned):
-        disarm()
-        this.runtime.event_loop.run(returned, None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left))
+        limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
+        if limit is not None:
+            disarm()
+        this.runtime.event_loop.run(returned, limit)
     elif isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
             f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"

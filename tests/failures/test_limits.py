@@ -77,25 +77,33 @@ def test_a_handler_with_one_call_for_each_batch_keeps_its_batches_where_it_is_as
     assert [len(numbers) for _, numbers in drill.calls] == [10] * 6
 
 
-def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill) -> None:
-    told: list[int] = []
-    on: list[str] = []
-    together: list[int] = []
+class AllWait:
+    """A handler that first asks the whole pipeline to wait for 30 s; then it notes how many calls are on `together`."""
 
-    def limited(batch: Batch) -> None:
-        if not told:
-            told.append(drill.now_ms)
+    def __init__(self, drill: Drill) -> None:
+        self._drill = drill
+        self._told: list[int] = []
+        self._on = 0
+        self.together: list[int] = []
+
+    def __call__(self, batch: Batch) -> None:
+        drill = self._drill
+        if not self._told:
+            self._told.append(drill.now_ms)
             raise RetryAfter(30, scope="pipeline")
-        assert drill.now_ms >= told[0] + 30_000, "a call during the wait"
-        on.append(batch.tenant)
-        together.append(len(on))
+        assert drill.now_ms >= self._told[0] + 30_000, "a call during the wait"
+        self._on += 1
+        self.together.append(self._on)
         # Other workers start what is due, and take the messages that there are, while this handler works.
         drill.gate.expire("invoices", drill.gate.peek("invoices", 1000)[0])
         while drill.run_one():
             pass
-        on.remove(batch.tenant)
+        self._on -= 1
         journal(batch)
 
+
+def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill) -> None:
+    limited = AllWait(drill)
     drill.handle(limited)
     tenants = [f"tenant {at}" for at in range(20)]
     for tenant in tenants:
@@ -107,8 +115,8 @@ def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill)
     drill.go_on(within_ms=10_000)
     assert len(drill.calls) == 1, "first events wait as well, and others are absorbed"
     drill.go_on()
-    assert together[:3] == [1, 1, 2], "first one, then two at a time"
-    assert max(together) >= 4
+    assert limited.together[:3] == [1, 1, 2], "first one, then two at a time"
+    assert max(limited.together) >= 4
     assert drill.states() == {"handled": 22}
     assert len(drill.calls) == 22
     assert drill.times[-1] <= 30_100, "nobody waits longer than all of them"
@@ -119,20 +127,7 @@ def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill)
 
 
 def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_may_begin(drill: Drill) -> None:
-    on: list[str] = []
-    together: list[int] = []
-
-    def limited(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            raise RetryAfter(30, scope="pipeline")
-        on.append(batch.tenant)
-        together.append(len(on))
-        drill.gate.expire("invoices", drill.gate.peek("invoices", 1000)[0])
-        while drill.run_one():
-            pass
-        on.remove(batch.tenant)
-        journal(batch)
-
+    limited = AllWait(drill)
     drill.handle(limited, max_runs=2)
     tenants = [f"tenant {at:02}" for at in range(50)]
     for tenant in tenants:
@@ -142,7 +137,7 @@ def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_
     assert drill.gate.circuit("invoices").in_line == 50
     postponed = len(drill.times)
     drill.go_on()
-    assert max(together) == 2, "as many as the cap allows"
+    assert max(limited.together) == 2, "as many as the cap allows"
     others = [tenant for tenant, _ in drill.calls if tenant != tenants[0]]
     assert others == tenants[1:], "in the order of the line"
     assert len(drill.times) - postponed <= 55, "about one message for each run"

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge import event_loop
 from taskbridge.batch import Batch, RetryAfter
@@ -188,6 +189,31 @@ def test_a_handler_that_asks_to_wait_for_no_time_is_called_once_a_tick(drill: Dr
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_coroutine_that_blocks_the_loop_holds_no_other_longer_than_its_own_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_loop, "PATIENCE", 60.0)
+    loop, blocked, released, began = EventLoop(), threading.Event(), threading.Event(), list[str]()
+
+    async def blocks() -> None:
+        blocked.set()
+        released.wait(20)
+
+    async def works(name: str) -> None:
+        began.append(name)
+
+    blocking = threading.Thread(target=loop.run, args=(blocks(),))
+    blocking.start()
+    assert blocked.wait(30)
+    with pytest.raises(SoftTimeLimitExceeded):
+        loop.run(works("second"), 0.2)
+    loop.run(works("third"), 30)
+    assert blocking.is_alive(), "nobody waited for its end"
+    released.set()
+    blocking.join()
+    assert began == ["third"], "what was given up never begins"
+
+
 def test_a_coroutine_that_is_cancelled_before_its_first_step_is_not_handled() -> None:
     loop, stop = EventLoop(), threading.Event()
     ran: set[int] = set()

@@ -267,16 +267,16 @@ def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
     assert crowd.gate.permit("alerts", "a", crowd.tokens["a"], 9, 1, Limits(whole.whole), Limits()) == (5, 0)
 
 
-def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd) -> None:
+@pytest.mark.parametrize("unit", ["", " calls"], ids=["records", "calls"])
+def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd, unit: str) -> None:
     crowd.start("a")
-    asking = Asking(crowd, RateLimit("10/m"), RateLimit("1/m"))
+    asking = Asking(crowd, RateLimit(f"10{unit}/m"), RateLimit(f"1{unit}/m"))
     asking.ask("a")
     asking.ask("a")
 
-    left = [
-        crowd.lifetime(crowd.keys.pipeline_rate(PIPELINE)),
-        crowd.lifetime(crowd.keys.tenant_rate(PIPELINE, "a")),
-    ]
+    keys = crowd.keys
+    whole, each = (keys.pipeline_calls, keys.tenant_calls) if unit else (keys.pipeline_rate, keys.tenant_rate)
+    left = [crowd.lifetime(whole(PIPELINE)), crowd.lifetime(each(PIPELINE, "a"))]
 
     assert 12_000 < left[0] <= 13_001, "when all is worked off, and a second"
     assert 120_000 < left[1] <= 121_001
@@ -325,18 +325,3 @@ def test_limits_of_records_and_of_calls_hold_both(crowd: Crowd) -> None:
     crowd.passes(200)
     assert ask("a", 10) == (10, 0), "what was paid for"
     assert ask("b", 100) == (30, 0), "as many records as there were for it"
-
-
-def test_the_clocks_of_calls_go_by_themselves(crowd: Crowd) -> None:
-    crowd.start("a")
-    asking = Asking(crowd, RateLimit("10 calls/m"), RateLimit("1 calls/m"))
-    asking.ask("a")
-    asking.ask("a")
-
-    left = [
-        crowd.lifetime(crowd.keys.pipeline_calls(PIPELINE)),
-        crowd.lifetime(crowd.keys.tenant_calls(PIPELINE, "a")),
-    ]
-
-    assert 12_000 < left[0] <= 13_001, "when all is worked off, and a second"
-    assert 120_000 < left[1] <= 121_001

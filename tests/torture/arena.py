@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "transaction_timeout": 10.0,
 }
 
+BACK_WITHIN = 60.0
 FIRST_WORKERS = [Kind("prefork", 7), Kind("threads", 3), Kind("solo", 50)]
 
 
@@ -112,7 +113,7 @@ class Arena:
                 with self.engine.connect() as connection:
                     return list(connection.exec_driver_sql(statement, values))
             except Exception:
-                if not self.workers.up.is_set():
+                if not self.workers.up.wait(BACK_WITHIN):
                     raise
                 self.engine.dispose()
                 time.sleep(0.05)

@@ -113,7 +113,9 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     since = max(one.since for one in struck.values())
     recoveries = []
     for name, one in struck.items():
-        bound = (sum(bounds.values()) if together else bounds[name]) + (0.0 if one.crowd else turns)
+        # Where the circuit was open, the crowd and its witnesses stood in one line.
+        behind = not one.crowd or any(FAULTS[other].opens_circuit for other in struck)
+        bound = (sum(bounds.values()) if together else bounds[name]) + (turns if behind else 0.0)
         times = [
             _recovery(scene, one, tenant, max(since if together else one.since, one.own.get(tenant, 0.0)), bound)
             for tenant in one.tenants

@@ -23,7 +23,8 @@ from tests.waiting import wait_until
 __all__ = ["Kind", "Worker", "Workers"]
 
 STARTS_WITHIN = 40.0
-ENDS_WITHIN = 20.0
+ENDS_WITHIN = 45.0
+"""Billiard's pool processes wait up to 30 s for a parent that does not read their last results any more."""
 LOOKS_EVERY = 0.1
 
 
