@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
-from taskbridge.store import Cursors, Found, Tails, know, record
+from taskbridge.store import Cursors, Found, Tails, connect, know, record
 from taskbridge.store.queries import query
 
 PIPELINE, SOURCE = "orders", "orders"
@@ -94,6 +94,22 @@ def test_a_plain_insert_is_found_once(engine: Engine, tails: Tails) -> None:
 
     assert news(tails) == ["acme"]
     assert news(tails) == []
+
+
+def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(
+    engine: Engine, tails: Tails, postgres_url: str
+) -> None:
+    insert(engine, "acme", "1")
+    other = connect(postgres_url)
+    with other.connect() as connection:
+        ended = connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = current_user"
+        )
+        assert ended.scalars().all()
+    other.dispose()
+
+    assert news(tails) == ["acme"]
 
 
 def test_a_commit_that_comes_late_is_found_and_a_rollback_is_not(
