@@ -356,8 +356,6 @@ class Cursors:
             yield transaction
         finally:
             if transaction.close():
-                # Its session may be silent, and so may be the others of this process: the next try has another.
-                self._engine.dispose()
                 # Its statement would go on, and its locks would keep what is tried next waiting.
                 try:
                     self._end_replaced(key)

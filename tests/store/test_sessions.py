@@ -6,11 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import psycopg
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -19,7 +18,6 @@ from taskbridge.store import Cursors, Page, Unread, connect, record_invoice
 from taskbridge.store.cursor import session_name
 from taskbridge.store.engine import NoAnswer, patiently
 from taskbridge.store.queries import query
-from taskbridge.time_limit import soft_time_limit
 from tests.waiting import wait_until
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
@@ -161,19 +159,6 @@ def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(
         connection.exec_driver_sql("SELECT pg_sleep(1.6)")
         with stopped(pid_of(connection)), within_the_bound(), pytest.raises(OperationalError, match="for 2 s"):
             connection.exec_driver_sql("SELECT 1")
-
-
-def test_a_try_after_one_that_was_interrupted_inside_a_statement_has_a_session_of_its_own(bounded: Engine) -> None:
-    cursors = Cursors(bounded)
-    claim(cursors)
-    with bounded.connect() as one, bounded.connect() as two:
-        kept = {pid_of(one), pid_of(two)}
-
-    with suppress(SoftTimeLimitExceeded), soft_time_limit(0.3), cursors.transaction(key()) as transaction:
-        transaction.connect().exec_driver_sql("SELECT pg_sleep(60)")
-
-    with bounded.connect() as one, bounded.connect() as two:
-        assert not kept & {pid_of(one), pid_of(two)}
 
 
 def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
