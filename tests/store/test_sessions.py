@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -18,6 +19,7 @@ from taskbridge.store import Cursors, Page, Unread, connect, record_invoice
 from taskbridge.store.cursor import session_name
 from taskbridge.store.engine import NoAnswer, patiently
 from taskbridge.store.queries import query
+from taskbridge.time_limit import soft_time_limit
 from tests.waiting import wait_until
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
@@ -159,6 +161,29 @@ def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(
         connection.exec_driver_sql("SELECT pg_sleep(1.6)")
         with stopped(pid_of(connection)), within_the_bound(), pytest.raises(OperationalError, match="for 2 s"):
             connection.exec_driver_sql("SELECT 1")
+
+
+def test_after_an_interrupted_statement_no_session_of_before_is_lent_again(engine: Engine, bounded: Engine) -> None:
+    cursors = Cursors(bounded)
+    claim(cursors)
+    with bounded.connect() as in_use:
+        before = {pid_of(in_use)}
+        with bounded.connect() as one, bounded.connect() as two:
+            before |= {pid_of(one), pid_of(two)}
+
+        with suppress(SoftTimeLimitExceeded), soft_time_limit(0.3), cursors.transaction(key()) as transaction:
+            transaction.connect().exec_driver_sql("SELECT pg_sleep(60)")
+
+        assert pid_of(in_use) in before  # whoever has a session keeps it
+    with bounded.connect() as one, bounded.connect() as two, bounded.connect() as three:
+        assert not before & {pid_of(one), pid_of(two), pid_of(three)}
+        wait_until(lambda: not before & sessions(engine), "the sessions of before closed", BOUND)
+
+
+def sessions(engine: Engine) -> set[int]:
+    """The ids of the server's processes."""
+    with engine.connect() as connection:
+        return set(connection.exec_driver_sql("SELECT pid FROM pg_stat_activity").scalars())
 
 
 def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
