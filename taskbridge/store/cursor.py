@@ -34,7 +34,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.failures import Narrowing
 from taskbridge.histogram import bucket
 from taskbridge.store.documents import decoded
-from taskbridge.store.engine import Bounded, NoAnswer, patiently
+from taskbridge.store.engine import Bounded, NoAnswer, distrust, patiently
 from taskbridge.store.queries import queries
 from taskbridge.texts import error_text, storable
 
@@ -320,7 +320,7 @@ class Cursors:
                 try:
                     return self._read_once(key, limit, narrowed, documents, *before)
                 except Broken:
-                    self._engine.dispose()
+                    distrust(self._engine)
                     return self._read_once(key, limit, narrowed, documents, *before)
             except (psycopg.Error, MemoryError) as error:
                 # What was read so far would fill the memory until the failure is written down.
@@ -387,8 +387,8 @@ class Cursors:
             yield transaction
         finally:
             if transaction.close():
-                # Its session may be silent, and so may be the others of this process: the next try has another.
-                self._engine.dispose()
+                # Where a session is silent, several are. One each try, and a record that is sound would be quarantined.
+                distrust(self._engine)
                 # Its statement would go on, and its locks would keep what is tried next waiting.
                 try:
                     self._end_replaced(key)
@@ -517,8 +517,8 @@ def driving(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         # Nobody knows how it stands, so it must not go back to the pool.
         pooled.invalidate()
         if isinstance(error, NoAnswer):
-            # The others of the pool may have lost the same route. A second try would take as long.
-            engine.dispose()
+            # A second try would take as long.
+            distrust(engine)
         elif broken and isinstance(error, psycopg.OperationalError):
             raise Broken(*error.args) from error
         raise
@@ -665,7 +665,7 @@ class Transaction:
                 raise
             except psycopg.OperationalError:
                 # A server that restarted broke every connection that lies in the pool.
-                self._engine.dispose()
+                distrust(self._engine)
                 self._begin()
             if self._over.is_set():
                 # Another thread closed it meanwhile, and saw no connection.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.errors import _WaitTimeout
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.names import DEFAULT_SCHEMA
 from taskbridge.store.queries import SCHEMA_OPTION
 
-__all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "patiently"]
+__all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "distrust", "patiently"]
 
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ class Bounded(psycopg.Connection[Any]):
     patience: float | None = None
     own_patience: float | None = None
     """What `patience` is whenever the connection leaves the pool."""
+    opened: float = -math.inf
+    """When it was about to be opened, by the process's monotonic clock."""
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as psycopg does.
@@ -63,6 +67,24 @@ class Bounded(psycopg.Connection[Any]):
             if error.diag.message_primary:
                 error.args = (error.diag.message_primary,)
             raise
+
+
+class _Sessions(QueuePool):
+    """A pool that lends no session of before `distrusted`, a time of the process's monotonic clock."""
+
+    distrusted: float = -math.inf
+
+
+def distrust(engine: Engine) -> None:
+    """Let every later user of the pool have a session that is opened from now on.
+
+    One that broke, or gives no answer, is seldom the only one: they share a server and a route. `Engine.dispose` would
+    leave those open that other threads use just now.
+    """
+    if isinstance(engine.pool, _Sessions):
+        engine.pool.distrusted = monotonic()
+    else:
+        engine.dispose()
 
 
 def connect(
@@ -97,13 +119,20 @@ def connect(
         json_deserializer=_document,
         hide_parameters=True,
         execution_options={SCHEMA_OPTION: schema},
+        poolclass=_Sessions,
         **options,
     )
 
     def open_one(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Bounded:
         return _open(statement_timeout, *arguments, **parameters)
 
+    def lend(connection: Any, _record: Any, _proxy: Any) -> None:
+        pool = engine.pool
+        if isinstance(pool, _Sessions) and isinstance(connection, Bounded) and connection.opened <= pool.distrusted:
+            raise DisconnectionError  # the pool closes it and opens another
+
     event.listen(engine, "do_connect", open_one)
+    event.listen(engine, "checkout", lend)
     event.listen(engine, "checkin", _as_it_was_opened)
     return engine
 
@@ -127,7 +156,9 @@ def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
 
 
 def _open(statement_timeout: float | None, *arguments: Any, **parameters: Any) -> Bounded:
+    opened = monotonic()
     connection = Bounded.connect(*arguments, **parameters)
+    connection.opened = opened
     if statement_timeout is None:
         return connection
     connection.autocommit = True

@@ -13,6 +13,7 @@ from redis.retry import Retry
 
 from taskbridge.embedded import Servers
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, State
+from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.policy import Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
@@ -33,6 +34,9 @@ def gate(redis_client: redis.Redis, keys: Keys, tokens: list[str]) -> Gate:
 def retrying(servers: Servers) -> Iterator[redis.Redis]:
     """A client that tries again, as redis-py does by default, only without a pause."""
     client = redis.Redis.from_url(servers.redis_url, decode_responses=True, retry=Retry(NoBackoff(), 1))
+    # A server that does not know a script yet has done nothing when it answers.
+    for script in SCRIPTS.values():
+        client.script_load(render(script, read("publish_elsewhere.lua")))
     yield client
     client.close()
 

@@ -163,17 +163,27 @@ def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(
             connection.exec_driver_sql("SELECT 1")
 
 
-def test_a_try_after_one_that_was_interrupted_inside_a_statement_has_a_session_of_its_own(bounded: Engine) -> None:
+def test_after_an_interrupted_statement_no_session_of_before_is_lent_again(engine: Engine, bounded: Engine) -> None:
     cursors = Cursors(bounded)
     claim(cursors)
-    with bounded.connect() as one, bounded.connect() as two:
-        kept = {pid_of(one), pid_of(two)}
+    with bounded.connect() as in_use:
+        before = {pid_of(in_use)}
+        with bounded.connect() as one, bounded.connect() as two:
+            before |= {pid_of(one), pid_of(two)}
 
-    with suppress(SoftTimeLimitExceeded), soft_time_limit(0.3), cursors.transaction(key()) as transaction:
-        transaction.connect().exec_driver_sql("SELECT pg_sleep(60)")
+        with suppress(SoftTimeLimitExceeded), soft_time_limit(0.3), cursors.transaction(key()) as transaction:
+            transaction.connect().exec_driver_sql("SELECT pg_sleep(60)")
 
-    with bounded.connect() as one, bounded.connect() as two:
-        assert not kept & {pid_of(one), pid_of(two)}
+        assert pid_of(in_use) in before  # whoever has a session keeps it
+    with bounded.connect() as one, bounded.connect() as two, bounded.connect() as three:
+        assert not before & {pid_of(one), pid_of(two), pid_of(three)}
+        wait_until(lambda: not before & sessions(engine), "the sessions of before closed", BOUND)
+
+
+def sessions(engine: Engine) -> set[int]:
+    """The ids of the server's processes."""
+    with engine.connect() as connection:
+        return set(connection.exec_driver_sql("SELECT pid FROM pg_stat_activity").scalars())
 
 
 def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
