@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import Engine
 
@@ -15,6 +16,8 @@ __all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines"]
 
 EVERYTHING = "everything"
 NOW = "now"
+EVERY_RECORD: Final = "1:1:"
+"""A snapshot that sees no transaction, so that every record lies after it."""
 
 
 def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
@@ -29,16 +32,15 @@ def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVE
     Raises:
         InvalidPolicy: it has read another source until now.
     """
-    values = {
-        "pipeline": pipeline,
-        "source": source,
-        "everything": start == EVERYTHING,
-        "since": start if isinstance(start, datetime) else None,
-    }
-    query = queries(engine)("know_pipeline")
+    sql, values = queries(engine), {"pipeline": pipeline, "source": source}
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        found = connection.exec_driver_sql(query, values).scalars().first()
-    if found not in (None, source):
+        found = connection.exec_driver_sql(sql("known_source"), values).scalar()
+        if found is None:
+            snapshot = EVERY_RECORD if start == EVERYTHING else None
+            if isinstance(start, datetime):
+                snapshot = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).scalar_one()
+            found = connection.exec_driver_sql(sql("know_pipeline"), values | {"start": snapshot}).scalar_one()
+    if found != source:
         raise InvalidPolicy(
             f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "
             f"with source={found!r}, or give the new one another name"

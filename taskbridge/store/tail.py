@@ -89,7 +89,7 @@ class Tails:
                 rows = self._read(name, values, patience)
             except Broken:
                 # A server that restarts breaks every connection that lies in the pool.
-                self._engine.dispose()
+                distrust(self._engine)
                 rows = self._read(name, values, patience)
             if rows and rows[0][2]:
                 seen, before, _, fresh = rows[0][:4]

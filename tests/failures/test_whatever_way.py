@@ -334,7 +334,7 @@ def nested(levels: int) -> dict[str, Any]:
 def test_what_no_worker_could_read_is_refused_at_the_producer(drill: Drill) -> None:
     engine = drill.deployment.engine
     assert record_invoice(engine, "acme", "deep", nested(500))
-    with pytest.raises(InvalidInput, match="invoice 'too deep': no worker can read the document: it is nested more"):
+    with pytest.raises(InvalidInput, match="'acme', record 'too deep': no worker can read the document: it is nested more"):
         record_invoice(engine, "acme", "too deep", nested(501))
     assert record_invoice(engine, "acme", "wide", {"a": [[]] * 5_000, "b": "[" * 5_000, "c": "7" * 5_000})
     assert record_invoice(engine, "acme", "long", {"a": 10**4_299})
