@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
 from taskbridge.store.cursor import Broken, Waiting, driving
+from taskbridge.store.engine import distrust
 from taskbridge.store.queries import queries
 
 __all__ = ["Found", "Tails"]

@@ -58,11 +58,14 @@ def test_what_is_old_goes_and_is_counted(taskbridge: Program, engine: Engine) ->
 def test_people_see_a_table_and_why_records_stay(taskbridge: Program, engine: Engine) -> None:
     write(engine)
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.records SET document = '{\"version\": 2}' WHERE key = '31-1'")
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
+            "VALUES ('invoices', 'acme', 'pending', '{}', now() - interval '31 days')"
+        )
     shown = taskbridge("prune", "--older-than", "30d", "--dry-run")
     header, *lines = shown.stdout.splitlines()
     assert header.strip() == "would be deleted"
-    assert lines[0].split() == ["records", "2"]
+    assert lines[0].split() == ["records", "3"]
     assert lines[-1] == "1 old record stays: pending, in quarantine, or about to be tried again"
     assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[0].strip() == "deleted"
     assert count(engine) == 1

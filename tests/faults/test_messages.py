@@ -159,13 +159,11 @@ def test_messages_that_can_never_be_recorded_are_set_aside_with_the_reason(
 
 def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: Deployment) -> None:
     options: dict[str, Any] = {"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}
-    with deployment.engine.connect() as locker:
+    with deployment.worker(**options) as worker, deployment.engine.connect() as locker:
         locker.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
-        with deployment.worker(**options) as worker:
-            send(deployment, (PIPELINE, payload(1), "m-1"), (PIPELINE, payload(2), "m-2"))
-            wait_until(lambda: deployment.redis.hlen("unacked") == 2, "both are in hand")
-            worker.kill()
-        locker.rollback()
+        send(deployment, (PIPELINE, payload(1), "m-1"), (PIPELINE, payload(2), "m-2"))
+        wait_until(lambda: deployment.redis.hlen("unacked") == 2, "both are in hand")
+        worker.kill()
     with deployment.worker(**options):
         wait_until(lambda: len(stored(deployment)) == 2, "given again", 40)
 
