@@ -56,7 +56,7 @@ class Run:
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
     def claim(self, limit: int, *, narrowed: bool = True) -> Page:
-        """Claim the cursor and read the first batch; without documents where the run before died, maybe of them."""
+        """Claim the cursor and read the first batch; without documents where the run before died: they may be why."""
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
         return self.cursors.claim(self.key, limit, narrowed=narrowed, documents=not begun.died, **counts)

@@ -1,6 +1,6 @@
 -- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
--- the search for that record has come. If its batch could not be read, the next one is half as large. No row: another run owns the cursor, and nothing is
--- changed.
+-- the search for that record has come. If its batch could not be read, the next one is half as large. No row: another run
+-- owns the cursor, and nothing is changed.
 UPDATE sync_cursors
 SET failures = failures + 1,
     failed_runs = failed_runs + 1,

@@ -5,8 +5,8 @@
 -- A statement of its own, after the claim: its snapshot must not be older than the cursor it reads from. (In one
 -- statement with the claim it could be: the claim may have waited for the cursor's row, the snapshot is taken before.)
 -- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
--- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the document.
--- With `small` below zero no document is read.
+-- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
+-- document. With `small` below zero no document is read.
 -- The range on (xid, id) is what the index serves; the two visibility tests make it exact.
 SELECT c.sweeps, c.batch_limit, c.suspects, c.attempts, c.deaths, c.suspect_revision, c.failing_since, p.held, p.size,
        coalesce(c.target, pg_current_snapshot())::text AS target,
