@@ -112,7 +112,6 @@ def test_a_look_for_forgotten_records_that_fails_is_made_again_soon_and_by_one_w
     assert deployment.gate.active("invoices") == ["acme"]
 
 
-@pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
 def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(deployment: Deployment) -> None:
     here = runtime(deployment.app)
     reconcile_in_turn(here)
@@ -128,6 +127,7 @@ def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(deploy
     assert here.gate.look("invoices", ["acme"])[0].state is not State.IDLE
 
 
+@pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
 def test_a_lock_on_one_source_keeps_no_forgotten_tenant_of_another_from_being_found(deployment: Deployment) -> None:
     here = runtime(deployment.app)
     pipelines = Pipelines()

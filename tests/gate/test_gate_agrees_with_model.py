@@ -223,10 +223,7 @@ class GateAndModel(RuleBasedStateMachine):
         self, which: int, took: int | str, events: list[int], late: int | None, outcome: Outcome, retry: int
     ) -> None:
         """A run from its event to settle, with more events, a beat and another run's late commands in between."""
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         for delay in events:
             self.notify(which, delay)
         if late != 0:
@@ -254,6 +251,12 @@ class GateAndModel(RuleBasedStateMachine):
                 self.settle(which, 0, Outcome.DONE, 0, 1)
             else:
                 self._wait_for_a_run(which)
+
+    def _begin_a_run(self, which: int) -> None:
+        self._wait_for_a_run(which)
+        if self.model[self.active[which]].state is State.IDLE:
+            self.notify(which, 0)
+        self.begin(which, 0)
 
     def _wait_for_a_run(self, which: int) -> None:
         if self.model[self.active[which]].state is State.WAITING:
@@ -614,10 +617,7 @@ class GateAndModelWithTurns(GateAndModel):
     def two_runs_have_more_to_do(self, first: int, second: int) -> None:
         """The second waits for its turn, and its deadline passes before that comes."""
         for which in (first, second):
-            self._wait_for_a_run(which)
-            if self.model[self.active[which]].state is State.IDLE:
-                self.notify(which, 0)
-            self.begin(which, 0)
+            self._begin_a_run(which)
         for which in (first, second):
             self.settle(which, 0, Outcome.MORE, 0, 1)
         self.the_deadline_passes(second)
@@ -625,10 +625,7 @@ class GateAndModelWithTurns(GateAndModel):
     @rule(which=subjects, outcome=st.sampled_from((*Outcome, None)))
     def a_run_ends_or_dies(self, which: int, outcome: Outcome | None) -> None:
         """In each way, so that it does not depend on what else is drawn."""
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         if outcome is None:
             self.the_deadline_passes(which)
         else:
@@ -641,10 +638,7 @@ class GateAndModelWithTurns(GateAndModel):
 
     @rule(which=subjects)
     def a_tenant_that_lingers_is_found(self, which: int) -> None:
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         self.settle(which, 0, Outcome.DONE, 0, 1)
         self.time_passes(BURSTS.delay)
         self.its_records_are_found(which, 0)

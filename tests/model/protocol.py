@@ -373,8 +373,8 @@ def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[t
 
 def _notify(world: World, guards: Guards, *, found: bool = False) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
-    held, by = (frozenset({condition}) for condition in (Condition.HELD, Condition.FOUND))
-    known = (held if gate.held else frozenset()) | (by if found else frozenset())
+    truths = {Condition.HELD: gate.held, Condition.FOUND: found}
+    known = frozenset(condition for condition, holds in truths.items() if holds)
     noted = world._replace(gate=gate._replace(new=True))
     for row, _ in _rows(gate.state, Verb.NOTIFY, known, SPACING):
         for roomy, token in _token_for(noted, row, gate.token, guards):
