@@ -30,7 +30,7 @@ run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Re
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
 	$(BIN)/pytest -n 3 --dist loadgroup $(PYTEST_FLAGS)
 
-test-slow: $(READY) ## The tests that take long or draw at random: every benchmark with small parameters, a few schedules of torture
+test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)

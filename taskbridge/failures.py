@@ -89,8 +89,8 @@ class Narrowing:
     """The search for a record that cannot be handled among those after the cursor.
 
     `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
-    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this extent failed; alone, how often
-    the record of this `revision` failed. `deaths`: how often, beside those, a run died that had this record alone.
+    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this size failed. Where one record
+    is alone, `revision` is its revision, `attempts` counts its errors, and `deaths` the runs that died over it.
 
     A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
     is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
@@ -105,7 +105,7 @@ class Narrowing:
     def failed(self, size: int, revision: int | None = None, *, died: bool = False) -> Narrowing:
         """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
 
-        What another record that stood there before had on its account is not this one's.
+        The failures of another record, which stood there before, are not counted for this one.
         """
         if size == 1:
             before = self if self.is_alone and self.revision == revision else Narrowing()
@@ -121,7 +121,7 @@ class Narrowing:
     def told_to_wait(self, size: int) -> Narrowing:
         """Return what follows where the handler asked to wait with a batch of `size` records.
 
-        One that does so again makes a call for each record, maybe: half as many may get through before it has to wait.
+        If it asks again with no more records, it may make a request for each: half as many may get through.
         """
         if size == 1:
             return self
@@ -144,5 +144,5 @@ class Narrowing:
 
     @property
     def tries(self) -> int:
-        """How often in a row it went wrong, in whichever way."""
+        """How often in a row it failed, errors and deaths together."""
         return self.attempts + self.deaths

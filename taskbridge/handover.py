@@ -56,7 +56,7 @@ class Run:
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
     def claim(self, limit: int, *, narrowed: bool = True) -> Page:
-        """Claim the cursor and read the first batch; without documents where the run before died, maybe of them."""
+        """Claim the cursor and read the first batch; without documents where the run before died: they may be why."""
         self.runtime.know(self.pipeline)
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}

@@ -31,15 +31,15 @@ from taskbridge.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
 from taskbridge.names import check_pipeline_name
 from taskbridge.notify import notify
-from taskbridge.parking import bound, park, printable, rotate
+from taskbridge.parking import bound, park, rotate
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.store import json_text, matching_alone, with_reason
+from taskbridge.texts import error_line, printable
 from taskbridge.translation import speaking_plainly
 
-__all__ = ["UNDECLARED", "again", "error_line", "take", "with_undeclared"]
+__all__ = ["UNDECLARED", "again", "take", "with_undeclared"]
 
 log = logging.getLogger(__name__)
-
 
 UNDECLARED: Final = "no worker that took it knows the pipeline; one that does matches it"
 """The reason of a message whose pipeline may come with the next deployment."""
@@ -91,7 +91,7 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
 
 
 def again(app: Celery) -> None:
-    """Match messages whose pipeline was not known when they came, and try parked ones, both for a moment."""
+    """Match messages whose pipeline was not known when they came, then try parked ones; half a slice for each."""
     here = runtime(app)
     try:
         with speaking_plainly():
@@ -116,8 +116,8 @@ def again(app: Celery) -> None:
                 arguments, keywords, _ = message.decode()
                 _store(here, _message(arguments, keywords, message.headers["id"]))
             except Exception as error:
-                # To the end of the queue, so that it holds up no other. It keeps no mark of a try that was cut off, as
-                # it would where the broker took it back.
+                # To the end of the queue, so that it holds up no other. As a new message: one that the broker takes
+                # back is marked as redelivered, and the next try would refuse it.
                 rotate(app, message, error_line(error))
                 failures += 1
                 if _is_away(error):
@@ -179,7 +179,7 @@ def _is_about_the_payload(error: DBAPIError) -> bool:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether Postgres cannot be used; else it refused this one statement, or the error is none of its."""
+    """Whether Postgres cannot be used. Where it refused one statement, or something else failed, it can."""
     if not isinstance(error, Unavailable) or not isinstance(error.__cause__, DBAPIError):
         return False
     state = _state(error.__cause__)
@@ -187,12 +187,7 @@ def _is_away(error: Exception) -> bool:
 
 
 def _state(error: DBAPIError) -> str:
-    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "")
-
-
-def error_line(error: Exception) -> str:
-    """Return what an error is, and the first line of what it says."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return str(getattr(error.orig, "sqlstate", None) or "")
 
 
 def _set_aside(here: Runtime, message: Message, reason: str) -> str:
@@ -238,7 +233,7 @@ def _is_pipeline_name(name: Any) -> bool:
 
 
 def _match_undeclared(here: Runtime) -> None:
-    """Match messages that came before their pipeline was known, for half a slice; of each pipeline one at the least."""
+    """Match messages that came before their pipeline was known, for half a slice; at least one of each pipeline."""
     pipelines = with_undeclared(here)
     if not pipelines:
         return
@@ -254,6 +249,6 @@ def _match_undeclared(here: Runtime) -> None:
 
 
 def with_undeclared(here: Runtime) -> dict[str, int]:
-    """Return the pipelines that have such messages and are known by now, each with the id of the oldest one."""
+    """Return the pipelines that are known by now and have messages from before, each with the oldest one's id."""
     known = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
     return with_reason(here.engine, known, UNDECLARED) if known else {}

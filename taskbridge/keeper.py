@@ -12,9 +12,10 @@ from typing import Any, Final
 from celery import Celery, bootsteps
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge.intake import error_line, with_undeclared
+from taskbridge.intake import with_undeclared
 from taskbridge.parking import count_parked
 from taskbridge.runtime import runtime, serves
+from taskbridge.texts import error_line
 
 __all__ = ["AGAIN_TASK", "KeeperStep"]
 
@@ -22,10 +23,12 @@ log = logging.getLogger(__name__)
 
 AGAIN_TASK: Final = "taskbridge.record_again"
 
+# Seconds between two looks.
 SHORTEST_WAIT: Final = 0.2
 LONGEST_WAIT: Final = 30.0
 IDLE_WAIT: Final = 1.0
 UNDECLARED_CHECK: Final = 10.0
+"""Seconds between two looks for messages whose pipeline was not known, while there are none."""
 
 
 class KeeperStep(bootsteps.StartStopStep):
@@ -58,14 +61,14 @@ class KeeperStep(bootsteps.StartStopStep):
         self.stop(worker)
 
     def _keep(self, app: Celery) -> None:
-        """Let the pool try what waits: soon while that gets less, else after a wait that doubles."""
-        wait, before, look_at = IDLE_WAIT, 0, 0.0
-        undeclared: dict[str, int] = {}
+        """Let the pool try messages that wait: soon while they get fewer, else after a wait that doubles."""
+        wait, look_at = IDLE_WAIT, 0.0
+        parked_before, undeclared = 0, dict[str, int]()
         connection: Any = None
         while not self._stopping.wait(wait * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter
             try:
                 connection = connection or app.connection_for_write()
-                parked, known = count_parked(app, connection), undeclared
+                parked, undeclared_before = count_parked(app, connection), undeclared
                 if undeclared or time.monotonic() >= look_at:
                     look_at, undeclared = time.monotonic() + UNDECLARED_CHECK, {}
                     with suppress(DBAPIError):
@@ -74,11 +77,11 @@ class KeeperStep(bootsteps.StartStopStep):
                     app.tasks[AGAIN_TASK].apply_async(expires=LONGEST_WAIT)
                 if not parked and not undeclared:
                     wait = IDLE_WAIT
-                elif parked < before or undeclared != known:
+                elif parked < parked_before or undeclared != undeclared_before:
                     wait = SHORTEST_WAIT
                 else:
                     wait = min(LONGEST_WAIT, 2 * max(wait, SHORTEST_WAIT))
-                before = parked
+                parked_before = parked
             except Exception as error:
                 log.warning("the look at parked messages failed: %s", error_line(error))
                 wait = min(LONGEST_WAIT, 2 * wait)

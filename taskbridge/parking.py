@@ -14,8 +14,9 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 
 from taskbridge.runtime import Runtime, runtime
+from taskbridge.texts import printable
 
-__all__ = ["RECORD_TASK", "bound", "count_parked", "park", "printable", "rotate"]
+__all__ = ["RECORD_TASK", "bound", "count_parked", "park", "rotate"]
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,3 @@ def rotate(app: Celery, message: Any, failure: str) -> None:
     park(app, arguments, keywords, task_id, tries, failure)
     message.ack()
     log.warning("message %s waits to be recorded after %d tries: %s", task_id, tries, failure)
-
-
-def printable(text: str) -> str:
-    """Return a text with what cannot be printed as escapes."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

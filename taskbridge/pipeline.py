@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import reprlib
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from taskbridge.batch import Batch
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 from taskbridge.names import check_pipeline_name, check_source_name
 from taskbridge.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
+from taskbridge.texts import shown
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
@@ -156,9 +156,8 @@ class Pipelines:
         """
         found = (self._declared.get(name) or self._builtin.get(name)) if isinstance(name, str) else None
         if found is None:
-            shown = repr(name) if isinstance(name, str) else reprlib.repr(name)
             raise UnknownPipeline(
-                f"no pipeline is called {shown}; there are: {', '.join(self.names()) or 'none'}. "
+                f"no pipeline is called {shown(name)}; there are: {', '.join(self.names()) or 'none'}. "
                 "Name the module that declares it in TASKBRIDGE_PIPELINES"
             )
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import reprlib
 import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,6 +17,8 @@ from taskbridge.notify import notify
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.runtime import Runtime, runtime
 from taskbridge.store import UnmatchedRecord, json_text
+from taskbridge.store.records import PAGE
+from taskbridge.texts import shown
 from taskbridge.translation import speaking_plainly
 
 __all__ = [
@@ -102,11 +103,11 @@ def prepare(here: Runtime, pipeline: str, payload: Any, message_id: str | None) 
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 
 
-def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size: int = 500) -> Iterator[MatchedAgain]:
+def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size: int = PAGE) -> Iterator[MatchedAgain]:
     """Match the records that no criterion matched again, after the criteria changed, and notify the tenants found.
 
-    Each is matched when the caller asks for it, and it may stop at any. With `reason`, only those that were stored with
-    it. `page_size` of them are read at once.
+    Each is matched when the caller asks for the next; it may stop at any. With `reason`, only those that were stored
+    with it. `page_size` of them are in memory at once.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -156,12 +157,7 @@ def check_message_id(pipeline: str, message_id: object) -> str:
         or not message_id.isprintable()
     ):
         raise InvalidInput(
-            f"pipeline {pipeline!r}: the message id {_shown(message_id)} is not allowed: "
+            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not allowed: "
             f"use a string of 1 to {LONGEST_MESSAGE_ID} printable characters"
         )
     return message_id
-
-
-def _shown(value: object) -> str:
-    # A list may be too deep to be written down.
-    return repr(value[:20]) if isinstance(value, str) else reprlib.repr(value)

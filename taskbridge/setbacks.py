@@ -1,9 +1,10 @@
 """What follows when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
 
 A record goes to quarantine when it failed alone `max_attempts` times and something else of its pipeline was handled
-since its last failure. If nothing was, other records of its tenant are tried. If those fail too, it looks like the
-downstream and not like a record: the tenant waits, nothing is quarantined, and where a second tenant says the same the
-circuit opens. Where a tenant has no other record, two such records may go to quarantine in a row.
+since its last failure alone. If nothing was, other records of its tenant are tried. If those fail too, it looks like
+the downstream and not like a record: the tenant waits, nothing is quarantined, and where a second tenant says the same
+the circuit opens. Where a tenant has no other record, or all others are rejected, two such records may go to quarantine
+in a row.
 
 An error that says itself that the downstream is away needs stronger evidence: another record of the same tenant is
 handled and then this one fails again; or, where none is, four times as many failures while other tenants are handled.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Final
 
@@ -100,7 +100,7 @@ def after_unread(this: Run, unread: Unread) -> Ending:
     """Write down that a batch could not be read, and let the next one be smaller.
 
     A record whose document cannot be read alone goes to quarantine as one does whose handler fails. Where records
-    cannot be read even without their documents, as while the table is locked, it says nothing about any of them.
+    cannot be read even without their documents, as while the table is locked, that says nothing about any of them.
 
     Raises:
         CursorLost: the cursor is another run's.
@@ -197,9 +197,9 @@ def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence:
         RetryAfter: asked for when another record was tried.
     """
     (record,) = page.records
-    # What was handled before its first failure says nothing about it.
-    is_patient = not downstream or narrowing.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
-    if evidence.others_succeed and narrowing.tries > 1 and is_patient:
+    often = not downstream or narrowing.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    # At its first failure alone, what was handled before says nothing about it.
+    if evidence.others_succeed and narrowing.tries > 1 and often:
         return True
     try:
         ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
@@ -219,10 +219,10 @@ def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence:
     return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
 
 
-def _places(count: int, turn: int) -> Iterator[int]:
-    """Yield each place among `count` records: first further and further ahead, others at each turn, then the rest."""
+def _places(count: int, turn: int) -> list[int]:
+    """Return each place among `count` records: first further and further ahead, others at each turn, then the rest."""
     steps = [(turn + 2**exponent - 1) % count for exponent in range(count.bit_length())]
-    yield from dict.fromkeys([*steps, *range(count)])
+    return list(dict.fromkeys([*steps, *range(count)]))
 
 
 class Trial(Enum):
@@ -232,12 +232,12 @@ class Trial(Enum):
     FAILED = auto()
     UNREAD = auto()
     SILENT = auto()
-    """It was rejected, is gone, or cannot be decoded: whoever calls the downstream knows no more than before."""
+    """It was rejected, is gone, or cannot be decoded, which says nothing about the downstream."""
 
 
 def _try(this: Run, page: Page, record: Record) -> Trial:
     try:
-        # A batch of those that are tried could fill the memory.
+        # One document at a time: all that are tried could fill the memory.
         loaded = this.cursors.load(record)
         if loaded is None:
             return Trial.SILENT

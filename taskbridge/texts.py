@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Final
 
-__all__ = ["LONGEST_TEXT", "error_text", "storable"]
+__all__ = ["LONGEST_TEXT", "error_line", "error_text", "printable", "shown", "storable"]
 
 LONGEST_TEXT: Final = 2_000
 MOST_OF_A_GROUP: Final = 3
 MOST_LEVELS: Final = 3
-"""Groups within groups that are looked into: a client may nest thousands."""
+"""How many groups within groups are looked into: a client may nest thousands."""
 
 
 def storable(value: object, longest: int = LONGEST_TEXT) -> str:
@@ -24,10 +25,26 @@ def storable(value: object, longest: int = LONGEST_TEXT) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")[:longest]
 
 
-def error_text(error: BaseException, levels: int = MOST_LEVELS) -> str:
-    """Return an error's type and text, as `status`, quarantine and the logs show it; of a group the first errors.
+def printable(text: str) -> str:
+    """Return `text` on one line: every character that is not printable, a line end as well, is shown as its number."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
-    Groups within groups are looked into for so many `levels`.
+
+def shown(value: object, longest: int = LONGEST_TEXT) -> str:
+    """Return what stands in a message where a string was expected: `longest` characters of a string, else a summary."""
+    # `repr` of a list that is too deep raises; reprlib stops before.
+    return repr(value[:longest]) if isinstance(value, str) else reprlib.repr(value)
+
+
+def error_line(error: Exception) -> str:
+    """Return an error's type and the first line of its text."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def error_text(error: BaseException, levels: int = MOST_LEVELS) -> str:
+    """Return an error's type and text, as `status`, quarantine and the logs show it; of a group, its first errors too.
+
+    `levels`: how many groups within groups are looked into.
     """
     text = f"{type(error).__name__}: {storable(error)}"
     if levels and isinstance(error, BaseExceptionGroup):

@@ -36,7 +36,7 @@ data_dir_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
-def _the_only_one(_: click.Context, __: click.Parameter, name: str | None) -> str:
+def _default(_: click.Context, __: click.Parameter, name: str | None) -> str:
     """Return the pipeline that was named, else the only one that is declared, else `invoices` if that is declared."""
     if name is not None:
         return name
@@ -48,14 +48,16 @@ def _the_only_one(_: click.Context, __: click.Parameter, name: str | None) -> st
         return INVOICES
     DECLARED.load(modules)
     names = DECLARED.names()
-    if len(names) > 1 and INVOICES not in names:
+    if not names or INVOICES in names:
+        return INVOICES
+    if len(names) > 1:
         raise click.UsageError(f"several pipelines are declared: name one with --pipeline: {', '.join(names)}")
-    return INVOICES if not names or INVOICES in names else names[0]
+    return names[0]
 
 
 pipeline_option = click.option(
     "--pipeline",
-    callback=_the_only_one,
+    callback=_default,
     metavar="NAME",
     help="The pipeline.  [default: the only one that is declared, or invoices]",
 )

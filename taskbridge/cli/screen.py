@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskbridge.texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
@@ -54,8 +56,8 @@ def _console(*, stderr: bool, narrowest: int) -> Console:
 
 
 def plain(text: str) -> str:
-    """Return `text` on one line: every character that is not printable, a line end as well, is shown as its number."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    """Return `text` as it may be printed: on one line, without terminal sequences."""
+    return printable(text)
 
 
 def cell(text: str, style: str = "") -> Text:

@@ -7,15 +7,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from taskbridge import runner
 from taskbridge.batch import Batch
-from taskbridge.gate import CircuitStatus, RunnerStatus
+from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
 from taskbridge.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.policy import Limits
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
+
+SOON = pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
+"""A statement of the store ends soon."""
 
 
 class Drill:
@@ -85,6 +90,13 @@ class Drill:
             self.gate.pass_to(min(deadlines))
             self.gate.expire("invoices", self.gate.peek("invoices", 1000)[0])
         raise AssertionError(f"not done after {steps} steps")
+
+    def replace_run(self, tenant: str) -> None:
+        """Let the deadline of a tenant's run pass, of which no word comes any more: its successor is published."""
+        (status,) = self.gate.look("invoices", [tenant])
+        assert status.deadline_ms is not None
+        self.gate.pass_to(status.deadline_ms)
+        assert self.gate.expire("invoices", [tenant]) == [Answer.REISSUED]
 
     def standing(self) -> list[RunnerStatus]:
         return self.gate.look("invoices", self.gate.active("invoices"))

@@ -9,7 +9,8 @@ from taskbridge.store import connect
 from tests.failures.drill import Drill
 
 AT_WORK = (
-    "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%pg_sleep(%%' AND state = 'active' AND pid <> pg_backend_pid()"
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' "
+    "AND query LIKE '%%pg_sleep(%%' AND pid <> pg_backend_pid()"
 )
 
 

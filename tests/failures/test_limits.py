@@ -82,16 +82,16 @@ class AllWait:
 
     def __init__(self, drill: Drill) -> None:
         self._drill = drill
-        self._told: list[int] = []
+        self._asked_ms: int | None = None
         self._on = 0
         self.together: list[int] = []
 
     def __call__(self, batch: Batch) -> None:
         drill = self._drill
-        if not self._told:
-            self._told.append(drill.now_ms)
+        if self._asked_ms is None:
+            self._asked_ms = drill.now_ms
             raise RetryAfter(30, scope="pipeline")
-        assert drill.now_ms >= self._told[0] + 30_000, "a call during the wait"
+        assert drill.now_ms >= self._asked_ms + 30_000, "a call during the wait"
         self._on += 1
         self.together.append(self._on)
         # Other workers start what is due, and take the messages that there are, while this handler works.

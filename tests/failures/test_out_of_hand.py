@@ -188,7 +188,6 @@ def test_a_handler_that_asks_to_wait_for_no_time_is_called_once_a_tick(drill: Dr
     assert 2 <= len(drill.calls) <= 11
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_coroutine_that_blocks_the_loop_holds_no_other_longer_than_its_own_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,6 +213,7 @@ def test_a_coroutine_that_blocks_the_loop_holds_no_other_longer_than_its_own_tim
     assert began == ["third"], "what was given up never begins"
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_coroutine_that_is_cancelled_before_its_first_step_is_not_handled() -> None:
     loop, stop = EventLoop(), threading.Event()
     ran: set[int] = set()

@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from sqlalchemy import Engine
 
 from taskbridge.handlers.journal import journal
-from tests.failures.drill import Drill
+from tests.failures.drill import SOON, Drill
 
 M_MMAP_THRESHOLD = -3
 """Of mallopt(3)."""
-SOON = pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from taskbridge.handlers.journal import journal
 from taskbridge.pipeline import Pipeline
 from taskbridge.policy import LatencyNeutral
 from taskbridge.store import record_invoice
-from taskbridge.texts import error_text, storable
 from tests.failures.drill import Drill
 
 NUMBERS = [f"{number:02}" for number in range(20)]
@@ -256,24 +255,6 @@ def test_neighbours_in_a_message_do_not_wait_when_the_process_is_told_to_end(dri
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
 
 
-def test_a_text_that_is_no_text() -> None:
-    assert storable("\ud83d\0é") == "\\ud83d\\x00é"
-    assert len(storable("\ud83d" * 2_000)) == 2_000
-    assert storable(None) == "None"
-    assert error_text(ValueError("a")) == "ValueError: a"
-
-
-def test_a_group_of_errors_says_which_ones() -> None:
-    group = ExceptionGroup("in a TaskGroup", [ValueError("a"), ExceptionGroup("more", [TypeError("b")])])
-
-    assert error_text(group) == (
-        "ExceptionGroup: in a TaskGroup (2 sub-exceptions): ValueError: a; "
-        "ExceptionGroup: more (1 sub-exception): TypeError: b"
-    )
-    many = error_text(ExceptionGroup("many", [ValueError(str(number)) for number in range(5)]))
-    assert many.endswith("ValueError: 2; 2 more")
-
-
 def test_twenty_thousand_rejections_take_no_time(drill: Drill) -> None:
     took: list[float] = []
 
@@ -334,7 +315,7 @@ def nested(levels: int) -> dict[str, Any]:
 def test_what_no_worker_could_read_is_refused_at_the_producer(drill: Drill) -> None:
     engine = drill.deployment.engine
     assert record_invoice(engine, "acme", "deep", nested(500))
-    with pytest.raises(InvalidInput, match="'acme', record 'too deep': no worker can read the document: it is nested more"):
+    with pytest.raises(InvalidInput, match="record 'too deep': no worker can read the document: it is nested more"):
         record_invoice(engine, "acme", "too deep", nested(501))
     assert record_invoice(engine, "acme", "wide", {"a": [[]] * 5_000, "b": "[" * 5_000, "c": "7" * 5_000})
     assert record_invoice(engine, "acme", "long", {"a": 10**4_299})
@@ -469,10 +450,7 @@ def dies(drill: Drill) -> None:
     assert message is not None
     drill.gate.begin(*message)
     _, tenant, _ = message
-    (status,) = drill.gate.look("invoices", [tenant])
-    assert status.deadline_ms is not None
-    drill.gate.pass_to(status.deadline_ms)
-    assert drill.gate.expire("invoices", [tenant]) == [Answer.REISSUED]
+    drill.replace_run(tenant)
 
 
 def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
@@ -511,10 +489,7 @@ def dies_after_a_claim(drill: Drill) -> None:
     drill.here.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
     if begun.died:
         drill.here.cursors_of("invoices").fail(key, "as the run would")
-    (status,) = drill.gate.look("invoices", [tenant])
-    assert status.deadline_ms is not None
-    drill.gate.pass_to(status.deadline_ms)
-    assert drill.gate.expire("invoices", [tenant]) == [Answer.REISSUED]
+    drill.replace_run(tenant)
 
 
 def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> None:
@@ -527,37 +502,6 @@ def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> Non
         drill.go_on()
     assert drill.quarantine() == []
     assert drill.states() == {"handled": 20}
-
-
-@pytest.mark.parametrize(
-    ("story", "max_attempts"),
-    [("kill, error", 2), ("kill, kill, error", 3), ("error, error, error, error, kill", 5), ("kill, error, kill", 2)],
-)
-def test_kills_from_outside_count_for_no_error_of_the_record(drill: Drill, story: str, max_attempts: int) -> None:
-    left = story.split(", ")
-
-    def handler(batch: Batch) -> None:
-        match left.pop(0) if left else None:
-            case "error":
-                raise ValueError("not now")
-            case "kill":
-                # Its deadline passes while it works, and no word of it comes any more.
-                (status,) = drill.standing()
-                assert status.deadline_ms is not None
-                drill.gate.pass_to(status.deadline_ms)
-                assert drill.gate.expire("invoices", ["acme"]) == [Answer.REISSUED]
-                raise KeyboardInterrupt
-        journal(batch)
-
-    drill.handle(handler, max_attempts=max_attempts, batch_size=1)
-    drill.save("acme", "1")
-    for _ in range(story.count("kill")):
-        with pytest.raises(KeyboardInterrupt):
-            drill.go_on()
-    drill.go_on()
-
-    assert drill.quarantine() == []
-    assert drill.states() == {"handled": 1}
 
 
 def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:

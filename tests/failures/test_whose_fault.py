@@ -7,8 +7,7 @@ import pytest
 from taskbridge.batch import Batch
 from taskbridge.handlers.journal import journal
 from taskbridge.store import record_invoice
-from tests.failures.drill import Drill
-from tests.failures.test_unread import SOON
+from tests.failures.drill import SOON, Drill
 
 MALFORMED = "b"
 
@@ -120,6 +119,7 @@ def test_what_was_handled_before_a_records_first_failure_is_no_evidence(drill: D
     drill.handle(away, max_attempts=1, batch_size=1)
     drill.save("acme", "a", "c")
     drill.go_on(within_ms=100_000)
+    assert failed_alone(drill) > 1
     assert drill.quarantine() == []
 
 
@@ -164,3 +164,30 @@ def test_a_record_out_of_quarantine_inherits_no_attempts_of_the_one_that_it_stan
     drill.go_on()
     assert [(number, attempts) for _, number, *_, attempts in drill.quarantine()] == [("a", 5)]
     assert drill.states("acme") == {"handled": 1, "quarantined": 1}
+
+
+@pytest.mark.parametrize(
+    ("story", "max_attempts"),
+    [("kill, error", 2), ("kill, kill, error", 3), ("error, error, error, error, kill", 5), ("kill, error, kill", 2)],
+)
+def test_kills_from_outside_count_for_no_error_of_the_record(drill: Drill, story: str, max_attempts: int) -> None:
+    left = story.split(", ")
+
+    def handler(batch: Batch) -> None:
+        match left.pop(0) if left else None:
+            case "error":
+                raise ValueError("not now")
+            case "kill":
+                drill.replace_run("acme")
+                raise KeyboardInterrupt
+        journal(batch)
+
+    drill.handle(handler, max_attempts=max_attempts, batch_size=1)
+    drill.save("acme", "1")
+    for _ in range(story.count("kill")):
+        with pytest.raises(KeyboardInterrupt):
+            drill.go_on()
+    drill.go_on()
+
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 1}

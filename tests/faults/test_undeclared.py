@@ -66,7 +66,7 @@ def test_no_two_slots_match_them_at_once(known: Deployment) -> None:
 
 
 def test_a_worker_goes_on_with_them_without_a_rest(deployment: Deployment) -> None:
-    undeclared(deployment, 300)
+    undeclared(deployment, 1_000)
     with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_criteria"):
         wait_until(lambda: left(deployment) == 0, "matched", 60)
 

@@ -227,10 +227,7 @@ class GateAndModel(RuleBasedStateMachine):
         self, which: int, took: int | str, events: list[int], late: int | None, outcome: Outcome, retry: int
     ) -> None:
         """A run from its event to settle, with more events, a beat and another run's late commands in between."""
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         for delay in events:
             self.notify(which, delay)
         if late != 0:
@@ -252,10 +249,7 @@ class GateAndModel(RuleBasedStateMachine):
     @rule(which=subjects, outcome=st.sampled_from((Outcome.DONE, Outcome.RETRY)), wait=st.sampled_from((0, 300)))
     def a_run_and_then_a_reminder(self, which: int, outcome: Outcome, wait: int) -> None:
         """While its tenant lingers, or is held."""
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         self.settle(which, 0, outcome, 30_000, 1)
         self.time_passes(wait)
         self.remind(which, 0, None, looked=False)
@@ -269,6 +263,12 @@ class GateAndModel(RuleBasedStateMachine):
                 self.settle(which, 0, Outcome.DONE, 0, 1)
             else:
                 self._wait_for_a_run(which)
+
+    def _begin_a_run(self, which: int) -> None:
+        self._wait_for_a_run(which)
+        if self.model[self.active[which]].state is State.IDLE:
+            self.notify(which, 0)
+        self.begin(which, 0)
 
     def _wait_for_a_run(self, which: int) -> None:
         if self.model[self.active[which]].state is State.WAITING:
@@ -622,21 +622,25 @@ class GateAndModelWithTurns(GateAndModel):
     def two_runs_have_more_to_do(self, first: int, second: int) -> None:
         """The second waits for its turn, and its deadline passes before that comes."""
         for which in (first, second):
-            self._wait_for_a_run(which)
-            if self.model[self.active[which]].state is State.IDLE:
-                self.notify(which, 0)
-            self.begin(which, 0)
+            self._begin_a_run(which)
         for which in (first, second):
             self.settle(which, 0, Outcome.MORE, 0, 1)
         self.the_deadline_passes(second)
 
+    @rule(first=subjects, second=subjects, third=subjects)
+    def an_event_comes_in_a_run_while_others_wait_for_their_turn(self, first: int, second: int, third: int) -> None:
+        for which in (third, first, second):
+            self._begin_a_run(which)
+        self.notify(third, 0)
+        for which in (first, second):
+            self.settle(which, 0, Outcome.MORE, 0, 1)
+        self.time_passes(BURSTS.delay)
+        self.settle(third, 0, Outcome.DONE, 0, 1)
+
     @rule(which=subjects, outcome=st.sampled_from((*Outcome, None)))
     def a_run_ends_or_dies(self, which: int, outcome: Outcome | None) -> None:
         """In each way, so that it does not depend on what else is drawn."""
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         for of_another in Outcome:
             self.settle(which, None, of_another, 500, 1)
         if outcome is None:
@@ -651,10 +655,7 @@ class GateAndModelWithTurns(GateAndModel):
 
     @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), looked=st.booleans())
     def a_tenant_that_lingers_is_found(self, which: int, wait: int, looked: bool) -> None:
-        self._wait_for_a_run(which)
-        if self.model[self.active[which]].state is State.IDLE:
-            self.notify(which, 0)
-        self.begin(which, 0)
+        self._begin_a_run(which)
         self.settle(which, 0, Outcome.DONE, 0, 1)
         self.time_passes(wait)
         self.remind(which, 0, None, looked=looked)

@@ -108,8 +108,8 @@ quarantine, the others handled.
 Times are from the moment in the column "counted from" to the tenant's next hand-over, or for a record to the end of
 its tenant. Seconds in which no worker was ready do not count. In the bounds, {margin:g} s is for what every recovery
 needs: a look of the ticker, a message, a worker that reconnects. Each try of a record has {look:g} s of its own for it.
-"Two of them at once" counts from the end of the later, and adds both bounds. Where others have a backlog,
-a tenant of the other fault that has one too waits for its turn behind all of them: their turns are added.
+"Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
+backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added.
 
 After each schedule these hold, or it is a violation:
 

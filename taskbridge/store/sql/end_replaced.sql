@@ -1,7 +1,7 @@
 -- End the sessions of this tenant's runs that were replaced: their tokens are lower, and nothing that they wrote may take
--- effect, but they hold locks as long as their process is frozen. A session of the run's own token in another connection is one
--- that it gave up inside a statement: nobody waits for that, and its locks would stay until its end. Only those of the own role: that needs no right. Wait up to
--- a second until their locks are free.
+-- effect, but they hold locks as long as their process is frozen. Another session with the run's own token is one that it gave
+-- up inside a statement: nobody waits for that statement, and its locks would stay until its end. Only sessions of the own
+-- role are ended: that needs no right. Wait up to a second until their locks are free.
 SELECT pg_terminate_backend(pid, 1000)
 FROM pg_stat_get_activity(NULL)
 WHERE application_name LIKE %(of_tenant)s

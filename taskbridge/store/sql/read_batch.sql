@@ -5,8 +5,8 @@
 -- A statement of its own, after the claim: its snapshot must not be older than the cursor it reads from. (In one
 -- statement with the claim it could be: the claim may have waited for the cursor's row, the snapshot is taken before.)
 -- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
--- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the document.
--- With `small` below zero no document is read.
+-- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
+-- document. With `small` below zero no document is read.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.failing_since, p.held, p.size,
        coalesce(p.target, pg_current_snapshot())::text AS target,
        p.target IS NOT NULL AS resumed,
