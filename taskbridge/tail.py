@@ -52,12 +52,12 @@ SHARE: Final = 100
 """A base round may take one part in so many of the time."""
 
 
-def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
+def tail_round(here: Runtime, pipeline: str, *, stores: bool = True, more_patience: float = 0.0) -> bool:
     """Remind the tenants with records that no run has looked at, then store how far that was.
 
     Returns whether it was stored: where nothing was new, only if `stores`.
     """
-    found = here.tails.news(pipeline, *_asked(here, pipeline))
+    found = here.tails.news(pipeline, *_asked(here, pipeline), more_patience)
     _remind(here, pipeline, found, looked=False)
     if found.fresh or stores:
         here.tails.keep_news(pipeline, found)
@@ -160,7 +160,8 @@ class Rounds:
 
     def _tail(self, name: str, standing: _Standing) -> None:
         stores = time.monotonic() - standing.stored_at > STORES_EVERY
-        if tail_round(self.here, name, stores=stores):
+        # What came while no round got through may be too much for one that is as short as any.
+        if tail_round(self.here, name, stores=stores, more_patience=standing.pause):
             standing.stored_at = time.monotonic()
 
     def base_in_turn(self) -> float:
@@ -171,7 +172,8 @@ class Rounds:
                 try:
                     self._base(name, standing)
                 except Exception as error:
-                    standing.base_at = time.monotonic() + self.here.settings.base_interval
+                    # It may have taken long, and would again: half the time is enough.
+                    standing.base_at = 2 * time.monotonic() - now + self.here.settings.base_interval
                     log.warning("base of %s: %s: %s", name, type(error).__name__, error)
         return min(0.25, self.here.settings.base_interval)
 

@@ -15,7 +15,7 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "he
 local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
 local events, swept, lease_end = runner[5], runner[6], tonumber(runner[7])
 local in_turns = redis.call("ZSCORE", turns_key, member)
-local waits_for_turn = in_turns and held == "turn"
+local waits_for_turn = in_turns and (held == "turn" or held == "found")
 local is_called = why == "turn" and waits_for_turn or why == "early" and state == "waiting"
 local is_past = why ~= "turn" and deadline and tonumber(deadline) <= now
 if in_turns and not waits_for_turn then

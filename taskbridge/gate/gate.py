@@ -40,6 +40,8 @@ TICKER_HOLDS_MS: Final = 50
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
+WAITS_FOR_TURN: Final = ("turn", "found")
+"""What the field `held` of a tenant's runner says when it waits for its turn."""
 
 
 class Blame(StrEnum):
@@ -599,7 +601,7 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
         events=int(runner.get("events", 0)),
         runs=int(runner.get("runs", 0)),
         held="held" in runner,
-        waits_for_turn=runner.get("held") == "turn",
+        waits_for_turn=runner.get("held") in WAITS_FOR_TURN,
         began_ms=int(runner["began"]) if "began" in runner else None,
         deadline_ms=None if deadline is None else int(deadline),
         lease_ends_ms=None if lease_ends is None else int(lease_ends),
@@ -610,7 +612,7 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
 def _hold(runner: dict[str, str]) -> Hold | None:
     if "held" not in runner:
         return None
-    if runner["held"] == "turn":
+    if runner["held"] in WAITS_FOR_TURN:
         return Hold.TURN
     if "joined" in runner:
         return Hold.LINE

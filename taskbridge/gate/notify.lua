@@ -25,17 +25,22 @@ else
   if not pending_ms or delay_ms < tonumber(pending_ms) then
     redis.call("HSET", runner_key, "delay", delay_ms)
   end
-  if state ~= "waiting" or held then
+  if state ~= "waiting" or held and held ~= "found" then
     return { ABSORBED }
   end
 end
 
 local start = math.max(began and began + delay_ms or 0, tonumber(earliest or 0))
 if start <= now then
+  if held then
+    redis.call("HDEL", runner_key, "held")
+  end
   token = new_token(us, token, nonce)
   queue_run(due_key, runner_key, tenant, token, republish_ms, us, unpack(fresh))
   publish(queue_key, pipeline, tenant, token, us)
   return { STARTED, token }
+elseif held then
+  return { ABSORBED }
 elseif state then
   redis.call("ZADD", due_key, "LT", start, tenant)
 else

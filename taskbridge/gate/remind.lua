@@ -48,7 +48,7 @@ if start <= now and (looked or redis.call("LLEN", queue_key) >= most_queued) the
   if not state then
     redis.call("HSET", runner_key, unpack(fresh))
   end
-  wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
+  wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, "found")
   return { POSTPONED }
 elseif start <= now then
   token = new_token(us, token, nonce)

@@ -52,7 +52,7 @@ local function continue_in_turn()
     return wait_until(now + republish_ms, POSTPONED)
   end
   if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
-    wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
+    wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, "turn")
     return { POSTPONED }
   end
   return continue_now()

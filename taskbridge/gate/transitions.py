@@ -101,6 +101,7 @@ class Condition(Enum):
 
     SPACING_OVER = "last run + delay is past, or there was no last run; and 200 ms since a run that took nothing"
     HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
+    FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
@@ -147,6 +148,14 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the first-event queue, in this step",
     ),
     Row(_I, Verb.NOTIFY, (), _W, Answer.DELAYED, "due at last run + delay"),
+    Row(
+        _W,
+        Verb.NOTIFY,
+        (_C.FOUND, _C.SPACING_OVER),
+        _Q,
+        Answer.STARTED,
+        "held no more; new token; publish to the first-event queue, in this step",
+    ),
     Row(_W, Verb.NOTIFY, (_C.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
     Row(
         _W,

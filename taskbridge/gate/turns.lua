@@ -8,8 +8,9 @@ local TURN_PATIENCE_MS = 60000
 -- A message counts as queued until it is begun, or taken for lost and not published again for this long.
 local GRACE_MS = 1000
 
-local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us)
-  redis.call("HSET", runner_key, "state", "waiting", "held", "turn")
+-- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet.
+local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, why)
+  redis.call("HSET", runner_key, "state", "waiting", "held", why)
   redis.call("ZADD", due_key, milliseconds(us) + TURN_PATIENCE_MS, tenant)
   redis.call("ZADD", turns_key, us, pipeline .. ":" .. tenant)
   redis.call("PEXPIRE", turns_key, SET_TTL_MS)

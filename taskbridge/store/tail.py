@@ -48,13 +48,15 @@ class Tails:
         # Closes its connection when nothing refers to it any more.
         self._listening: Any = None
 
-    def news(self, pipeline: str, source: str, smallest: int) -> Found:
+    def news(self, pipeline: str, source: str, smallest: int, more_patience: float = 0.0) -> Found:
         """Return the tenants with records since T that no run has looked at. `smallest`: the delay of one without.
+
+        It may take `more_patience` seconds longer than others.
 
         Raises:
             Unavailable: the server is a standby.
         """
-        return self._look("tail_news", pipeline, source, smallest, self._patience)
+        return self._look("tail_news", pipeline, source, smallest, self._patience + more_patience)
 
     def open(self, pipeline: str, source: str, smallest: int) -> Found:
         """Return the tenants with records that are pending, whoever has looked at them.

@@ -254,6 +254,12 @@ class GateAndModel(RuleBasedStateMachine):
         self.time_passes(wait)
         self.remind(which, 0, None, looked=False)
 
+    @rule(which=subjects, delay=delays)
+    def a_reminder_and_then_an_event(self, which: int, delay: int) -> None:
+        """Where the reminder finds the tenant idle or lingering, the event comes before its turn."""
+        self.remind(which, 0, None, looked=True)
+        self.notify(which, delay)
+
     @rule(which=subjects, steps=st.integers(1, 4))
     def work_goes_on(self, which: int, steps: int) -> None:
         """Runs that find nothing, and deadlines that bring the next: the way to idle, or a part of it."""

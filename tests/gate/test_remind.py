@@ -136,3 +136,23 @@ def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
     crowd.gate.hand_over(crowd.gate.turns(10)[1])
     assert run(crowd, "a") is Answer.FINISHED
     assert crowd.gate.turns(10) == (0, [])
+
+
+def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(crowd: Crowd) -> None:
+    remind(crowd, "b", "a", looked=True)
+    assert crowd.published == []
+
+    assert crowd.gate.notify(PIPELINE, "a", BURSTS) is Answer.STARTED
+    assert crowd.published == [(Queue.FIRST, "a")]
+    assert run(crowd, "a") is Answer.LINGERING
+    crowd.gate.hand_over(crowd.gate.turns(10)[1])
+    assert crowd.published == [(Queue.FIRST, "a"), (Queue.NEXT, "b")], "its turn is void"
+
+
+def test_who_has_more_to_do_waits_for_its_turn_also_where_an_event_comes(crowd: Crowd) -> None:
+    remind(crowd, "a", "b", looked=True)
+    crowd.gate.hand_over(crowd.gate.turns(1)[1])
+    crowd.begin("a")
+    assert crowd.settle("a", Outcome.MORE, BURSTS) is Answer.POSTPONED
+
+    assert crowd.gate.notify(PIPELINE, "a", BURSTS) is Answer.ABSORBED

@@ -70,6 +70,7 @@ refused is all that can happen to them, and one shows it. (Where Redis comes bac
 TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
 SPACING = frozenset({Condition.SPACING_OVER})
 MANY = frozenset({Condition.MANY})
+FOUND = frozenset({Condition.FOUND})
 NOTHING: frozenset[Condition] = frozenset()
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
@@ -406,7 +407,8 @@ def _held(gate: Gate) -> frozenset[Condition]:
 def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
     noted = world._replace(gate=gate._replace(new=True))
-    for row in _rows(gate.state, Verb.NOTIFY, _held(gate), SPACING):
+    unknown = SPACING | FOUND if gate.held else SPACING
+    for row in _rows(gate.state, Verb.NOTIFY, _held(gate), unknown):
         for roomy, token in _token_for(noted, row, gate.token, guards):
             yield row.answer, _apply(roomy, row, token, guards)
 

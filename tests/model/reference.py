@@ -65,6 +65,7 @@ class Tenant:
     delay: int | None = None
     held: bool = False
     turn: bool = False
+    found: bool = False
     patience: int = 0
     deadline: int | None = None
     lease_end: int | None = None
@@ -369,6 +370,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     truths = {
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
         Condition.HELD: tenant.held,
+        Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.MANY: isinstance(event, Remind) and event.looked,
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
@@ -450,7 +452,7 @@ def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
 
 
 def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
-    return replace(tenant, token=token, patience=wait, held=False, turn=False, deadline=now.ms + wait)
+    return replace(tenant, token=token, patience=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
 
 
 def _note_queued(event: Event, deadline: int, now: _Now) -> None:
@@ -528,8 +530,9 @@ def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
         return replace(tenant, deadline=now.ms + TURN_PATIENCE)
     if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:
         now.shared.turns.waiting[now.subject] = now.us
-        failures = tenant.failures if isinstance(event, Remind) else 0
-        return replace(tenant, failures=failures, held=True, turn=True, deadline=now.ms + TURN_PATIENCE)
+        found, deadline = isinstance(event, Remind), now.ms + TURN_PATIENCE
+        failures = tenant.failures if found else 0
+        return replace(tenant, failures=failures, held=True, turn=True, found=found, deadline=deadline)
     if isinstance(event, Settle):
         tenant = _stand_in_line(replace(tenant, failures=0), now.ms, now)
         return replace(tenant, deadline=now.ms + now.timing.republish)
