@@ -490,6 +490,7 @@ class _Standing(NamedTuple):
     attempts: int
     deaths: int
     suspect_revision: int | None
+    outages: int
     failing_since: datetime | None
     held: bool
     size: int
@@ -531,7 +532,12 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
         positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
         aside=frozenset(external_id for _, _, external_id, *_, aside in found if aside),
         narrowing=Narrowing(
-            cursor.batch_limit, cursor.suspects, cursor.attempts, cursor.deaths, cursor.suspect_revision
+            cursor.batch_limit,
+            cursor.suspects,
+            cursor.attempts,
+            cursor.deaths,
+            cursor.suspect_revision,
+            cursor.outages,
         ),
         failing_since=cursor.failing_since,
     )
@@ -544,6 +550,7 @@ def _columns(narrowing: Narrowing) -> dict[str, int | None]:
         "attempts": narrowing.attempts,
         "deaths": narrowing.deaths,
         "suspect_revision": narrowing.revision,
+        "outages": narrowing.outages,
     }
 
 

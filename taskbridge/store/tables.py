@@ -160,6 +160,7 @@ sync_cursors: Final = Table(
     ),
     _count("deaths", "How often, beside the attempts, a run died that had the suspect alone."),
     Column("suspect_revision", BigInteger, comment="The one suspect that attempts and deaths are counted of."),
+    _count("outages", 'How many of the attempts with the suspect alone said "downstream".'),
     PrimaryKeyConstraint("pipeline", "tenant"),
     # A cursor is updated at every run; room in its page keeps those updates out of the index.
     postgresql_with={"fillfactor": "50"},

@@ -142,6 +142,7 @@ def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> N
                 "attempts": 0,
                 "deaths": 0,
                 "suspect_revision": None,
+                "outages": 0,
                 "patience": "5s",
             },
         ),
