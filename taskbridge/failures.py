@@ -90,7 +90,8 @@ class Narrowing:
 
     `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
     cannot be handled (0: none is known). `attempts`: how often in a row a batch of this size failed. Where one record
-    is alone, `revision` is its revision, `attempts` counts its errors, and `deaths` the runs that died over it.
+    is alone, `revision` is its revision, `attempts` counts its errors, `outages` those of them that say "downstream",
+    and `deaths` the runs that died over it.
 
     A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
     is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
@@ -101,15 +102,20 @@ class Narrowing:
     attempts: int = 0
     deaths: int = 0
     revision: int | None = None
+    outages: int = 0
 
-    def failed(self, size: int, revision: int | None = None, *, died: bool = False) -> Narrowing:
+    def failed(
+        self, size: int, revision: int | None = None, *, died: bool = False, downstream: bool = False
+    ) -> Narrowing:
         """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
 
         The failures of another record, which stood there before, are not counted for this one.
         """
         if size == 1:
             before = self if self.is_alone and self.revision == revision else Narrowing()
-            return Narrowing(1, 1, before.attempts + (not died), before.deaths + died, revision)
+            return Narrowing(
+                1, 1, before.attempts + (not died), before.deaths + died, revision, before.outages + downstream
+            )
         if self.suspects == 0:
             return Narrowing(size, size, 1)
         return Narrowing((size + 1) // 2, size)

@@ -209,6 +209,12 @@ class Runtime:
         """How far all records of each pipeline have been looked at."""
         return Tails(self.engine)
 
+    def pending(self, pipeline: str) -> Iterator[str]:
+        """Return the tenants with pending records, each once; whether they are due does not matter."""
+        declared = self.pipelines[pipeline]
+        self.know(declared)
+        return self.tails.pending(pipeline, declared.source)
+
     @cached_property
     def pauses(self) -> Pauses:
         """What an operator holds."""

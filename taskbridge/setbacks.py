@@ -8,6 +8,7 @@ in a row.
 
 An error that says itself that the downstream is away needs stronger evidence: another record of the same tenant is
 handled and then this one fails again; or, where none is, four times as many failures while other tenants are handled.
+Such failures do not count for a record that then fails with another error.
 
 A run whose process died counts as a failure of the batch that its successor reads.
 """
@@ -65,8 +66,8 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
 
-    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision)
-    enough = narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, downstream=downstream)
+    enough = _has_failed_enough(this, narrowing, downstream=downstream)
     ending, _ = _judged(this, page, narrowing, text, enough=enough, downstream=downstream)
     if ending is not None:
         return ending
@@ -118,7 +119,7 @@ def after_unread(this: Run, unread: Unread) -> Ending:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     narrowing = page.narrowing.unread(len(page.records), page.records[0].revision)
-    enough = narrowing.is_alone and narrowing.attempts >= this.pipeline.max_attempts
+    enough = _has_failed_enough(this, narrowing)
     ending, _ = _judged(this, page, narrowing, text, enough=enough)
     return ending or Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.tries - 1)), error=error)
 
@@ -164,6 +165,12 @@ def probe(this: Run) -> Ending:
     if page.moves_cursor:
         hand_over(this, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
+
+
+def _has_failed_enough(this: Run, narrowing: Narrowing, *, downstream: bool = False) -> bool:
+    """Whether a record failed alone so often that it may be at fault. Outages do not count for another error."""
+    counted = narrowing.attempts - (0 if downstream else narrowing.outages)
+    return narrowing.is_alone and counted >= this.pipeline.max_attempts
 
 
 def _judged(

@@ -13,13 +13,14 @@ Who is authoritative
     would hide records; so each is stored only where the one that the round has read still stands.
 
 Who does it
-    One worker at a time for each pipeline that it knows. Its hold ends 0.7 s after its last round began, whether it
-    died, froze or waits for Postgres; then another takes it, and begins with a base round. So does one whose hold was
-    lost with the rest of Redis.
+    One worker at a time for each pipeline that it knows. Its hold ends half a second after its next round was due,
+    whether it died, froze or waits for Postgres; then another takes it, and begins with a base round. So does one whose
+    hold is not in Redis any more, or is an older one: then Redis lost its data, or came back with older data.
 
 What one pipeline may do to the others
-    Nothing but a wait for its time-outs. A pipeline whose round failed is left alone for a while, by then another
-    worker's.
+    Nothing but a wait for one page of its records, or for its time-outs. A round is made in pages, and each page is
+    stored: so no backlog is too long for a round. A pipeline whose page failed is left alone for a second, or longer if
+    it took too much time.
 """
 
 from __future__ import annotations
@@ -33,63 +34,94 @@ from typing import Any, Final
 
 import psycopg
 
-from taskbridge.gate import Answer, Reminder
+from taskbridge.gate import Answer, Reminder, TailHold
 from taskbridge.runtime import Runtime
-from taskbridge.store import Found
+from taskbridge.store import Found, Kind, NoAnswer
 
 __all__ = ["Rounds", "base_round", "tail_round"]
 
 log = logging.getLogger(__name__)
 
-HOLD: Final = 0.7
+HOLDS_LONGER: Final = 0.5
+"""Seconds between two rounds for which the hold ends later than the next round is due."""
 STORES_EVERY: Final = 5.0
 """Seconds after which T is stored although nothing was new: it lets Postgres forget what is under way."""
+PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
-"""Seconds between two rounds where commits are announced faster than rounds are made."""
+"""Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
 SHARE: Final = 100
-"""A base round may take one part in so many of the time."""
+"""Base rounds may take one part in so many of the time."""
+_TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, NoAnswer)
 
 
-def tail_round(here: Runtime, pipeline: str, *, stores: bool = True, more_patience: float = 0.0) -> bool:
-    """Remind the tenants with records that no run has looked at, then store how far that was.
+def tail_page(
+    here: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_patience: float = 0.0
+) -> tuple[bool, Found | None]:
+    """Remind tenants with records that no run has looked at, then store how far that was.
 
-    Returns whether it was stored: where nothing was new, only if `stores`.
+    Returns whether it was stored (where nothing was new, only if `stores`), and the page if it is not the round's last.
     """
-    found = here.tails.news(pipeline, *_asked(here, pipeline), more_patience)
+    found = _look(here, pipeline, Kind.TAIL, previous=previous, more_patience=more_patience)
     _remind(here, pipeline, found, looked=False)
-    if found.fresh or stores:
-        here.tails.keep_news(pipeline, found)
-    return found.fresh or stores
+    stores = stores or found.fresh or found.until is not None
+    if stores:
+        here.tails.keep(Kind.TAIL, pipeline, found)
+    return stores, None if found.until is None else found
+
+
+def base_page(here: Runtime, pipeline: str, previous: Found | None = None) -> tuple[list[str], Found | None]:
+    """Remind tenants with pending records, and store how far that was.
+
+    Returns those that get a run by it, in their turn, and the page if it is not the round's last.
+    """
+    found = _look(here, pipeline, Kind.BASE, previous=previous)
+    # A run that is under way settles or dies, and what it left is found by the next round.
+    started = _remind(here, pipeline, found, looked=True)
+    here.tails.keep(Kind.BASE, pipeline, found)
+    if found.until is not None:
+        return started, found
+    _restore_last_runs(here, pipeline)
+    return started, None
+
+
+def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
+    """Make all pages of a round of the tail; return whether one was stored."""
+    stored, page = tail_page(here, pipeline, stores=stores)
+    while page is not None:
+        _, page = tail_page(here, pipeline, page)
+    return stored
 
 
 def base_round(here: Runtime, pipeline: str) -> list[str]:
-    """Remind every tenant with pending records; return those that get a run by it, in their turn.
-
-    Before that, Redis is told when tenants ran last, if it does not know: an event must not start one too early.
-    """
-    _restore_last_runs(here, pipeline)
-    found = here.tails.open(pipeline, *_asked(here, pipeline))
-    # A run that is under way settles or dies, and what it left is found by the next round.
-    started = _remind(here, pipeline, found, looked=True)
-    here.tails.keep_open(pipeline, found)
+    """Make all pages of a base round; return the tenants that get a run by it, in their turn."""
+    started, page = base_page(here, pipeline)
+    while page is not None:
+        more, page = base_page(here, pipeline, page)
+        started += more
     return started
 
 
 def _restore_last_runs(here: Runtime, pipeline: str) -> None:
-    """Where delays count from the last run: after Redis lost its data, when a delay was lengthened, and once a day."""
+    """Tell Redis when tenants ran last, if it does not know: an event must not start one too early.
+
+    That is where delays count from the last run: after Redis lost its data, when a delay was lengthened, and once a
+    day. Whoever is reminded brings its own with it.
+    """
     spacing = here.pipelines[pipeline].policy.spacing
     if spacing.last_ttl and here.gate.rebuilt_for(pipeline) != spacing.last_ttl:
         here.gate.remember_last(pipeline, here.cursors_of(pipeline).last_runs(pipeline, spacing.last_ttl), spacing)
         here.gate.mark_rebuilt(pipeline, spacing.last_ttl)
 
 
-def _asked(here: Runtime, pipeline: str) -> tuple[str, int]:
-    """Return the pipeline's source and the delay of a record that has none."""
+def _look(here: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
     declared = here.pipelines[pipeline]
     here.know(declared)
-    return declared.source, declared.policy.spacing.delay
+    # Another pipeline of the source may have given its records delays.
+    has_delays = declared.criteria is not None
+    smallest = declared.policy.spacing.delay
+    return here.tails.look(kind, pipeline, declared.source, smallest, has_delays=has_delays, **options)
 
 
 def _remind(here: Runtime, pipeline: str, found: Found, *, looked: bool) -> list[str]:
@@ -102,11 +134,21 @@ def _remind(here: Runtime, pipeline: str, found: Found, *, looked: bool) -> list
 
 @dataclass(slots=True)
 class _Standing:
-    """How this process stands with one pipeline; moments of the monotonic clock."""
+    """How this process stands with one pipeline; moments of the monotonic clock.
 
+    `hold`: as the gate gave it last. `taken`: how often this process took it anew. `tail` and `base`: the last page of
+    a round that is under way. `base_began`: when that of the base began. `started`: tenants that it has started.
+    """
+
+    hold: TailHold | None = None
     holds_until: float = 0.0
+    taken: int = 0
     stored_at: float = float("-inf")
     base_at: float = 0.0
+    base_began: float = 0.0
+    tail: Found | None = None
+    base: Found | None = None
+    started: int = 0
     pause: float = 0.0
     paused_until: float = 0.0
 
@@ -126,62 +168,90 @@ class Rounds:
             return LISTENS_EVERY
         if self._ear is None or self._ear.closed:
             self._ear = self.here.tails.listen()
+            # What was announced before, nobody has heard.
+            self.tail_in_turn()
         if list(self._ear.notifies(timeout=LISTENS_EVERY, stop_after=1)):
             self.tail_in_turn()
         return LEAST_REST
 
     def tail_in_turn(self) -> float:
-        """Make a round of the tail of each pipeline that is this process's to look after; return seconds to wait."""
+        """Make a page of the tail of each pipeline that is this process's to look after; return seconds to wait."""
         with self._turn:
-            return self._tail_in_turn()
+            began = time.monotonic()
+            waits = [self._tail_of(name) for name in self.here.pipelines.names()]
+            wait = min([self.here.settings.tail_interval, *waits])
+            return max(LEAST_REST, wait - (time.monotonic() - began))
 
-    def _tail_in_turn(self) -> float:
-        now = time.monotonic()
-        names = [name for name in self.here.pipelines.names() if self.standings[name].paused_until <= now]
-        waits = [self.here.settings.tail_interval]
-        for name, hold in zip(names, self.here.gate.hold(names, round(HOLD * 1000)), strict=True):
-            standing = self.standings[name]
-            if hold.wait_ms:
-                standing.holds_until = 0.0
-                waits.append(hold.wait_ms / 1000)
-                continue
-            if hold.anew:
-                standing.base_at = 0.0
-            standing.holds_until = now + HOLD
-            try:
-                self._tail(name, standing)
-                standing.pause = 0.0
-            except Exception as error:
-                standing.pause = min(LONGEST_PAUSE, max(1.0, standing.pause * 2))
-                standing.paused_until = time.monotonic() + standing.pause
-                standing.holds_until = 0.0
-                log.warning("tail of %s: none for %.0f s: %s: %s", name, standing.pause, type(error).__name__, error)
-        return max(0.01, min(waits) - (time.monotonic() - now))
-
-    def _tail(self, name: str, standing: _Standing) -> None:
-        stores = time.monotonic() - standing.stored_at > STORES_EVERY
-        # What came while no round got through may be too much for one that is as short as any.
-        if tail_round(self.here, name, stores=stores, more_patience=standing.pause):
+    def _tail_of(self, name: str) -> float:
+        """Make a page if it is this process's turn; return the seconds until it is worth asking again."""
+        standing, interval = self.standings[name], self.here.settings.tail_interval
+        if standing.paused_until > time.monotonic():
+            return interval
+        if wait_ms := self._take(name, standing):
+            return wait_ms / 1000
+        try:
+            stores = time.monotonic() - standing.stored_at > STORES_EVERY
+            # What could not be read in time gets more time.
+            stored, standing.tail = tail_page(
+                self.here, name, standing.tail, stores=stores, more_patience=standing.pause
+            )
+        except Exception as error:
+            standing.tail, slow = None, isinstance(error, _TOO_SLOW)
+            standing.pause = min(LONGEST_PAUSE, max(PAUSE, standing.pause * 2)) if slow else 0.0
+            standing.paused_until = time.monotonic() + (standing.pause or PAUSE)
+            log.warning(
+                "tail of %s: none for %.0f s: %s: %s", name, standing.pause or PAUSE, type(error).__name__, error
+            )
+            return interval
+        standing.pause = 0.0
+        if stored:
             standing.stored_at = time.monotonic()
+        return interval if standing.tail is None else LEAST_REST
+
+    def _take(self, name: str, standing: _Standing) -> int:
+        """Take the hold, or keep it; return for how many milliseconds another has it."""
+        asked, seconds = time.monotonic(), self.here.settings.tail_interval + HOLDS_LONGER
+        hold = standing.hold = self.here.gate.hold(name, round(seconds * 1000), standing.hold)
+        if hold.wait_ms:
+            standing.holds_until = 0.0
+        else:
+            standing.holds_until = asked + seconds
+            if hold.anew:
+                standing.taken += 1
+                standing.base_at, standing.base = 0.0, None
+        return hold.wait_ms
 
     def base_in_turn(self) -> float:
-        """Make a base round of each pipeline where it is due, if its tail is this process's; return seconds to wait."""
-        for name in self.here.pipelines.names():
-            standing, now = self.standings[name], time.monotonic()
-            if standing.base_at <= now < standing.holds_until:
-                try:
-                    self._base(name, standing)
-                except Exception as error:
-                    # It may have taken long, and would again: half the time is enough.
-                    standing.base_at = 2 * time.monotonic() - now + self.here.settings.base_interval
-                    log.warning("base of %s: %s: %s", name, type(error).__name__, error)
-        return min(0.25, self.here.settings.base_interval)
+        """Make a page of the base round of each pipeline where one is due, if its tail is this process's.
 
-    def _base(self, name: str, standing: _Standing) -> None:
-        started = time.monotonic()
-        started_now = base_round(self.here, name)
-        now = time.monotonic()
-        standing.base_at = now + max(self.here.settings.base_interval, SHARE * (now - started))
-        if started_now:
-            self.here.forgotten[name] += len(started_now)
-            log.warning("%s: %d tenants had pending records and no run", name, len(started_now))
+        Returns seconds to wait.
+        """
+        waits = [self._base_of(name) for name in self.here.pipelines.names()]
+        return min([0.25, self.here.settings.base_interval, *waits])
+
+    def _base_of(self, name: str) -> float:
+        standing, now, interval = self.standings[name], time.monotonic(), self.here.settings.base_interval
+        if not standing.base_at <= now < standing.holds_until:
+            return interval
+        taken, previous = standing.taken, standing.base
+        if previous is None:
+            standing.base_began, standing.started = now, 0
+        try:
+            started, page = base_page(self.here, name, previous)
+            rest = max(interval, SHARE * (time.monotonic() - standing.base_began))
+        except Exception as error:
+            # It may have taken long, and would again: half the time is enough.
+            started, page, rest = [], None, interval + time.monotonic() - now
+            log.warning("base of %s: %s: %s", name, type(error).__name__, error)
+        standing.started += len(started)
+        # Whoever took the hold anew meanwhile begins a new round: what this one reminded may be lost with Redis.
+        if taken != standing.taken:
+            return LEAST_REST
+        standing.base = page
+        if page is not None:
+            return LEAST_REST
+        standing.base_at = time.monotonic() + rest
+        if standing.started:
+            self.here.forgotten[name] += standing.started
+            log.warning("%s: %d tenants had pending records and no run", name, standing.started)
+        return interval

@@ -156,7 +156,7 @@ class Deployment:
     def idle(self) -> bool:
         """Whether no runner is left and nothing is pending."""
         here = runtime(self.app)
-        return not here.gate.active("invoices") and not here.cursors_of("invoices").pending_tenants("invoices")
+        return not here.gate.active("invoices") and not [*here.pending("invoices")]
 
     def wait_until_idle(self, seconds: float = 15.0) -> None:
         wait_until(self.idle, "idle", seconds)

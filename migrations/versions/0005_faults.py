@@ -70,9 +70,11 @@ ALTER TABLE records
     ADD COLUMN discarded_at timestamptz;
 ALTER TABLE sync_cursors
     ADD COLUMN deaths integer NOT NULL DEFAULT 0,
-    ADD COLUMN suspect_revision bigint;
+    ADD COLUMN suspect_revision bigint,
+    ADD COLUMN outages integer NOT NULL DEFAULT 0;
 COMMENT ON COLUMN sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
 COMMENT ON COLUMN sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
+COMMENT ON COLUMN sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';
 ALTER TABLE quarantine ALTER COLUMN revision TYPE bigint;
 ALTER TABLE deliveries ALTER COLUMN revision TYPE bigint;
 COMMENT ON COLUMN records.discarded_at IS 'No criterion matched, and somebody gave the record up.';
@@ -148,7 +150,7 @@ ALTER TABLE records
     ALTER COLUMN xid SET DEFAULT pg_current_xact_id(),
     DROP COLUMN changed_at,
     DROP COLUMN discarded_at;
-ALTER TABLE sync_cursors DROP COLUMN deaths, DROP COLUMN suspect_revision;
+ALTER TABLE sync_cursors DROP COLUMN deaths, DROP COLUMN suspect_revision, DROP COLUMN outages;
 ALTER TABLE quarantine ALTER COLUMN revision TYPE integer USING mod(revision, 2147483648);
 ALTER TABLE deliveries ALTER COLUMN revision TYPE integer USING mod(revision, 2147483648);
 """

@@ -77,10 +77,14 @@ CREATE TABLE pipelines (
 );
 COMMENT ON TABLE pipelines IS
     'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
+-- A pipeline without any record left is not guessed: it becomes known when a worker declares it.
 INSERT INTO pipelines (pipeline, source)
-SELECT s.pipeline, CASE WHEN n.pipeline IS NULL THEN 'invoices' ELSE s.pipeline END
-FROM (SELECT pipeline FROM sync_cursors UNION SELECT pipeline FROM former_records) s
-LEFT JOIN (SELECT DISTINCT pipeline FROM former_records) n ON n.pipeline = s.pipeline;
+SELECT DISTINCT pipeline, pipeline FROM former_records
+UNION
+SELECT DISTINCT c.pipeline, 'invoices'
+FROM sync_cursors c
+JOIN records r ON r.source = 'invoices' AND r.tenant = c.tenant
+WHERE NOT EXISTS (SELECT FROM former_records f WHERE f.pipeline = c.pipeline);
 
 CREATE INDEX ix_sync_cursors_failing ON sync_cursors (pipeline) WHERE failures > 0;
 
@@ -142,11 +146,16 @@ BEGIN
             RETURN NEW;
         END IF;
     END IF;
+    IF NEW.tenant <> '' AND NOT NEW.deleted AND jsonb_typeof(NEW.document) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
+            'tenant %L, record %L: the document is no JSON object: pass one', left(NEW.tenant, 20), left(NEW.key, 20));
+    END IF;
     NEW.xid := pg_current_xact_id();
     NEW.revision := nextval('@schema.revisions');
     IF TG_OP = 'INSERT' THEN
         NEW.id := NEW.revision;
     ELSE
+        NEW.id := OLD.id;
         NEW.changed_at := now();
         IF NEW.source = OLD.source AND NEW.tenant = OLD.tenant AND NEW.key = OLD.key THEN
             RETURN NEW;
@@ -205,10 +214,6 @@ ALTER TABLE @schema.records ENABLE ALWAYS TRIGGER records_written, ENABLE ALWAYS
 CREATE FUNCTION @schema.record(source text, tenant text, key text, document jsonb) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF jsonb_typeof($4) IS DISTINCT FROM 'object' THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
-            'tenant %L, record %L: the document is no JSON object: pass one', left($2, 20), left($3, 20));
-    END IF;
     INSERT INTO @schema.records AS r (source, tenant, key, document) VALUES ($1, $2, $3, $4)
     ON CONFLICT ON CONSTRAINT pk_records DO UPDATE SET document = excluded.document, deleted = false
     WHERE r.deleted OR r.document IS DISTINCT FROM excluded.document;

@@ -12,14 +12,14 @@ depends_on = None
 TAILS = """
 CREATE TABLE tails (
     pipeline text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
     snapshot pg_snapshot NOT NULL,
-    base pg_snapshot NOT NULL,
-    CONSTRAINT pk_tails PRIMARY KEY (pipeline)
+    CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind),
+    CONSTRAINT ck_tails_kind CHECK (kind IN ('tail', 'base'))
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE tails IS 'How far all records of a pipeline have been looked at.';
-COMMENT ON COLUMN tails.snapshot IS
-    'The tail: of what is visible in it every tenant was reminded, or had a run that looked.';
-COMMENT ON COLUMN tails.base IS 'What is visible in it every cursor has handled.';
+COMMENT ON TABLE tails IS
+    'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was '
+    'reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
 ALTER TABLE sync_cursors ADD COLUMN looked pg_snapshot;
 COMMENT ON COLUMN sync_cursors.looked IS
     'What was visible when the last run claimed the cursor: that run reads it.';
@@ -37,13 +37,16 @@ $$;
 
 CREATE FUNCTION @schema.announce(source text, announces boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    -- A name has 63 bytes at the most.
+    name text := 'announce_' || left(source, 44) || '_' || left(md5(source), 8);
 BEGIN
-    EXECUTE format('DROP TRIGGER IF EXISTS %I ON @schema.records', 'announce_' || source);
+    EXECUTE format('DROP TRIGGER IF EXISTS %I ON @schema.records', name);
     IF announces THEN
         EXECUTE format(
             'CREATE TRIGGER %I AFTER INSERT OR UPDATE ON @schema.records FOR EACH ROW WHEN (NEW.source = %L) '
             'EXECUTE FUNCTION @schema.announce_commit()',
-            'announce_' || source, source
+            name, source
         );
     END IF;
 END

@@ -18,6 +18,7 @@ from taskbridge.bench.rate_limit import RATE_LIMIT
 from taskbridge.bench.recovery import RECOVERY
 from taskbridge.bench.scale_out import SCALE_OUT
 from taskbridge.bench.sweep import SWEEP
+from taskbridge.bench.tail import TAIL
 from taskbridge.bench.tenants import TENANTS
 
 __all__ = ["BENCHMARKS"]
@@ -27,6 +28,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     FIRST_EVENT,
     NOTIFY,
     SWEEP,
+    TAIL,
     TENANTS,
     DRAIN,
     NEIGHBOURS,

@@ -59,7 +59,7 @@ def _drain(here: Runtime, tenant: str, records: int, bad: int) -> float:
         )
     started = time.monotonic()
     here.gate.notify(INVOICES, tenant, here.pipelines[INVOICES].policy.spacing)
-    wait_until(lambda: not here.cursors_of(INVOICES).pending_tenants(INVOICES), f"all records of {tenant}", 300)
+    wait_until(lambda: not [*here.pending(INVOICES)], f"all records of {tenant}", 300)
     return time.monotonic() - started
 
 

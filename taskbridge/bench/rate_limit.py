@@ -187,7 +187,7 @@ def _outcome(
     began = time.monotonic()
     add(here, pipeline, [f"{prefix}-{at}" for at in range(tenants)])
     with suppress(TimeoutError):  # What was handled until then is the figure.
-        wait_until(lambda: not here.cursors_of(pipeline).pending_tenants(pipeline), "nothing is pending", cap)
+        wait_until(lambda: not [*here.pending(pipeline)], "nothing is pending", cap)
     seconds = time.monotonic() - began
     refused = downstream.answered[HTTPStatus.TOO_MANY_REQUESTS]
     with here.engine.connect() as connection:

@@ -52,9 +52,10 @@ class _Scope:
 
     def pending(self) -> list[str]:
         """Return the tenants with pending records."""
-        from taskbridge.cli.tenants import view
-
-        return [one.tenant for one in view(self.here, self.pipeline, self.tenant) if one.counts["pending"]]
+        if self.tenant is None:
+            return sorted(self.here.pending(self.pipeline))
+        counts = self.here.cursors_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
+        return [row["tenant"] for row in counts if row["pending"]]
 
     def paused(self, paused: Paused) -> bool:
         """Whether anything holds it."""

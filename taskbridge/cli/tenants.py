@@ -139,8 +139,4 @@ def is_idle(here: Runtime) -> bool:
 
 def has_pending(here: Runtime) -> bool:
     """Whether any tenant of any pipeline has a pending record, due or not."""
-    return any(_pending(here, name) for name in here.pipelines.names())
-
-
-def _pending(here: Runtime, pipeline: str) -> bool:
-    return bool(here.cursors_of(pipeline).pending_tenants(pipeline))
+    return any(True for name in here.pipelines.names() for _ in here.pending(name))

@@ -29,6 +29,7 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "max_connections": "200",
     "shared_buffers": "64MB",
+    "max_prepared_transactions": "10",
 }
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 

@@ -12,6 +12,7 @@ from taskbridge.gate.gate import (
     Reminder,
     RunnerStatus,
     Survey,
+    TailHold,
     Timing,
 )
 from taskbridge.gate.keys import Keys, Queue
@@ -36,6 +37,7 @@ __all__ = [
     "Spacing",
     "State",
     "Survey",
+    "TailHold",
     "Timing",
     "client",
 ]

@@ -145,13 +145,15 @@ class Reminder(NamedTuple):
 
 
 class TailHold(NamedTuple):
-    """Whether this process reads a pipeline's tail: 0, or the milliseconds until another's hold ends.
+    """Whether this process looks after a pipeline's tail: 0, or the milliseconds until another's hold ends.
 
-    `anew`: it did not hold on before, so nobody knows what happened meanwhile.
+    `anew`: another held it meanwhile, or Redis lost its data or came back with older data. `ends_ms`: when the hold
+    ends, by the gate's clock.
     """
 
     wait_ms: int
     anew: bool
+    ends_ms: int
 
 
 class Survey(NamedTuple):
@@ -504,12 +506,11 @@ class Gate:
         """Note that deadlines of waiting tenants, and last runs that can matter under this longest delay, are here."""
         self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400)
 
-    def hold(self, pipelines: Sequence[str], hold_ms: int) -> list[TailHold]:
-        """Ask, in one round trip, whose tails this process may read in the next `hold_ms` milliseconds."""
-        calls = [
-            (self._keys_of("hold", pipeline, "", None), (self._ticker, hold_ms, self._now())) for pipeline in pipelines
-        ]
-        return [TailHold(wait_ms, bool(anew)) for wait_ms, anew in self._wire.call(self._scripts["hold"], calls)]
+    def hold(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
+        """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""
+        had_until = 0 if last is None else last.ends_ms
+        wait_ms, anew, ends_ms = self._run("hold", pipeline, "", None, self._ticker, hold_ms, had_until)
+        return TailHold(wait_ms, bool(anew), ends_ms)
 
     def check_version(self) -> None:
         """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""

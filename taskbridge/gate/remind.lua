@@ -28,7 +28,10 @@ local fresh = {}
 if not state then
   fresh = { "events", 1, "swept", 0, "runs", 0, "first", now, "delay", delay_ms }
   began, earliest = last_run(last_key)
-  began = began or tonumber(last_ms)
+  -- Redis may have come back with an older one.
+  if last_ms and last_ms > (began or 0) then
+    began = last_ms
+  end
   add_last_run(fresh, began, earliest)
 else
   if events == swept then

@@ -29,7 +29,7 @@ SCRIPTS: dict[str, Script] = {
     for script in (
         Script(
             "notify",
-            ("due", "runner", "lease", "last", "queue"),
+            ("due", "runner", "lease", "last", "queue", "turns"),
             ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
             uses=("queueing", "last", "expiry"),
         ),
@@ -113,7 +113,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "turns"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
-        Script("hold", ("tailing",), ("worker", "hold_ms", "now_ms")),
+        Script("hold", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms")),
     )
 }

@@ -20,7 +20,7 @@ from taskbridge.store.cursor import (
     Waiting,
     WaitingRecords,
 )
-from taskbridge.store.engine import OLDEST_POSTGRES, check_version, connect
+from taskbridge.store.engine import OLDEST_POSTGRES, NoAnswer, check_version, connect
 from taskbridge.store.figures import Backlog, Counters, read_backlogs, read_counters
 from taskbridge.store.pauses import Pause, Paused, Pauses
 from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines
@@ -39,7 +39,7 @@ from taskbridge.store.records import (
     with_reason,
 )
 from taskbridge.store.schema import check_schema, migrate
-from taskbridge.store.tail import Found, Tails
+from taskbridge.store.tail import Found, Kind, Tails
 
 __all__ = [
     "EVERYTHING",
@@ -55,6 +55,8 @@ __all__ = [
     "Cursors",
     "Evidence",
     "Found",
+    "Kind",
+    "NoAnswer",
     "Outranked",
     "Page",
     "Pause",

@@ -434,17 +434,6 @@ class Cursors:
         with self._autocommit.connect() as connection:
             connection.exec_driver_sql(self._query("succeeded"), dict(key))
 
-    def pending_tenants(self, pipeline: str, *, smallest: int = 0, every: bool = True) -> list[Waiting]:
-        """Return the tenants that have records to take; without `every` only those that are due.
-
-        A record without a delay of its own has the delay `smallest`, in milliseconds. Where that is 0 delays do not
-        matter, and of each tenant one record is looked at.
-        """
-        values = {"pipeline": pipeline, "smallest": smallest, "all": every, "size": None if smallest else 1}
-        with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
-            rows = connection.exec_driver_sql(self._query("pending_tenants"), {**values, "source": self._source})
-            return [Waiting(*row) for row in rows]
-
     def last_runs(self, pipeline: str, within_ms: int) -> list[tuple[str, int]]:
         """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`."""
         with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
@@ -561,6 +550,7 @@ class _Standing(NamedTuple):
     attempts: int
     deaths: int
     suspect_revision: int | None
+    outages: int
     failing_since: datetime | None
     held: bool
     size: int
@@ -602,7 +592,12 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
         positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
         aside=frozenset(external_id for _, _, external_id, *_, aside in found if aside),
         narrowing=Narrowing(
-            cursor.batch_limit, cursor.suspects, cursor.attempts, cursor.deaths, cursor.suspect_revision
+            cursor.batch_limit,
+            cursor.suspects,
+            cursor.attempts,
+            cursor.deaths,
+            cursor.suspect_revision,
+            cursor.outages,
         ),
         failing_since=cursor.failing_since,
     )
@@ -615,6 +610,7 @@ def _columns(narrowing: Narrowing) -> dict[str, int | None]:
         "attempts": narrowing.attempts,
         "deaths": narrowing.deaths,
         "suspect_revision": narrowing.revision,
+        "outages": narrowing.outages,
     }
 
 

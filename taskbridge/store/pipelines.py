@@ -38,8 +38,10 @@ def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVE
         if found is None:
             snapshot = EVERY_RECORD if start == EVERYTHING else None
             if isinstance(start, datetime):
-                snapshot = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).scalar_one()
-            found = connection.exec_driver_sql(sql("know_pipeline"), values | {"start": snapshot}).scalar_one()
+                with patiently(connection, None):
+                    snapshot = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).scalar_one()
+            connection.exec_driver_sql(sql("know_pipeline"), values | {"start": snapshot})
+            found = connection.exec_driver_sql(sql("known_source"), values).scalar_one()
     if found != source:
         raise InvalidPolicy(
             f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import IntegrityError
 
 from taskbridge.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput
@@ -33,6 +35,8 @@ __all__ = [
     "unmatched_sources",
     "with_reason",
 ]
+
+log = logging.getLogger(__name__)
 
 Row = tuple[str, str, Mapping[str, Any]]
 """Tenant, key and document of a record."""
@@ -222,11 +226,26 @@ class Records:
                 if isinstance(found, Unmatched) and found.reason == one.reason:
                     yield one, found
                     continue
-                values = {"source": self._source, "under": source, "key": one.message_id, **_columns(found)}
-                with _autocommit(self._engine).connect() as connection:
-                    changed = connection.exec_driver_sql(self._query("match_again"), values).first() is not None
-                if changed:
+                if self._settle(source, one.message_id, found):
                     yield one, found
+
+    def _settle(self, under: str, message_id: str, found: Match | Unmatched) -> bool:
+        """Write down what became of a message that lay `under` a source; return whether anything did.
+
+        One that its sender has repeated meanwhile is given up here: its record is there already.
+        """
+        values = {"source": self._source, "under": under, "key": message_id, **_columns(found)}
+        try:
+            with self._engine.begin() as connection:
+                moved = under == self._source or connection.exec_driver_sql(self._query("move_message"), values).first()
+                if moved:
+                    return connection.exec_driver_sql(self._query("match_again"), values).first() is not None
+                values |= {"source": under, "message_ids": [message_id], "reason": None}
+                connection.exec_driver_sql(self._query("discard_unmatched"), values)
+        except IntegrityError:
+            # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
+            log.warning("source %s: message %r is not matched: its key is taken", self._source, message_id)
+        return False
 
 
 def unmatched_sources(engine: Engine) -> dict[str, int]:

@@ -205,6 +205,7 @@ sync_cursors: Final = Table(
     ),
     _count("deaths", "How often, beside the attempts, a run died that had the suspect alone."),
     Column("suspect_revision", BigInteger, comment="The one suspect that attempts and deaths are counted of."),
+    _count("outages", 'How many of the attempts with the suspect alone said "downstream".'),
     Column("looked", PgSnapshot, comment="What was visible when the last run claimed the cursor: that run reads it."),
     PrimaryKeyConstraint("pipeline", "tenant"),
     Index("ix_sync_cursors_failing", "pipeline", postgresql_where=text("failures > 0")),
@@ -218,17 +219,14 @@ tails: Final = Table(
     "tails",
     METADATA,
     _key("pipeline"),
-    Column(
-        "snapshot",
-        PgSnapshot,
-        nullable=False,
-        comment="The tail: of what is visible in it every tenant was reminded, or had a run that looked.",
-    ),
-    Column("base", PgSnapshot, nullable=False, comment="What is visible in it every cursor has handled."),
-    PrimaryKeyConstraint("pipeline"),
+    _key("kind"),
+    Column("snapshot", PgSnapshot, nullable=False),
+    PrimaryKeyConstraint("pipeline", "kind"),
+    CheckConstraint("kind IN ('tail', 'base')", name="kind"),
     # It is updated a few times a second at the most, mostly in the page that it is in.
     postgresql_with={"fillfactor": "50"},
-    comment="How far all records of a pipeline have been looked at.",
+    comment="How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every "
+    "tenant was reminded, or had a run that looked. What that of the base sees, every cursor has handled.",
 )
 
 quarantine: Final = Table(

@@ -106,6 +106,43 @@ def test_a_look_that_is_lost_during_the_trial_leaves_the_handlers_error(drill: D
     assert drill.states() == {"handled": 2}
 
 
+def test_an_outage_is_no_try_of_a_record_that_fails_otherwise(drill: Drill) -> None:
+    errors: list[Exception] = [ConnectionError("refused"), ConnectionError("refused"), ValueError("not now")]
+
+    def handler(batch: Batch) -> None:
+        if errors and batch[0].tenant == "acme":
+            raise errors.pop(0)
+        journal(batch)
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", "a")
+    drill.save("other", "1")
+    drill.go_on()
+    assert (drill.quarantine(), drill.states()) == ([], {"handled": 2})
+
+
+def test_a_record_that_fails_now_in_one_way_and_now_in_another_goes_to_quarantine(drill: Drill) -> None:
+    tries = 0
+
+    def handler(batch: Batch) -> None:
+        nonlocal tries
+        if batch[0].tenant == "acme":
+            tries += 1
+            if tries == 1:
+                raise ValueError("bad")
+            raise ConnectionError("refused") if tries % 7 else ValueError("bad")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=3)
+    drill.save("acme", "a")
+    for number in range(40):
+        before = tries
+        drill.save("other", str(number))
+        drill.go_on(until=lambda before=before: tries > before or bool(drill.quarantine()))  # type: ignore[misc]
+    assert [number for _, number, *_ in drill.quarantine()] == ["a"]
+    assert tries <= 5 * 3
+
+
 def test_what_was_handled_before_a_records_first_failure_is_no_evidence(drill: Drill) -> None:
     away = Away(ValueError("500"))
     drill.handle(away)

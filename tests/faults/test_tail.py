@@ -14,6 +14,7 @@ from taskbridge.gate import Keys
 from taskbridge.pipeline import Pipeline, Pipelines
 from taskbridge.policy import LatencyNeutral
 from taskbridge.runtime import runtime
+from taskbridge.store import Tails
 from taskbridge.tail import Rounds, base_round, tail_round
 from tests.deployment import Deployment
 from tests.waiting import wait_until
@@ -192,14 +193,37 @@ def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> No
     first, second = Rounds(here), Rounds(here)
     first.tail_in_turn()
     other = here.make_gate(type(here.gate))
-    (hold,) = other.hold(["invoices"], 700)
-    assert 0 < hold.wait_ms <= 700
+    assert 0 < other.hold("invoices", 700).wait_ms <= 700
     assert second.standings["invoices"].holds_until == 0.0
     here.redis.delete(Keys().tailing("invoices"))
-    (hold,) = other.hold(["invoices"], 700)
+    hold = other.hold("invoices", 700)
     assert (hold.wait_ms, hold.anew) == (0, True)
-    (hold,) = other.hold(["invoices"], 700)
-    assert (hold.wait_ms, hold.anew) == (0, False)
+    time.sleep(0.02)
+    again = other.hold("invoices", 700, hold)
+    assert (again.wait_ms, again.anew) == (0, False)
+    assert other.hold("invoices", 700, hold).anew, "Redis came back with older data"
+    short = other.hold("invoices", 1)
+    time.sleep(0.02)
+    assert not other.hold("invoices", 700, short).anew, "it ended, and nobody took it"
+
+
+def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    vars(here)["tails"] = Tails(deployment.engine, page=2)
+    rounds = Rounds(here)
+    rounds.tail_in_turn()
+    tenants = [f"t{number}" for number in range(7)]
+    for tenant in tenants:
+        insert(deployment, tenant, "1")
+    assert rounds.tail_in_turn() < 0.1, "there is more"
+    assert 2 <= len(here.gate.active("invoices")) < 7
+    wait_until(lambda: rounds.tail_in_turn() > 0.1, "the last page", 5)
+    assert sorted(here.gate.active("invoices")) == tenants
+    for tenant in tenants:
+        deployment.redis.delete(Keys().runner("invoices", tenant))
+    deployment.redis.delete(Keys().due("invoices"))
+    wait_until(lambda: rounds.base_in_turn() > 0.1, "the last page", 5)
+    assert sorted(here.gate.active("invoices")) == tenants
 
 
 def test_rounds_remind_and_begin_nothing_twice(deployment: Deployment) -> None:

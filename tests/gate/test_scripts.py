@@ -348,7 +348,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "tick": lambda gate, _: gate.tick("invoices", 10),
         "turn": lambda gate, _: gate.turns(3),
         "remind": lambda gate, _: gate.remind("invoices", [Reminder("acme", 0)]),
-        "hold": lambda gate, _: gate.hold(["invoices"], 700),
+        "hold": lambda gate, _: gate.hold("invoices", 700),
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(

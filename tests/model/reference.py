@@ -324,6 +324,8 @@ def step(
     rows.add(row)
     if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.turn:
         del shared.turns.waiting[now.subject]
+    if tenant.found and row.answer is Answer.STARTED:
+        shared.turns.waiting.pop(now.subject, None)
     after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
     _set_deadline(after, now)
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
@@ -427,7 +429,7 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
 def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
     """Count one event, unless one is counted already, where a run would not come anyway."""
     if tenant.state is State.IDLE:
-        last = event.last if tenant.last is None else tenant.last
+        last = max((moment for moment in (event.last, tenant.last) if moment is not None), default=None)
         return replace(
             tenant, events=1, delay=now.spacing.delay, first=now.ms, began=last, earliest=tenant.last_earliest
         )

@@ -20,7 +20,7 @@ from taskbridge.errors import InvalidInput, InvalidName, InvalidPolicy
 from taskbridge.names import check_key, check_tenant
 from taskbridge.pipeline import Pipeline
 from taskbridge.policy import LatencyNeutral
-from taskbridge.store import Cursors, Records, connect, know, migrate, record, record_many
+from taskbridge.store import Cursors, Records, Tails, connect, know, migrate, record, record_many
 from tests.store.restoring import use_up
 from tests.store.test_cursor import key
 
@@ -138,6 +138,51 @@ def test_a_message_is_recorded_once_whatever_tenant_it_is_given(engine: Engine) 
     ]
 
 
+def match(_: Any) -> Match:
+    return Match("acme", 1, "c")
+
+
+def test_messages_that_lay_under_another_source_are_matched_also_where_one_was_repeated(engine: Engine) -> None:
+    early, orders = Records(engine, "p"), Records(engine, "orders")
+    for message_id in ("m1", "m2"):
+        assert early.write(message_id, "{}", Unmatched("the pipeline is not known"), None)
+    assert orders.write("m1", '{"again": 1}', match({}), None)
+
+    assert [one.message_id for one, _ in orders.match_again(match, under=("p",))] == ["m2"]
+
+    assert rows(engine, "SELECT source, key FROM taskbridge.records WHERE tenant = 'acme' ORDER BY key") == [
+        ("orders", "m1"),
+        ("orders", "m2"),
+    ]
+    assert early.count_unmatched() == 0
+    assert not orders.write("m2", "{}", match({}), None), "it is known by its id"
+
+
+def test_a_message_whose_key_a_record_has_becomes_its_next_content(engine: Engine) -> None:
+    record(engine, "orders", "acme", "m1", {"version": 1})
+    orders = Records(engine, "orders")
+    assert orders.write("m1", '{"version": 2}', match({}), None)
+    assert not orders.write("m1", '{"version": 3}', match({}), None)
+    assert rows(engine, "SELECT document FROM taskbridge.records") == [({"version": 2},)]
+
+
+def test_a_message_that_cannot_be_matched_because_its_key_is_taken_stops_no_other(engine: Engine) -> None:
+    orders = Records(engine, "orders")
+    for message_id in ("m1", "m2"):
+        orders.write(message_id, "{}", Unmatched("no criterion"), None)
+    record(engine, "orders", "acme", "m1", {"other": 1})
+    assert [one.message_id for one, _ in orders.match_again(match)] == ["m2"]
+
+
+@pytest.mark.parametrize("document", [None, "[]", "null", "7"])
+def test_a_plain_insert_without_an_object_is_refused(engine: Engine, document: str | None) -> None:
+    with engine.begin() as connection, pytest.raises(DataError, match="record '1': the document is no JSON object"):
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('orders', 'acme', '1', %s)",
+            (document,),
+        )
+
+
 def test_several_pipelines_read_one_source_each_with_its_cursors(engine: Engine) -> None:
     know(engine, "ship", "orders")
     know(engine, "bill", "orders")
@@ -170,8 +215,7 @@ def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
         # One that was begun before and commits later was not there yet.
         late.commit()
     record(engine, "orders", "acme", "new", {})
-    cursors = Cursors(engine, "orders")
-    found = {name: [one.tenant for one in cursors.pending_tenants(name)] for name in ("all", "since", "fresh")}
+    found = {name: [*Tails(engine).pending(name, "orders")] for name in ("all", "since", "fresh")}
     assert found == {"all": ["acme"], "since": ["acme"], "fresh": ["acme"]}
     assert sorted(sweep(engine, "all", "orders")) == ["late", "new", "old", "young"]
     assert sorted(sweep(engine, "fresh", "orders")) == ["late", "new"]
@@ -221,6 +265,7 @@ INSERT INTO sync_cursors (pipeline, tenant, owner, sweeps, target, at_xid, at_id
     WHERE number = 'b';
 UPDATE sync_cursors SET target = format('%%s:%%s:', s.x + 1, s.x + 1)::pg_snapshot
     FROM (SELECT max(xid::text::bigint) AS x FROM invoices) s;
+INSERT INTO sync_cursors (pipeline, tenant) VALUES ('pruned', 'nobody');
 INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason)
     SELECT 'invoices', 'acme', 'a', revision, 'no customer' FROM invoices WHERE number = 'a';
 INSERT INTO deliveries (pipeline, tenant, external_id, revision, token) VALUES ('invoices', 'acme', 'b', 1, 't');
@@ -335,4 +380,4 @@ def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
     finally:
         for session in sessions:
             session.close()
-    assert cursors.pending_tenants("invoices") == []
+    assert [*Tails(engine).pending("invoices", "invoices")] == []

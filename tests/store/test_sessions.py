@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.errors import HandlerMistake
-from taskbridge.store import Cursors, Page, Unread, connect, record_invoice
+from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, record_invoice
 from taskbridge.store.cursor import session_name
 from taskbridge.store.engine import NoAnswer, patiently
 from taskbridge.store.queries import query
@@ -133,23 +133,28 @@ def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
     assert taken == (["a", "b", "c"] if writes or len(seen) == 3 else ["c"])
 
 
-@pytest.mark.parametrize("what", ["fail", "evidence", "note_success", "pending_tenants"])
+@pytest.mark.parametrize("what", ["fail", "evidence", "note_success"])
 def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Engine, what: str) -> None:
     record_invoice(engine, "acme", "a", {})
     cursors = Cursors(bounded)
     claim(cursors)
-    if what == "pending_tenants":
-        with bounded.connect() as connection, patiently(connection, 0.2):
-            pass
     calls: dict[str, Callable[[], object]] = {
         "fail": lambda: cursors.fail(key(), "ValueError"),
         "evidence": lambda: cursors.evidence(key()),
         "note_success": lambda: cursors.note_success(key()),
-        "pending_tenants": lambda: cursors.pending_tenants("invoices"),
     }
     with silent(bounded), within_the_bound(), pytest.raises(OperationalError, match="timeout"):
         calls[what]()
     calls[what]()
+
+
+def test_a_silent_session_ends_a_round(bounded: Engine) -> None:
+    tails = Tails(bounded, patience=2.0)
+    tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    with silent(bounded), within_the_bound(), pytest.raises(NoAnswer, match="for 3 s"):
+        # longer than other statements may take
+        tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    assert tails.look(Kind.TAIL, "invoices", "invoices", 200).waiting == []
 
 
 def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(bounded: Engine) -> None:

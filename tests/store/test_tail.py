@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
-from taskbridge.store import Cursors, Found, Tails, connect, know, record
+from taskbridge.store import Cursors, Found, Kind, Tails, connect, know, record
 from taskbridge.store.queries import query
 
 PIPELINE, SOURCE = "orders", "orders"
@@ -41,16 +41,27 @@ def other(engine: Engine) -> Iterator[Connection]:
 
 def news(tails: Tails) -> list[str]:
     """A round of the tail: whom it would remind."""
-    found = tails.news(PIPELINE, SOURCE, 200)
-    tails.keep_news(PIPELINE, found)
-    return tenants(found)
+    return round_of(tails, Kind.TAIL)
 
 
 def base(tails: Tails) -> list[str]:
-    """A base round: whom it would remind."""
-    found = tails.open(PIPELINE, SOURCE, 200)
-    tails.keep_open(PIPELINE, found)
-    return tenants(found)
+    """A base round, after one of the tail: whom it would remind."""
+    news(tails)
+    return round_of(tails, Kind.BASE)
+
+
+def round_of(tails: Tails, kind: Kind, *, stores: bool = True) -> list[str]:
+    """All pages; one that is not stored must be the only one."""
+    page = tails.look(kind, PIPELINE, SOURCE, 200)
+    found = set(tenants(page))
+    while stores:
+        tails.keep(kind, PIPELINE, page)
+        if page.until is None:
+            break
+        page = tails.look(kind, PIPELINE, SOURCE, 200, previous=page)
+        found |= set(tenants(page))
+    assert page.until is None
+    return sorted(found)
 
 
 def tenants(found: Found) -> list[str]:
@@ -85,7 +96,9 @@ def handle(cursors: Cursors, tenant: str, limit: int = 100, batches: int = 100) 
 
 def stored(engine: Engine) -> str:
     with engine.connect() as connection:
-        return str(connection.exec_driver_sql("SELECT snapshot::text FROM taskbridge.tails").scalar_one())
+        return str(
+            connection.exec_driver_sql("SELECT snapshot::text FROM taskbridge.tails WHERE kind = 'tail'").scalar_one()
+        )
 
 
 def test_a_plain_insert_is_found_once(engine: Engine, tails: Tails) -> None:
@@ -174,11 +187,11 @@ def test_records_of_other_sources_and_without_a_tenant_are_nobodys(engine: Engin
 
 def test_a_round_that_was_not_stored_is_made_again(engine: Engine, tails: Tails) -> None:
     insert(engine, "acme", "1")
-    first = tails.news(PIPELINE, SOURCE, 200)
+    first = tails.look(Kind.TAIL, PIPELINE, SOURCE, 200)
 
     assert news(tails) == ["acme"]
     before = stored(engine)
-    tails.keep_news(PIPELINE, first)
+    tails.keep(Kind.TAIL, PIPELINE, first)
     assert stored(engine) == before, "another round has stored meanwhile"
 
 
@@ -194,10 +207,12 @@ def test_delay_and_last_run_come_with_a_tenant(engine: Engine, tails: Tails, cur
             "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
         ).scalar_one()
 
-    for found in (tails.news(PIPELINE, SOURCE, 7000), tails.open(PIPELINE, SOURCE, 7000)):
+    for kind in Kind:
+        found = tails.look(kind, PIPELINE, SOURCE, 7000)
+        tails.keep(kind, PIPELINE, found)
         assert found.waiting == [("acme", 5000, last)]
     insert(engine, "acme", "4")
-    assert tails.news(PIPELINE, SOURCE, 10).waiting == [("acme", 10, last)], "one without a delay"
+    assert tails.look(Kind.TAIL, PIPELINE, SOURCE, 10).waiting == [("acme", 10, last)], "one without a delay"
 
 
 # The base
@@ -252,12 +267,12 @@ def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, tails: Tails
     know(engine, "everything", SOURCE, "everything")
 
     for begun in ("from now on", "everything"):
-        assert tenants(tails.news(begun, SOURCE, 200)) == [], "its tail begins behind what is there"
-    assert tenants(tails.open("from now on", SOURCE, 200)) == []
-    assert tenants(tails.open("everything", SOURCE, 200)) == ["acme"]
+        assert tenants(tails.look(Kind.TAIL, begun, SOURCE, 200)) == [], "its tail begins behind what is there"
+    assert tenants(tails.look(Kind.BASE, "from now on", SOURCE, 200)) == []
+    assert tenants(tails.look(Kind.BASE, "everything", SOURCE, 200)) == ["acme"]
     insert(engine, "b", "1")
     for begun in ("from now on", "everything"):
-        assert tenants(tails.news(begun, SOURCE, 200)) == ["b"]
+        assert tenants(tails.look(Kind.TAIL, begun, SOURCE, 200)) == ["b"]
 
 
 def test_snapshots_of_another_cluster_begin_anew(engine: Engine, tails: Tails) -> None:
@@ -265,9 +280,7 @@ def test_snapshots_of_another_cluster_begin_anew(engine: Engine, tails: Tails) -
     news(tails)
     base(tails)
     with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.tails SET snapshot = '9999999999:9999999999:', base = '9999999999:9999999999:'"
-        )
+        connection.exec_driver_sql("UPDATE taskbridge.tails SET snapshot = '9999999999:9999999999:'")
     insert(engine, "b", "1")
 
     assert news(tails) == []
@@ -284,8 +297,8 @@ def test_a_round_takes_no_transaction_id(engine: Engine, tails: Tails) -> None:
             return int(connection.exec_driver_sql("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").scalar_one())
 
     before = next_id()
-    tails.news(PIPELINE, SOURCE, 200)
-    tails.open(PIPELINE, SOURCE, 200)
+    tails.look(Kind.TAIL, PIPELINE, SOURCE, 200)
+    tails.look(Kind.BASE, PIPELINE, SOURCE, 200)
     assert next_id() == before
 
 
@@ -305,50 +318,103 @@ def plain(engine: Engine, seen: str) -> list[str]:
         )
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 - one arm for each thing that happens
-    engine: Engine, tails: Tails, cursors: Cursors, seed: int
+T_SEES = "pg_visible_in_snapshot(r.xid, (SELECT snapshot FROM taskbridge.tails WHERE kind = 'tail'))"
+NO_RUN_LOOKED = "NOT coalesce(pg_visible_in_snapshot(r.xid, c.looked), false)"
+
+
+WHAT_HAPPENS = ("insert", "insert", "nested", "commit", "commit", "prepare", "end", "run")
+
+
+@pytest.mark.parametrize("page", [1, 3, 5_000])
+@pytest.mark.parametrize("seed", range(6))
+def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 - an arm for each thing
+    engine: Engine, tails: Tails, cursors: Cursors, seed: int, page: int
 ) -> None:
     draw = random.Random(seed)  # noqa: S311 - histories, no secrets
     numbers = iter(range(10_000))
     told: set[str] = set()
+    page_of_base: Found | None = None
+    rounds = Tails(engine, 10.0, page)
+    prepared: list[str] = []
     with ExitStack() as stack:
         sessions = [stack.enter_context(engine.connect()) for _ in range(3)]
-        tails.news(PIPELINE, SOURCE, 200)
         for _ in range(120):
             session, tenant = draw.choice(sessions), draw.choice("abcdef")
-            match draw.choice(("insert", "insert", "nested", "commit", "commit", "rollback", "run", "tail", "base")):
+            match draw.choice((*WHAT_HAPPENS, "tail", "base")):
                 case "insert":
-                    insert(session, tenant, str(next(numbers)))
+                    for _ in range(draw.choice((1, 1, 4))):
+                        insert(session, tenant, str(next(numbers)))
                 case "nested":
                     nested = session.begin_nested()
                     insert(session, tenant, str(next(numbers)))
                     (nested.commit if draw.random() < 0.5 else nested.rollback)()
                 case "commit":
-                    session.commit()
-                case "rollback":
+                    (session.commit if draw.random() < 0.7 else session.rollback)()
+                case "prepare":
+                    prepared.append(f"{seed}-{page}-{next(numbers)}")
+                    session.exec_driver_sql(f"PREPARE TRANSACTION '{prepared[-1]}'")
                     session.rollback()
+                case "end" if prepared:
+                    end_prepared(engine, prepared.pop(draw.randrange(len(prepared))), commits=draw.random() < 0.7)
                 case "run":
                     handle(cursors, tenant, limit=draw.choice((1, 2, 100)), batches=draw.choice((0, 1, 2, 100)))
                     told.discard(tenant)
                 case "tail":
-                    found = tails.news(PIPELINE, SOURCE, 200)
-                    since = plain(
-                        engine,
-                        "NOT coalesce(pg_visible_in_snapshot(r.xid, c.looked), false) AND "
-                        "NOT pg_visible_in_snapshot(r.xid, (SELECT snapshot FROM taskbridge.tails))",
-                    )
-                    assert tenants(found) == since
-                    told |= set(since)
-                    if draw.random() < 0.8:
-                        tails.keep_news(PIPELINE, found)
-                    unseen = plain(engine, "NOT coalesce(pg_visible_in_snapshot(r.xid, c.looked), false)")
-                    assert set(unseen) <= told, "everybody with records that no run has looked at was reminded"
+                    news = plain(engine, f"{NO_RUN_LOOKED} AND NOT {T_SEES}")
+                    found = set(tenants(part := rounds.look(Kind.TAIL, PIPELINE, SOURCE, 200)))
+                    for _ in range(draw.choice((0, 1, 1_000))):  # a round may end after any of its pages
+                        rounds.keep(Kind.TAIL, PIPELINE, part)
+                        if part.until is None:
+                            assert sorted(found) == news
+                            break
+                        part = rounds.look(Kind.TAIL, PIPELINE, SOURCE, 200, previous=part)
+                        found |= set(tenants(part))
+                    told |= found
+                    assert set(plain(engine, f"{NO_RUN_LOOKED} AND {T_SEES}")) <= told, "T hides nobody"
                 case "base":
-                    found = tails.open(PIPELINE, SOURCE, 200)
-                    assert tenants(found) == plain(engine, "true")
                     if draw.random() < 0.8:
-                        tails.keep_open(PIPELINE, found)
+                        page_of_base = rounds.look(Kind.BASE, PIPELINE, SOURCE, 200, previous=page_of_base)
+                    if draw.random() < 0.8 and page_of_base is not None:
+                        rounds.keep(Kind.BASE, PIPELINE, page_of_base)
+                        page_of_base = None if page_of_base.until is None else page_of_base
+                    assert plain(engine, T_SEES) == round_of(tails, Kind.BASE, stores=False), "B hides nobody"
+        for name in prepared:
+            end_prepared(engine, name, commits=False)
+
+
+def end_prepared(engine: Engine, name: str, *, commits: bool) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"{'COMMIT' if commits else 'ROLLBACK'} PREPARED '{name}'")
+
+
+def test_a_transaction_larger_than_a_page_is_read_whole(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+    assert news(tails) == []
+    pages = Tails(engine, 10.0, page=2)
+    with engine.begin() as connection:
+        for tenant in "abcde":
+            insert(connection, tenant, "1")
+    insert(engine, "later", "1")
+
+    found = pages.look(Kind.TAIL, PIPELINE, SOURCE, 200)
+    assert tenants(found) == [*"abcde"]
+    assert found.until is not None
+    pages.keep(Kind.TAIL, PIPELINE, found)
+    found = pages.look(Kind.TAIL, PIPELINE, SOURCE, 200)
+    assert (tenants(found), found.until) == (["later"], None)
+    pages.keep(Kind.TAIL, PIPELINE, found)
+    for tenant in "abcd":
+        handle(cursors, tenant)
+    assert round_of(pages, Kind.BASE) == ["e", "later"]
+
+
+def test_the_delays_of_another_pipeline_are_not_obeyed(engine: Engine, tails: Tails) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, delay_ms) "
+            "VALUES ('orders', 'acme', '1', '{}', 3600000)"
+        )
+    (waiting,) = tails.look(Kind.TAIL, PIPELINE, SOURCE, 200, has_delays=False).waiting
+    assert waiting.delay_ms == 200
 
 
 # Plans
@@ -386,17 +452,18 @@ def nodes(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["old statistics", "fresh statistics"])
-@pytest.mark.parametrize("name", ["tail_news", "base_open"])
-def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, name: str, analyzed: bool) -> None:
+@pytest.mark.parametrize("kind", [*Kind])
+def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, kind: Kind, analyzed: bool) -> None:
     with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if analyzed:
             connection.exec_driver_sql("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors")
     with seeded.connect() as connection:
         limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
         connection.exec_driver_sql(query("plan_of_rounds"), limits)
-        values = {"pipeline": PIPELINE, "source": SOURCE, "smallest": 200}
+        values = {"pipeline": PIPELINE, "kind": kind.value, "source": SOURCE, "smallest": 200, "has_delays": True}
+        values |= {"after": "0", "size": 5_000, "every": kind is Kind.TAIL}
         found = connection.exec_driver_sql(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query(name)}", values
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query('round')}", values
         ).scalar_one()
     top = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
 

@@ -7,11 +7,11 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from taskbridge import app
 from taskbridge.runtime import runtime
@@ -23,6 +23,8 @@ from tests.torture.ledger import Ledger
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.workers import Kind, Workers
 from tests.waiting import wait_until
+
+T = TypeVar("T")
 
 __all__ = ["SETTINGS", "Arena", "arena"]
 
@@ -108,12 +110,21 @@ class Arena:
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
         """Return a query's rows; tried again where Postgres has dropped the connection."""
+
+        def query() -> list[Any]:
+            with self.engine.connect() as connection:
+                return list(connection.exec_driver_sql(statement, values))
+
+        return self.in_spite_of_outages(query)
+
+    def in_spite_of_outages(self, ask: Callable[[], T]) -> T:
+        """Return what `ask` returns; a server may be away meanwhile, or have dropped connections."""
+        last = time.monotonic() + BACK_WITHIN
         while True:
             try:
-                with self.engine.connect() as connection:
-                    return list(connection.exec_driver_sql(statement, values))
+                return ask()
             except Exception:
-                if not self.workers.up.wait(BACK_WITHIN):
+                if not self.workers.up.wait(BACK_WITHIN) or time.monotonic() > last:
                     raise
                 self.engine.dispose()
                 time.sleep(0.05)

@@ -227,7 +227,8 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
             tenant = scene.busy(1)
             scene.arena.ledger.wait_for(tenant, _has_ended, 5.0)
             time.sleep(0.05)
-            if not runtime(app).gate.look(INVOICES, [tenant])[0].waits_for_turn:
+            looked = scene.arena.in_spite_of_outages(partial(runtime(app).gate.look, INVOICES, [tenant]))
+            if not looked[0].waits_for_turn:
                 break
         committed = scene.writer.commit(scene.writer.invoice(tenant, "second"))
         scene.writer.notify(tenant, tries=50)
@@ -247,10 +248,11 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
             )
         )
         if planned.moment < NOTIFIED:
-            notify_many(app, flood)
+            scene.arena.in_spite_of_outages(partial(notify_many, app, flood))
         scene.arena.wait_for_runs(flood)  # where nobody notified they are found, all of them at once
         # Other first events come in their order, behind those of the flood. Then it has its turns.
-        wait_until(lambda: not scene.arena.redis.client.llen(Queue.FIRST.value), "first events are over", 60)
+        first = partial(scene.arena.redis.client.llen, Queue.FIRST.value)
+        wait_until(lambda: not scene.arena.in_spite_of_outages(first), "first events are over", 60)
         watching = [threading.Thread(target=look) for look in (second_event, second_event, second_try)]
         for thread in watching:
             thread.start()

@@ -41,6 +41,7 @@ def test_a_record_has_its_own_failures_and_deaths_alone() -> None:
     narrowing = narrowing.failed(1, 7, died=True).failed(1, 7)
     assert (narrowing, narrowing.tries) == (Narrowing(1, 1, 2, 1, 7), 3)
     assert narrowing.failed(1, 8, died=True) == Narrowing(1, 1, 0, 1, 8), "nothing of another record's"
+    assert narrowing.failed(1, 7, downstream=True) == Narrowing(1, 1, 3, 1, 7, 1)
     assert narrowing.unread(1, 8) == Narrowing(1, 1, 1, 0, 8)
     assert narrowing.handled(1, 500) == Narrowing(2)
 

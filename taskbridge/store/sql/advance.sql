@@ -19,6 +19,7 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     batch_limit = %(batch_limit)s,
     suspects = %(suspects)s,
     attempts = %(attempts)s,
+    outages = %(outages)s,
     deaths = %(deaths)s,
     suspect_revision = %(suspect_revision)s,
     failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END,

@@ -12,6 +12,7 @@ SET failures = failures + 1,
                        ELSE batch_limit END,
     suspects = CASE WHEN %(narrow)s THEN %(suspects)s ELSE suspects END,
     attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END,
+    outages = CASE WHEN %(narrow)s THEN %(outages)s ELSE outages END,
     deaths = CASE WHEN %(narrow)s THEN %(deaths)s ELSE deaths END,
     suspect_revision = CASE WHEN %(narrow)s THEN %(suspect_revision)s::bigint ELSE suspect_revision END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s

@@ -11,11 +11,12 @@ FROM (
     UNION ALL
     (
         SELECT i.changed_at
-        FROM {schema}.quarantine q
+        FROM (
+            SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s AND retry_at IS NOT NULL LIMIT %(size)s
+        ) q
         JOIN {schema}.records i
             ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
-        WHERE q.pipeline = %(pipeline)s AND q.retry_at IS NOT NULL AND q.tenant <> ALL (%(tenants)s::text[])
-        LIMIT %(size)s
+        WHERE q.tenant <> ALL (%(tenants)s::text[])
     )
     LIMIT %(size)s
 ) counted

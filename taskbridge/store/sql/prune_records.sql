@@ -3,7 +3,8 @@
 -- criterion matched is nobody's, and stays unless it was given up.
 -- A discarded one is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has another
 -- xid when the deletion gets to it, and stays.
--- Later ids were written later, but for a long transaction; so a page without an old row is the last one for this time.
+-- Later ids were written later, but for a long transaction; so a page without an old row is the last one for this time,
+-- unless it holds one transaction alone: after a rebase all rows are of one.
 WITH page AS MATERIALIZED (
     SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
            changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours
@@ -53,5 +54,5 @@ SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_r
        (SELECT count(*) FROM forgotten) AS quarantine,
        count(*) FILTER (WHERE ours) AS old,
        (SELECT ARRAY[xid::text, id::text] FROM page ORDER BY xid DESC, id DESC LIMIT 1) AS last,
-       count(*) = %(limit)s AND bool_or(old) AS more
+       count(*) = %(limit)s AND (bool_or(old) OR min(xid) = max(xid)) AS more
 FROM page

@@ -7,7 +7,8 @@
 -- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
 -- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
 -- document. With `small` below zero no document is read.
-SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.failing_since, p.held, p.size,
+SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.held,
+       p.size,
        coalesce(p.target, pg_current_snapshot())::text AS target,
        p.target IS NOT NULL AS resumed,
        r.id, r.xid::text AS xid, r.external_id, r.revision,

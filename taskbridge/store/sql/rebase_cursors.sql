@@ -11,6 +11,7 @@ SET snapshot = %(snapshot)s::pg_snapshot,
     batch_limit = NULL,
     suspects = 0,
     attempts = 0,
+    outages = 0,
     deaths = 0,
     suspect_revision = NULL,
     failing_since = NULL

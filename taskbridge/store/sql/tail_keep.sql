@@ -1,3 +1,3 @@
--- After all reminders of a round: T is what it saw, unless somebody else stored one meanwhile, or began anew.
+-- After all reminders of a page: what it has seen, unless somebody else stored another snapshot meanwhile, or began anew.
 UPDATE {schema}.tails SET snapshot = %(seen)s::pg_snapshot
-WHERE pipeline = %(pipeline)s AND snapshot::text = %(before)s
+WHERE pipeline = %(pipeline)s AND kind = %(kind)s AND snapshot::text = %(before)s

@@ -1,6 +1,8 @@
--- How many tenants each pipeline has that is not among those named.
+-- How many tenants each pipeline has that is not among those named, counted up to a limit.
 SELECT p.pipeline, c.tenants
 FROM {schema}.pipelines p
-CROSS JOIN LATERAL (SELECT count(*) AS tenants FROM {schema}.sync_cursors WHERE pipeline = p.pipeline) c
+CROSS JOIN LATERAL (
+    SELECT count(*) AS tenants FROM (SELECT FROM {schema}.sync_cursors WHERE pipeline = p.pipeline LIMIT 100000) some
+) c
 WHERE p.pipeline <> ALL (%(declared)s) AND c.tenants > 0
 ORDER BY p.pipeline

@@ -1,0 +1,88 @@
+"""The log may be partitioned by tenant, as the page says: nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.criteria import Match, Unmatched
+from taskbridge.store import Cursors, Kind, Prune, Records, Tails, know, prune, record
+from taskbridge.store.queries import query
+from tests.store.test_tail import handle, nodes
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "partition.md"
+TENANTS = [f"tenant-{number}" for number in range(20)]
+
+
+@pytest.fixture
+def split(engine: Engine) -> Engine:
+    """A log with records, one of them unmatched, that was partitioned afterwards."""
+    know(engine, "orders", "orders")
+    for tenant in TENANTS:
+        record(engine, "orders", tenant, "1", {"version": 1})
+    Records(engine, "orders").write("message", "{}", Unmatched("no criterion"), None)
+    found = re.search(r"<!-- sql -->\n```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        before = list(connection.exec_driver_sql("SELECT * FROM taskbridge.records ORDER BY id"))
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute(found[1])
+        assert list(connection.exec_driver_sql("SELECT * FROM taskbridge.records ORDER BY id")) == before
+        used = connection.exec_driver_sql("SELECT count(DISTINCT tableoid) FROM taskbridge.records").scalar_one()
+        assert used > 4
+    return engine
+
+
+def pending(engine: Engine) -> list[str]:
+    return sorted(Tails(engine).pending("orders", "orders"))
+
+
+def states(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT state, count(*) FROM taskbridge.record_states GROUP BY 1")
+        return {row[0]: row[1] for row in rows}
+
+
+def test_what_was_there_and_what_comes_is_found_handled_and_pruned(split: Engine) -> None:
+    tails, cursors = Tails(split, 10.0), Cursors(split, "orders")
+    found = tails.look(Kind.TAIL, "orders", "orders", 200)
+    tails.keep(Kind.TAIL, "orders", found)
+    assert pending(split) == sorted(TENANTS)
+    for tenant in TENANTS:
+        handle(cursors, tenant)
+    assert (pending(split), states(split)) == ([], {"handled": 20})
+
+    assert not record(split, "orders", TENANTS[0], "1", {"version": 1})
+    assert record(split, "orders", TENANTS[0], "1", {"version": 2})
+    assert [one.tenant for one in tails.look(Kind.TAIL, "orders", "orders", 200).waiting] == [TENANTS[0]]
+
+    moved = list(Records(split, "orders").match_again(lambda _: Match("moved", 1, "c")))
+    assert [one.message_id for one, _ in moved] == ["message"]
+    assert pending(split) == sorted(["moved", TENANTS[0]])
+    handle(cursors, "moved")
+    what = Prune(timedelta(0), sources={"orders": "orders"})
+    assert sum(step.deleted for step in prune(split, what, 7) if step.table == "records") == 20
+    assert states(split) == {"pending": 1}
+
+
+def test_a_batch_is_read_from_one_partition_through_its_index(split: Engine) -> None:
+    cursors = Cursors(split, "orders")
+    key = {"pipeline": "orders", "tenant": TENANTS[0], "token": f"{1:016d}-aaaaaaaaaaaa"}
+    cursors.claim(key, 10, events=1, new_events=1, runs=1)
+    with split.connect() as connection:
+        connection.exec_driver_sql(query("plan_by_index"))
+        values = {**key, "source": "orders", "limit": 10, "narrowed": True, "small": 2_000}
+        explained: Any = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {query('read_batch')}", values
+        ).scalar_one()
+    top = (explained if isinstance(explained, list) else json.loads(explained))[0]["Plan"]
+    scans = [node for node in nodes(top) if str(node.get("Relation Name", "")).startswith("records")]
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
+    assert len({node["Relation Name"] for node in scans}) == 1
