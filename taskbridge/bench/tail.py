@@ -18,6 +18,7 @@ from taskbridge.bench.stage import stage
 from taskbridge.pipeline import Pipeline, Pipelines
 from taskbridge.policy import LatencyNeutral
 from taskbridge.runtime import Runtime
+from taskbridge.store.engine import patiently
 from taskbridge.tail import base_round, tail_round
 
 __all__ = ["TAIL"]
@@ -78,7 +79,8 @@ class _Rounds:
 
     def execute(self, statement: str, **values: Any) -> None:
         """Execute a statement in a transaction of its own."""
-        with self.here.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        engine = self.here.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection, patiently(connection, None):
             connection.exec_driver_sql(statement, values or None)
 
     def quiet(self, tenants: int) -> None:
