@@ -68,7 +68,8 @@ def drain(
             continue
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
-        gate.expire(pipeline, [tenant], early=True)
+        # Early, it would be given a run where its runner only lingers.
+        gate.expire(pipeline, [tenant], early=status.waits_for_turn or status.deadline_ms is None)
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:

@@ -165,6 +165,7 @@ def tail_with_many_new(meter: Meter, tenant: str) -> Call:
 def base_with_many_pending(meter: Meter, tenant: str) -> Call:
     base_round(meter.here, INVOICES)
     _save_many(meter, tenant)
+    tail_round(meter.here, INVOICES)
     meter.redis.flushdb()
     return partial(_base, meter, MANY)
 

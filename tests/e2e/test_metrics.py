@@ -116,7 +116,7 @@ def test_a_server_that_is_away_costs_its_own_metrics_and_not_the_worker(deployme
         assert found["taskbridge_runners"] == 0
         # and then holds every reader up, longer than anyone waits
         with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE away RENAME TO sync_cursors")
+            connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO sync_cursors")
             assert scrape(port)["taskbridge_up postgres"] == 0
         # then the worker goes on
         deployment.save("acme", "2")

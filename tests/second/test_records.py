@@ -79,7 +79,7 @@ def test_a_record_that_nobody_notified_is_due_when_one_with_an_event_would_be(wo
     with world.here.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
     # Its run is due five minutes after the last one, and never earlier, whoever looks.
-    assert base_round(world.here, PIPELINE) == []
+    tail_round(world.here, PIPELINE)
     assert world.due("A") == last + 5 * MINUTE * 1000
 
 
@@ -89,6 +89,7 @@ def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
     world.record("ERROR", "A")
     world.run_all()
     assert world.record("ERROR", "A").answer is Answer.DELAYED
+    tail_round(world.here, PIPELINE)
     world.here.redis.flushdb()
     assert base_round(world.here, PIPELINE) == []
     ((last_taken_ms,),) = world.inline.deployment.rows(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taskbridge.batch import Batch
 from taskbridge.gate import Answer
-from taskbridge.tail import base_round
+from taskbridge.tail import base_round, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, WARNING, World
 
@@ -84,6 +84,7 @@ class Check:
 
     def lose_redis(self) -> None:
         """All of Redis is lost, and the deadlines are rebuilt from Postgres."""
+        tail_round(self.world.here, "log-alerts")
         self.world.here.redis.flushdb()
         self.lost_redis = True
         base_round(self.world.here, "log-alerts")

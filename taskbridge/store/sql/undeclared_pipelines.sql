@@ -2,7 +2,7 @@
 SELECT p.pipeline, c.tenants
 FROM {schema}.pipelines p
 CROSS JOIN LATERAL (
-    SELECT count(*) AS tenants FROM (SELECT FROM {schema}.sync_cursors WHERE pipeline = p.pipeline LIMIT 100000) some
+    SELECT count(*) AS tenants FROM (SELECT FROM {schema}.sync_cursors WHERE pipeline = p.pipeline LIMIT 100000) counted
 ) c
 WHERE p.pipeline <> ALL (%(declared)s) AND c.tenants > 0
 ORDER BY p.pipeline
