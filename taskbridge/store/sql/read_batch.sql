@@ -8,7 +8,8 @@
 -- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
 -- document. With `small` below zero no document is read.
 -- The range on (xid, id) is what the index serves; the two visibility tests make it exact.
-SELECT c.sweeps, c.batch_limit, c.suspects, c.attempts, c.deaths, c.suspect_revision, c.outages, c.failing_since, p.held, p.size,
+SELECT c.sweeps, c.batch_limit, c.suspects, c.attempts, c.deaths, c.suspect_revision, c.outages, c.failing_since, p.held,
+       p.size,
        coalesce(c.target, pg_current_snapshot())::text AS target,
        c.target IS NOT NULL AS resumed,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
