@@ -356,7 +356,7 @@ class Cursors:
             yield transaction
         finally:
             if transaction.close():
-                # Other sessions of the pool may be silent too. If each try met one, a sound record would be quarantined.
+                # Other sessions of the pool may be silent too, and each costs a record one of its tries.
                 distrust(self._engine)
                 # Its statement would go on, and its locks would keep what is tried next waiting.
                 try:
