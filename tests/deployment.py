@@ -25,6 +25,9 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER_STARTS_WITHIN = 20.0
+ENDS_WITHIN = 45.0
+"""Seconds. A task that reaches a pool process in the moment of SIGTERM is one that Celery's main process has dropped by
+then: it does not read the result, and billiard lets the pool process wait 30 s for its reader."""
 
 # Celery's queues have fixed names, so tests that run workers are kept apart by Redis database. 0 and 15 are others'.
 _databases = itertools.cycle(range(1, 15))
@@ -71,7 +74,7 @@ class Worker:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(timeout=20)
+                self.process.wait(timeout=ENDS_WITHIN)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise

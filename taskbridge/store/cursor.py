@@ -387,7 +387,7 @@ class Cursors:
             yield transaction
         finally:
             if transaction.close():
-                # Where a session is silent, several are. One each try, and a record that is sound would be quarantined.
+                # Other sessions of the pool may be silent too, and each costs a record one of its tries.
                 distrust(self._engine)
                 # Its statement would go on, and its locks would keep what is tried next waiting.
                 try:

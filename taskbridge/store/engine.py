@@ -70,16 +70,16 @@ class Bounded(psycopg.Connection[Any]):
 
 
 class _Sessions(QueuePool):
-    """A pool that lends no session of before `distrusted`, a time of the process's monotonic clock."""
+    """A pool that lends no session that was opened before `distrusted`, by the process's monotonic clock."""
 
     distrusted: float = -math.inf
 
 
 def distrust(engine: Engine) -> None:
-    """Let every later user of the pool have a session that is opened from now on.
+    """Lend no session any more that is open by now; whoever uses one at this moment keeps it until the end.
 
-    One that broke, or gives no answer, is seldom the only one: they share a server and a route. `Engine.dispose` would
-    leave those open that other threads use just now.
+    Where one session broke or gives no answer, others often do too: they share a server and a route. `Engine.dispose`
+    would never close those that are in use.
     """
     if isinstance(engine.pool, _Sessions):
         engine.pool.distrusted = monotonic()

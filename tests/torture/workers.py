@@ -17,14 +17,12 @@ import psutil
 
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log
-from tests.deployment import ROOT
+from tests.deployment import ENDS_WITHIN, ROOT
 from tests.waiting import wait_until
 
 __all__ = ["Kind", "Worker", "Workers"]
 
 STARTS_WITHIN = 40.0
-ENDS_WITHIN = 45.0
-"""Billiard's pool processes wait up to 30 s for a parent that does not read their last results any more."""
 LOOKS_EVERY = 0.1
 
 
