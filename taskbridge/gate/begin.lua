@@ -11,9 +11,9 @@ local us = clock_us(ARGV[8])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
-  "began", "runs", "joined", "died")
+  "began", "runs", "joined", "died", "reminded")
 local state, current, events, swept, failures, first, last, runs, joined =
-  runner[1], runner[2], runner[3], runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
+  runner[1], runner[2], tonumber(runner[3]), runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
 local died = runner[10] and 1 or 0
 if state ~= "queued" or current ~= token then
   return { REFUSED }
@@ -73,8 +73,13 @@ if open_until then
   probe = turn > 0 and 2 ^ (turn - 1) or 0
 end
 
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died")
-local fields = { "state", "running", "swept", events, "began", now, "runs", runs + 1 }
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died",
+  "reminded")
+-- A reminder has done what it is for, and people count events.
+if runner[11] then
+  events = events - 1
+end
+local fields = { "state", "running", "events", events, "swept", events, "began", now, "runs", runs + 1 }
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
 end
@@ -95,5 +100,5 @@ if most_runs > 0 then
   take_place(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
-return { BEGUN, tonumber(events), events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe,
+return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe,
   died }

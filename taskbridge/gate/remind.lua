@@ -1,5 +1,5 @@
 -- A tenant has records that no run of it has looked at: start its runner, or leave word with the one that it has. However
--- often it is said, it counts as one event until a run begins. It waits for its turn where enough runs are queued, and where
+-- often it is said, it counts as one event until a run begins, and where events came, as none after that. It waits for its turn where enough runs are queued, and where
 -- nobody knows what has `looked` at these records, since many are found at once where Redis lost its data. In that case a run
 -- that is under way is not told either: it may be the one that handles them.
 -- KEYS: due runner last queue turns
@@ -35,7 +35,7 @@ if not state then
   add_last_run(fresh, began, earliest)
 else
   if events == swept then
-    redis.call("HSET", runner_key, "events", events + 1)
+    redis.call("HSET", runner_key, "events", events + 1, "reminded", 1)
   end
   -- Whoever settles, or waits, needs a delay, and `begin` took the former one away.
   if not pending_ms or delay_ms < pending_ms then

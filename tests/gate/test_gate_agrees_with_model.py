@@ -161,8 +161,8 @@ class GateAndModel(RuleBasedStateMachine):
             assert token not in self.holding[subject], "two runs hold one token"
             self.holding[subject].add(token)
             assert begun == (
-                before.events,
-                before.events - before.swept,
+                before.events - before.reminded,
+                before.events - before.reminded - before.swept,
                 before.runs + 1,
                 before.failures,
                 0 if before.first is None else now_ms - before.first,
@@ -501,6 +501,7 @@ class GateAndModel(RuleBasedStateMachine):
             "before": model.before,
             "earliest": model.earliest,
             "joined": model.joined,
+            "reminded": int(model.reminded) or None,
             "lease": model.lease,
             "failures": model.failures or None,
             "died": int(model.died) or None,

@@ -74,6 +74,7 @@ class Tenant:
     earliest: int | None = None
     last_earliest: int | None = None
     joined: int | None = None
+    reminded: bool = False
     lease: int | None = None
     died: bool = False
 
@@ -438,7 +439,10 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
     if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.looked):
         return tenant
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
-    return replace(tenant, events=tenant.events + (tenant.events == tenant.swept), delay=delay)
+    counted = tenant.events > tenant.swept
+    return replace(
+        tenant, events=tenant.events + (not counted), reminded=tenant.reminded or not counted, delay=delay
+    )
 
 
 def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
@@ -511,9 +515,12 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     if shared.most:
         shared.running = {name: deadline for name, deadline in shared.running.items() if deadline > now.ms}
         shared.running[now.name] = now.ms + now.timing.runner_ttl
+    events = tenant.events - tenant.reminded
     return replace(
         tenant,
-        swept=tenant.events,
+        events=events,
+        swept=events,
+        reminded=False,
         began=now.ms,
         before=tenant.began,
         earliest=None,
