@@ -440,9 +440,7 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
         return tenant
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
     counted = tenant.events > tenant.swept
-    return replace(
-        tenant, events=tenant.events + (not counted), reminded=tenant.reminded or not counted, delay=delay
-    )
+    return replace(tenant, events=tenant.events + (not counted), reminded=tenant.reminded or not counted, delay=delay)
 
 
 def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
