@@ -64,7 +64,8 @@ torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCH
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
 	$(BIN)/pytest -m search tests/model -v --durations=0 $(PYTEST_FLAGS)
 
-docs: $(READY) ## Print the transition table, the costs, the metrics and the figures that were measured into the pages
+docs: $(READY) ## Print the schema, the transition table, the costs, the metrics and the measured figures into their pages
+	$(BIN)/python -m tests.store.schema_text
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
 	$(BIN)/python -m tests.docs.metrics_text

@@ -8,11 +8,9 @@ from __future__ import annotations
 from alembic import context
 
 from taskbridge.store.schema import VERSION_TABLE
-from taskbridge.store.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=METADATA,
     version_table=VERSION_TABLE,
     version_table_schema=context.config.attributes["schema"],
     transaction_per_migration=False,

@@ -1,4 +1,4 @@
-"""Migrations go up and down, agree with the tables in code, and a schema that is not known is refused."""
+"""Migrations go up and down, make what the page for readers shows, and a schema that is not known is refused."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
 from taskbridge.store import check_schema, connect, know, migrate, record_invoice
 from taskbridge.store.schema import VERSION_TABLE, _known, _migrations, current, head
-from taskbridge.store.tables import METADATA
+from tests.store.schema_text import PAGE, schema_text
 
 OURS = """
     SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('taskbridge')
@@ -40,26 +38,8 @@ def test_the_revisions_are_those_that_alembic_knows() -> None:
     assert (_known(), head()) == ({one.revision for one in scripts.walk_revisions()}, scripts.get_current_head())
 
 
-def test_the_migrations_make_the_tables_that_the_code_knows(engine: Engine) -> None:
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SET search_path = taskbridge")
-        context = MigrationContext.configure(
-            connection,
-            opts={"version_table": VERSION_TABLE, "compare_server_default": False, "compare_type": True},
-        )
-        assert compare_metadata(context, METADATA) == []
-        for table in METADATA.sorted_tables:
-            found = connection.exec_driver_sql(
-                "SELECT attname, attnotnull, coalesce(collname, '') FROM pg_attribute "
-                "LEFT JOIN pg_collation c ON c.oid = attcollation AND collname <> 'default' "
-                "WHERE attrelid = %(table)s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-                {"table": table.name},
-            )
-            known = [
-                (column.name, not column.nullable, getattr(column.type, "collation", None) or "")
-                for column in table.columns
-            ]
-            assert [tuple(row) for row in found] == known
+def test_the_page_for_readers_shows_what_the_migrations_make(engine: Engine) -> None:
+    assert PAGE.read_text(encoding="utf-8") == schema_text(engine), "run `make docs`"
 
 
 def test_a_schema_is_checked_with_the_next_step_in_the_error(engine: Engine) -> None:

@@ -1,0 +1,356 @@
+-- The schema that the migrations make, for readers: pg_dump prints it, and a test compares it with a database.
+-- `make docs` prints it anew after a migration was written. Nothing runs this file.
+
+CREATE SCHEMA taskbridge;
+
+CREATE FUNCTION taskbridge.announce(source text, announces boolean DEFAULT true) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    -- A name has 63 bytes at the most.
+    name text := 'announce_' || left(source, 44) || '_' || left(md5(source), 8);
+BEGIN
+    EXECUTE format('DROP TRIGGER IF EXISTS %I ON taskbridge.records', name);
+    IF announces THEN
+        EXECUTE format(
+            'CREATE TRIGGER %I AFTER INSERT OR UPDATE ON taskbridge.records FOR EACH ROW WHEN (NEW.source = %L) '
+            'EXECUTE FUNCTION taskbridge.announce_commit()',
+            name, source
+        );
+    END IF;
+END
+$$;
+
+COMMENT ON FUNCTION taskbridge.announce(source text, announces boolean) IS 'Let commits of a source wake workers that listen, or no longer. It makes commits wait for each other.';
+
+CREATE FUNCTION taskbridge.announce_commit() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM pg_notify('taskbridge', '');
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN (pg_visible_in_snapshot(xid, snapshot) OR COALESCE((pg_visible_in_snapshot(xid, target) AND (ROW(xid, id) <= ROW(at_xid, at_id))), false));
+
+COMMENT ON FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) IS 'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
+
+CREATE FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+    INSERT INTO taskbridge.records AS r (source, tenant, key, document) VALUES ($1, $2, $3, $4)
+    ON CONFLICT ON CONSTRAINT pk_records DO UPDATE SET document = excluded.document, deleted = false
+    WHERE r.deleted OR r.document IS DISTINCT FROM excluded.document;
+    RETURN FOUND;
+END
+$_$;
+
+COMMENT ON FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) IS 'Write or update one record of a source; returns whether anything changed.';
+
+CREATE FUNCTION taskbridge.stamp_record() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    problem text;
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        -- Nobody reads what no criterion matched.
+        IF OLD.tenant = '' AND NEW.tenant = '' THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    IF NEW.tenant <> '' AND NOT NEW.deleted AND jsonb_typeof(NEW.document) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
+            'tenant %L, record %L: the document is no JSON object: pass one', left(NEW.tenant, 20), left(NEW.key, 20));
+    END IF;
+    NEW.xid := pg_current_xact_id();
+    NEW.revision := nextval('taskbridge.revisions');
+    IF TG_OP = 'INSERT' THEN
+        NEW.id := NEW.revision;
+    ELSE
+        NEW.id := OLD.id;
+        NEW.changed_at := now();
+        IF NEW.source = OLD.source AND NEW.tenant = OLD.tenant AND NEW.key = OLD.key THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    problem := CASE
+        WHEN NEW.tenant <> '' AND NEW.source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
+            'the source %L is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+            left(NEW.source, 20))
+        WHEN NEW.tenant = '' AND NEW.reason IS NULL THEN
+            'the tenant is empty: pass the key of the business that the work belongs to'
+        WHEN char_length(NEW.tenant) > 200 OR NEW.tenant ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]' THEN format(
+            'the tenant %L is not allowed: use 1 to 200 characters, none of them a control character',
+            left(NEW.tenant, 20))
+        WHEN NEW.tenant ~ '^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$' THEN format('the tenant %L begins or ends with space: strip it', NEW.tenant)
+        WHEN NEW.key = '' OR char_length(NEW.key) > 200 OR NEW.key ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]' THEN format(
+            'tenant %L: the key %L is not allowed: use 1 to 200 characters, none of them a control character',
+            NEW.tenant, left(NEW.key, 20))
+    END;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
+    END IF;
+    RETURN NEW;
+END
+$_$;
+
+CREATE FUNCTION taskbridge.taskbridge_check_cluster() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF (
+        SELECT bool_and(c.system_identifier = s.system_identifier)
+        FROM taskbridge.taskbridge_cluster c, pg_control_system() s
+    ) IS NOT TRUE THEN
+        RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
+            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge rebase';
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE TABLE taskbridge.deliveries (
+    id bigint NOT NULL,
+    pipeline text NOT NULL COLLATE "C",
+    tenant text NOT NULL COLLATE "C",
+    external_id text NOT NULL COLLATE "C",
+    revision bigint NOT NULL,
+    delivered_at timestamp with time zone DEFAULT now() NOT NULL,
+    token text NOT NULL COLLATE "C"
+);
+
+COMMENT ON TABLE taskbridge.deliveries IS 'The journal: one row per record that it took.';
+
+ALTER TABLE taskbridge.deliveries ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME taskbridge.deliveries_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE taskbridge.messages (
+    source text NOT NULL COLLATE "C",
+    key text NOT NULL COLLATE "C"
+);
+
+COMMENT ON TABLE taskbridge.messages IS 'Ids of the messages that were recorded, so that each is once in its source, whatever tenant criteria give it.';
+
+CREATE TABLE taskbridge.pauses (
+    pipeline text NOT NULL COLLATE "C",
+    tenant text DEFAULT ''::text NOT NULL COLLATE "C",
+    reason text,
+    paused_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE taskbridge.pauses IS 'Tenants that an operator holds; with an empty tenant, the whole pipeline.';
+
+CREATE TABLE taskbridge.pipelines (
+    pipeline text NOT NULL COLLATE "C",
+    source text NOT NULL COLLATE "C",
+    start pg_snapshot DEFAULT '1:1:'::pg_snapshot NOT NULL,
+    first_seen_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE taskbridge.pipelines IS 'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
+
+CREATE TABLE taskbridge.quarantine (
+    pipeline text NOT NULL COLLATE "C",
+    tenant text NOT NULL COLLATE "C",
+    external_id text NOT NULL COLLATE "C",
+    revision bigint NOT NULL,
+    reason text NOT NULL,
+    attempts integer DEFAULT 1 NOT NULL,
+    quarantined_at timestamp with time zone DEFAULT now() NOT NULL,
+    cause text DEFAULT 'failed'::text NOT NULL,
+    failing_since timestamp with time zone,
+    retry_at timestamp with time zone,
+    discarded_at timestamp with time zone,
+    CONSTRAINT ck_quarantine_cause CHECK ((cause = ANY (ARRAY['failed'::text, 'rejected'::text])))
+);
+
+COMMENT ON TABLE taskbridge.quarantine IS 'Records that cannot be handled, set aside so that the rest go on.';
+COMMENT ON COLUMN taskbridge.quarantine.revision IS 'The record as it was; once it changes in the source, this row means nothing.';
+COMMENT ON COLUMN taskbridge.quarantine.retry_at IS 'Somebody asked for another try; the tenant''s next sweep takes it.';
+
+CREATE TABLE taskbridge.records (
+    id bigint NOT NULL,
+    source text NOT NULL COLLATE "C",
+    tenant text DEFAULT ''::text NOT NULL COLLATE "C",
+    key text NOT NULL COLLATE "C",
+    revision bigint NOT NULL,
+    xid xid8 NOT NULL,
+    document jsonb,
+    deleted boolean DEFAULT false NOT NULL,
+    delay_ms bigint,
+    criterion text,
+    reason text,
+    recorded_at timestamp with time zone DEFAULT now() NOT NULL,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    discarded_at timestamp with time zone,
+    CONSTRAINT ck_records_matched CHECK (((tenant = ''::text) = (reason IS NOT NULL)))
+);
+
+COMMENT ON TABLE taskbridge.records IS 'The log: one row per source, tenant and key. Without a tenant: no criterion matched, and the reason.';
+COMMENT ON COLUMN taskbridge.records.id IS 'The row''s first revision; rows of one transaction are read in this order.';
+COMMENT ON COLUMN taskbridge.records.revision IS 'Another with each change of the row, and never one again; a trigger sets it.';
+COMMENT ON COLUMN taskbridge.records.xid IS 'The transaction that wrote the row last; a trigger sets it.';
+COMMENT ON COLUMN taskbridge.records.document IS 'Null: the row is in the table that was adopted as the source.';
+COMMENT ON COLUMN taskbridge.records.deleted IS 'The row is gone from the adopted table.';
+COMMENT ON COLUMN taskbridge.records.delay_ms IS 'Least time since the tenant''s last run, for pipelines with delays; null: the smallest that the pipeline has.';
+COMMENT ON COLUMN taskbridge.records.changed_at IS 'When the row was written last; a trigger sets it.';
+COMMENT ON COLUMN taskbridge.records.discarded_at IS 'No criterion matched, and somebody gave the record up.';
+
+CREATE TABLE taskbridge.sync_cursors (
+    pipeline text NOT NULL COLLATE "C",
+    tenant text NOT NULL COLLATE "C",
+    snapshot pg_snapshot DEFAULT '1:1:'::pg_snapshot NOT NULL,
+    target pg_snapshot,
+    at_xid xid8,
+    at_id bigint,
+    owner text COLLATE "C",
+    sweeps bigint DEFAULT 0 NOT NULL,
+    runs bigint DEFAULT 0 NOT NULL,
+    events bigint DEFAULT 0 NOT NULL,
+    records bigint DEFAULT 0 NOT NULL,
+    burst_runs bigint DEFAULT 0 NOT NULL,
+    burst_events bigint DEFAULT 0 NOT NULL,
+    first_event_ms integer,
+    last_run_at timestamp with time zone,
+    failures integer DEFAULT 0 NOT NULL,
+    last_error text,
+    failed_at timestamp with time zone,
+    last_taken_at timestamp with time zone,
+    batch_limit integer,
+    suspects integer DEFAULT 0 NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    failing_since timestamp with time zone,
+    succeeded_at timestamp with time zone,
+    bursts bigint DEFAULT 0 NOT NULL,
+    failed_runs bigint DEFAULT 0 NOT NULL,
+    first_event_ms_sum bigint DEFAULT 0 NOT NULL,
+    first_event_counts integer[] DEFAULT '{}'::integer[] NOT NULL,
+    deaths integer DEFAULT 0 NOT NULL,
+    suspect_revision bigint,
+    outages integer DEFAULT 0 NOT NULL,
+    looked pg_snapshot
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE taskbridge.sync_cursors IS 'How far each tenant''s records have been handled: all that is visible in snapshot, and of those visible in target the ones up to (at_xid, at_id).';
+COMMENT ON COLUMN taskbridge.sync_cursors.last_taken_at IS 'Start of the last run that took records; last_run_at is that of the last run.';
+COMMENT ON COLUMN taskbridge.sync_cursors.batch_limit IS 'Most records of the next batch; null: the pipeline''s batch size.';
+COMMENT ON COLUMN taskbridge.sync_cursors.suspects IS 'Of so many next records one cannot be handled; 0: none is known.';
+COMMENT ON COLUMN taskbridge.sync_cursors.attempts IS 'How often in a row a batch of the present size failed.';
+COMMENT ON COLUMN taskbridge.sync_cursors.failing_since IS 'First failure of a batch that held the suspects.';
+COMMENT ON COLUMN taskbridge.sync_cursors.succeeded_at IS 'Last time that the handler took records.';
+COMMENT ON COLUMN taskbridge.sync_cursors.first_event_counts IS 'How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.';
+COMMENT ON COLUMN taskbridge.sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
+COMMENT ON COLUMN taskbridge.sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
+COMMENT ON COLUMN taskbridge.sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';
+COMMENT ON COLUMN taskbridge.sync_cursors.looked IS 'What was visible when the last run claimed the cursor: that run reads it.';
+
+CREATE VIEW taskbridge.record_states AS
+ SELECT p.pipeline,
+    r.tenant,
+    r.key AS external_id,
+        CASE
+            WHEN (q.retry_at IS NOT NULL) THEN 'pending'::text
+            WHEN (q.discarded_at IS NOT NULL) THEN 'discarded'::text
+            WHEN (q.external_id IS NOT NULL) THEN 'quarantined'::text
+            WHEN taskbridge.is_handled(r.xid, r.id, COALESCE(c.snapshot, p.start), c.target, c.at_xid, c.at_id) THEN 'handled'::text
+            ELSE 'pending'::text
+        END AS state
+   FROM (((( SELECT pipelines.pipeline,
+            pipelines.source,
+            pipelines.start
+           FROM taskbridge.pipelines
+        UNION ALL
+         SELECT 'invoices'::text,
+            'invoices'::text,
+            '1:1:'::pg_snapshot
+          WHERE (NOT (EXISTS ( SELECT
+                   FROM taskbridge.pipelines
+                  WHERE (pipelines.source = 'invoices'::text))))) p
+     JOIN taskbridge.records r ON (((r.source = p.source) AND (r.tenant <> ''::text))))
+     LEFT JOIN taskbridge.sync_cursors c ON (((c.pipeline = p.pipeline) AND (c.tenant = r.tenant))))
+     LEFT JOIN taskbridge.quarantine q ON (((q.pipeline = p.pipeline) AND (q.tenant = r.tenant) AND (q.external_id = r.key) AND (q.revision = r.revision))));
+
+COMMENT ON VIEW taskbridge.record_states IS 'Per pipeline and record: pending, handled (also: older than the pipeline''s start), quarantined, or discarded.';
+
+CREATE SEQUENCE taskbridge.revisions
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+COMMENT ON SEQUENCE taskbridge.revisions IS 'Revisions of records. Each change of a record takes the next, so that none is used twice.';
+
+CREATE TABLE taskbridge.tails (
+    pipeline text NOT NULL COLLATE "C",
+    kind text NOT NULL COLLATE "C",
+    snapshot pg_snapshot NOT NULL,
+    CONSTRAINT ck_tails_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'base'::text])))
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE taskbridge.tails IS 'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
+
+CREATE TABLE taskbridge.taskbridge_cluster (
+    system_identifier bigint NOT NULL
+);
+
+COMMENT ON TABLE taskbridge.taskbridge_cluster IS 'The cluster whose transaction ids the records and cursors hold.';
+
+ALTER TABLE ONLY taskbridge.deliveries
+    ADD CONSTRAINT pk_deliveries PRIMARY KEY (id);
+
+ALTER TABLE ONLY taskbridge.messages
+    ADD CONSTRAINT pk_messages PRIMARY KEY (source, key);
+
+ALTER TABLE ONLY taskbridge.pauses
+    ADD CONSTRAINT pk_pauses PRIMARY KEY (pipeline, tenant);
+
+ALTER TABLE ONLY taskbridge.pipelines
+    ADD CONSTRAINT pk_pipelines PRIMARY KEY (pipeline);
+
+ALTER TABLE ONLY taskbridge.quarantine
+    ADD CONSTRAINT pk_quarantine PRIMARY KEY (pipeline, tenant, external_id);
+
+ALTER TABLE ONLY taskbridge.records
+    ADD CONSTRAINT pk_records PRIMARY KEY (source, tenant, key);
+
+ALTER TABLE ONLY taskbridge.sync_cursors
+    ADD CONSTRAINT pk_sync_cursors PRIMARY KEY (pipeline, tenant);
+
+ALTER TABLE ONLY taskbridge.tails
+    ADD CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind);
+
+CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries USING btree (pipeline, tenant, external_id);
+CREATE INDEX ix_quarantine_retry ON taskbridge.quarantine USING btree (pipeline, tenant) WHERE (retry_at IS NOT NULL);
+CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);
+CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id);
+CREATE INDEX ix_records_unmatched ON taskbridge.records USING btree (source, id) WHERE (tenant = ''::text);
+CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline) WHERE (failures > 0);
+
+CREATE TRIGGER records_changed BEFORE UPDATE ON taskbridge.records FOR EACH ROW WHEN (((old.* IS DISTINCT FROM new.*) AND (current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text))) EXECUTE FUNCTION taskbridge.stamp_record();
+
+ALTER TABLE taskbridge.records ENABLE ALWAYS TRIGGER records_changed;
+
+CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON taskbridge.records FOR EACH STATEMENT EXECUTE FUNCTION taskbridge.taskbridge_check_cluster();
+
+CREATE TRIGGER records_written BEFORE INSERT ON taskbridge.records FOR EACH ROW WHEN ((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION taskbridge.stamp_record();
+
+ALTER TABLE taskbridge.records ENABLE ALWAYS TRIGGER records_written;
