@@ -160,10 +160,14 @@ CREATE TABLE taskbridge.pipelines (
     pipeline text NOT NULL COLLATE "C",
     source text NOT NULL COLLATE "C",
     start pg_snapshot DEFAULT '1:1:'::pg_snapshot NOT NULL,
-    first_seen_at timestamp with time zone DEFAULT now() NOT NULL
+    first_seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    failed boolean DEFAULT false NOT NULL,
+    succeeded_at timestamp with time zone
 );
 
 COMMENT ON TABLE taskbridge.pipelines IS 'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
+COMMENT ON COLUMN taskbridge.pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
+COMMENT ON COLUMN taskbridge.pipelines.succeeded_at IS 'When the handler took records for the first time after something failed.';
 
 CREATE TABLE taskbridge.quarantine (
     pipeline text NOT NULL COLLATE "C",
@@ -236,7 +240,6 @@ CREATE TABLE taskbridge.sync_cursors (
     suspects integer DEFAULT 0 NOT NULL,
     attempts integer DEFAULT 0 NOT NULL,
     failing_since timestamp with time zone,
-    succeeded_at timestamp with time zone,
     bursts bigint DEFAULT 0 NOT NULL,
     failed_runs bigint DEFAULT 0 NOT NULL,
     first_event_ms_sum bigint DEFAULT 0 NOT NULL,
@@ -254,7 +257,6 @@ COMMENT ON COLUMN taskbridge.sync_cursors.batch_limit IS 'Most records of the ne
 COMMENT ON COLUMN taskbridge.sync_cursors.suspects IS 'Of so many next records one cannot be handled; 0: none is known.';
 COMMENT ON COLUMN taskbridge.sync_cursors.attempts IS 'How often in a row a batch of the present size failed.';
 COMMENT ON COLUMN taskbridge.sync_cursors.failing_since IS 'First failure of a batch that held the suspects.';
-COMMENT ON COLUMN taskbridge.sync_cursors.succeeded_at IS 'Last time that the handler took records.';
 COMMENT ON COLUMN taskbridge.sync_cursors.first_event_counts IS 'How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.';
 COMMENT ON COLUMN taskbridge.sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
 COMMENT ON COLUMN taskbridge.sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
@@ -339,6 +341,7 @@ ALTER TABLE ONLY taskbridge.tails
     ADD CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind);
 
 CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries USING btree (pipeline, tenant, external_id);
+CREATE INDEX ix_quarantine_failed ON taskbridge.quarantine USING btree (pipeline, quarantined_at) WHERE (cause = 'failed'::text);
 CREATE INDEX ix_quarantine_retry ON taskbridge.quarantine USING btree (pipeline, tenant) WHERE (retry_at IS NOT NULL);
 CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);
 CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id);

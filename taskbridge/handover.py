@@ -148,7 +148,7 @@ def hand_over(this: Run, page: Page) -> None:
         aside = Aside(reasons, "rejected") if reasons else None
         used = transaction.used
         try:
-            transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
+            asked = transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
         except CursorLost:
             raise
         except Exception as error:
@@ -156,8 +156,11 @@ def hand_over(this: Run, page: Page) -> None:
             if used:
                 raise HandlerFailed(page, error) from error
             raise
+    handled = len(page.records) - len(reasons)
+    if asked and handled:
+        this.cursors.note_success(this.key)
     this.took += len(page.records)
-    this.handled += len(page.records) - len(reasons)
+    this.handled += handled
 
 
 def try_alone(this: Run, page: Page, record: Record) -> bool:
@@ -172,7 +175,7 @@ def try_alone(this: Run, page: Page, record: Record) -> bool:
     with this.cursors.transaction(this.key) as transaction:
         rejected = _call(this, page, (record,), transaction)
     if not rejected:
-        this.cursors.note_success(this.key)
+        this.cursors.note_success(this.key, trial=True)
     return not rejected
 
 

@@ -1,4 +1,4 @@
-"""How far all records of each pipeline have been looked at, and what each tenant's last run has looked at."""
+"""How far all records of a pipeline have been looked at, what a tenant's last run looked at, and who succeeds."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ COMMENT ON TABLE tails IS
 ALTER TABLE sync_cursors ADD COLUMN looked pg_snapshot;
 COMMENT ON COLUMN sync_cursors.looked IS
     'What was visible when the last run claimed the cursor: that run reads it.';
+
+ALTER TABLE sync_cursors DROP COLUMN succeeded_at;
+ALTER TABLE pipelines
+    ADD COLUMN failed boolean NOT NULL DEFAULT false,
+    ADD COLUMN succeeded_at timestamptz;
+COMMENT ON COLUMN pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
+COMMENT ON COLUMN pipelines.succeeded_at IS 'When the handler took records for the first time after something failed.';
+CREATE INDEX ix_quarantine_failed ON quarantine (pipeline, quarantined_at) WHERE cause = 'failed';
 """
 
 ANNOUNCING = """

@@ -429,10 +429,10 @@ class Cursors:
         with self._autocommit.connect() as connection:
             return Evidence(*connection.exec_driver_sql(self._query("evidence"), dict(key)).one())
 
-    def note_success(self, key: Mapping[str, str]) -> None:
-        """Note that the handler took a record in a trial that moves no cursor."""
+    def note_success(self, key: Mapping[str, str], *, trial: bool = False) -> None:
+        """Note that the handler took records after something failed; a `trial` moves no cursor."""
         with self._autocommit.connect() as connection:
-            connection.exec_driver_sql(self._query("succeeded"), dict(key))
+            connection.exec_driver_sql(self._query("succeeded"), {**key, "trial": trial})
 
     def last_runs(self, pipeline: str, within_ms: int) -> list[tuple[str, int]]:
         """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`."""
@@ -706,10 +706,11 @@ class Transaction:
         narrowing: Narrowing = NOTHING_SUSPECTED,
         aside: Aside | None = None,
         first_event_ms: int | None = None,
-    ) -> None:
+    ) -> bool:
         """Move the cursor past `page` and commit, together with all that was written through `connect`.
 
-        Records in `aside` go to quarantine. What comes out of it and was handled leaves it.
+        Records in `aside` go to quarantine. What comes out of it and was handled leaves it. Returns whether something
+        of the pipeline failed, so that a success is to be noted.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
@@ -717,14 +718,14 @@ class Transaction:
         """
         reasons = aside.reasons if aside else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        values = {**self._key, **self._moving(page, narrowing, len(reasons)), **_first_event(first_event_ms)}
+        values = {**self._key, **self._moving(page, narrowing), **_first_event(first_event_ms)}
         if self._connection is None and not leaving and not reasons:
             # Nothing goes with it: one statement that is its own transaction, in one round trip.
             with driving(self._engine) as driver:
                 moved = driver.execute(self._query("advance"), values).fetchone()
             if moved is None:
                 raise CursorLost
-            return
+            return bool(moved[-1])
         connection = self.connect()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
@@ -738,8 +739,9 @@ class Transaction:
         if aside is not None and reasons:
             self._set_aside(page, aside)
         connection.commit()
+        return bool(moved.asked)
 
-    def _moving(self, page: Page, narrowing: Narrowing, set_aside: int) -> dict[str, Any]:
+    def _moving(self, page: Page, narrowing: Narrowing) -> dict[str, Any]:
         at_xid, at_id = page.position
         return {
             **_columns(narrowing),
@@ -749,7 +751,6 @@ class Transaction:
             "at_xid": at_xid,
             "at_id": at_id,
             "records": len(page.records),
-            "handled": len(page.records) - set_aside,
             "patience": self._patience,
         }
 

@@ -130,6 +130,15 @@ def test_a_page_of_tenants_reads_no_other(seeded: Engine) -> None:
     assert pages(plan(seeded, "tenant_counts", tenants=[f"tenant-{at}" for at in range(10)], size=100)) < 1000
 
 
+def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
+    with seeded.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+            "SELECT 'invoices', 'tenant-8', n::text, 1, 'bad' FROM generate_series(1, 20000) n"
+        )
+    assert pages(plan(seeded, "evidence")) < 12
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -145,7 +154,6 @@ def test_a_page_of_tenants_reads_no_other(seeded: Engine) -> None:
                 "records": 1,
                 "first_event_ms": 1,
                 "first_event_bucket": 1,
-                "handled": 1,
                 "batch_limit": None,
                 "suspects": 0,
                 "attempts": 0,

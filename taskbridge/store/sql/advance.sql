@@ -2,6 +2,7 @@
 -- it is not, so nothing may take effect. Should the process freeze between this statement and its commit, the server
 -- ends the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
 -- `batch` is the mark that `announce.sql` set, where there is a transaction around this statement.
+-- `asked`: something of the pipeline failed, and this is the first success since; see `succeeded.sql`.
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
 UPDATE {schema}.sync_cursors
 SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot END,
@@ -22,8 +23,8 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     outages = %(outages)s,
     deaths = %(deaths)s,
     suspect_revision = %(suspect_revision)s,
-    failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END,
-    succeeded_at = CASE WHEN %(handled)s > 0 THEN clock_timestamp() ELSE succeeded_at END
+    failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s AND sweeps = %(sweeps)s
 RETURNING set_config('idle_in_transaction_session_timeout', %(patience)s, true),
-          current_setting('taskbridge.batch', true) AS batch
+          current_setting('taskbridge.batch', true) AS batch,
+          (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = %(pipeline)s) AS asked
