@@ -304,11 +304,13 @@ CREATE TABLE taskbridge.tails (
     pipeline text NOT NULL COLLATE "C",
     kind text NOT NULL COLLATE "C",
     snapshot pg_snapshot NOT NULL,
+    stored_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT ck_tails_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'base'::text])))
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE taskbridge.tails IS 'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
+COMMENT ON COLUMN taskbridge.tails.stored_at IS 'When a worker stored the snapshot last; that of the tail also where nothing is new, every few seconds.';
 
 CREATE TABLE taskbridge.taskbridge_cluster (
     system_identifier bigint NOT NULL

@@ -28,7 +28,7 @@ from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate import Survey
 from taskbridge.histogram import BOUNDS_MS, Histogram
 from taskbridge.runtime import Runtime
-from taskbridge.store import Backlog, Counters, read_backlogs, read_counters
+from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
 from taskbridge.translation import speaking_plainly
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
@@ -109,6 +109,18 @@ METRICS: Final = (
         *_BOTH,
         "Records in quarantine, without those discarded or tried again; 100000 means that many or more.",
     ),
+    Metric(
+        "taskbridge_tail_age_seconds",
+        "gauge",
+        *_POSTGRES,
+        "Since a worker last noted how far it has looked for new records; infinite before the first time.",
+    ),
+    Metric(
+        "taskbridge_base_age_seconds",
+        "gauge",
+        *_POSTGRES,
+        "The same of the look at all that is pending.",
+    ),
     Metric("taskbridge_runners", "gauge", *_REDIS, "Tenants that have a runner: waiting, queued or running."),
     Metric(
         "taskbridge_overdue_seconds",
@@ -182,11 +194,16 @@ class Metrics(Collector):
         surveys = self._ask(self._redis, lambda: here.gate.survey(names, MOST_TENANTS))
         sources = {name: here.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
-        backlogs = self._ask(self._postgres, lambda: read_backlogs(here.engine, sources, tenants))
-        values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": backlogs is not None}}
+        standing = self._ask(
+            self._postgres,
+            lambda: (read_ages(here.engine, names), read_backlogs(here.engine, sources, tenants)),
+        )
+        values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": standing is not None}}
         if surveys is not None:
             values |= _of_surveys(surveys)
-        if backlogs is not None:
+        if standing is not None:
+            ages, backlogs = standing
+            values |= _of_ages(ages)
             counters = self._sums.look(names, LITTLE if self._ticking else PATIENCE)
             values |= _of_counters(counters) if counters is not None else {}
             values |= _of_backlogs(backlogs) if surveys is not None else {}
@@ -285,6 +302,13 @@ def _of_counters(counters: Mapping[str, Counters]) -> Values:
         "taskbridge_records_total": {name: one.records for name, one in counters.items()},
         "taskbridge_failed_runs_total": {name: one.failed_runs for name, one in counters.items()},
         "taskbridge_first_event_seconds": {name: one.first_events for name, one in counters.items()},
+    }
+
+
+def _of_ages(ages: Mapping[str, Ages]) -> Values:
+    return {
+        "taskbridge_tail_age_seconds": {name: one.tail for name, one in ages.items()},
+        "taskbridge_base_age_seconds": {name: one.base for name, one in ages.items()},
     }
 
 

@@ -14,12 +14,15 @@ CREATE TABLE tails (
     pipeline text COLLATE "C" NOT NULL,
     kind text COLLATE "C" NOT NULL,
     snapshot pg_snapshot NOT NULL,
+    stored_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind),
     CONSTRAINT ck_tails_kind CHECK (kind IN ('tail', 'base'))
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE tails IS
     'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was '
     'reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
+COMMENT ON COLUMN tails.stored_at IS
+    'When a worker stored the snapshot last; that of the tail also where nothing is new, every few seconds.';
 ALTER TABLE sync_cursors ADD COLUMN looked pg_snapshot;
 COMMENT ON COLUMN sync_cursors.looked IS
     'What was visible when the last run claimed the cursor: that run reads it.';

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from taskbridge.store import (
     check_cluster,
     check_schema,
     check_version,
+    read_ages,
     read_backlogs,
     undeclared_pipelines,
     unmatched_sources,
@@ -32,6 +34,11 @@ OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
 ANSWER_SECONDS: Final = 1.0
 BROKER_SECONDS: Final = 5
+TAIL_SECONDS: Final = 60.0
+"""A tail is stored every 5 s; after a time-out it may rest for half a minute."""
+BASE_SECONDS: Final = 3600.0
+"""Base rounds rest a hundred times as long as they take."""
+INTERVALS: Final = 10
 
 
 class Level(StrEnum):
@@ -94,6 +101,8 @@ def examine(here: Runtime, *, alone: bool) -> list[Finding]:
         usable(_overdue, "deadlines")
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
         usable(_work, "work")
+        if not alone:
+            usable(_rounds, "tail")
     return found
 
 
@@ -223,6 +232,30 @@ def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
 
 def _workers_alone(here: Runtime) -> Findings:
     return _workers(here, Level.WARNING)
+
+
+def _rounds(here: Runtime) -> Findings:
+    """Look for pipelines whose records nobody looks for."""
+    settings, sound = here.settings, True
+    longest = {
+        "tail": max(TAIL_SECONDS, INTERVALS * settings.tail_interval),
+        "base": max(BASE_SECONDS, INTERVALS * settings.base_interval),
+    }
+    what = {"tail": "nobody looks for new records", "base": "nobody looks for what Redis may have forgotten"}
+    for name, ages in read_ages(here.engine, here.pipelines.names()).items():
+        late = [kind for kind, seconds in ages._asdict().items() if seconds > longest[kind]]
+        for kind in late[:1]:
+            sound = False
+            seconds = getattr(ages, kind)
+            since = "ever since it was declared" if math.isinf(seconds) else f"for {seconds:,.0f} s"
+            yield Finding(
+                Level.WARNING,
+                "tail",
+                f"{name}: {what[kind]}, {since}",
+                "start a worker that declares the pipeline; if one runs, its log says what keeps it",
+            )
+    if sound:
+        yield Finding(Level.OK, "tail", "new records of every pipeline are looked for")
 
 
 def _work(here: Runtime) -> Findings:

@@ -21,7 +21,7 @@ from taskbridge.store.cursor import (
     WaitingRecords,
 )
 from taskbridge.store.engine import OLDEST_POSTGRES, NoAnswer, check_version, connect
-from taskbridge.store.figures import Backlog, Counters, read_backlogs, read_counters
+from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
 from taskbridge.store.pauses import Pause, Paused, Pauses
 from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines
 from taskbridge.store.prune import PRUNED, Prune, Step, prune
@@ -48,6 +48,7 @@ __all__ = [
     "NOW",
     "OLDEST_POSTGRES",
     "PRUNED",
+    "Ages",
     "Aside",
     "Backlog",
     "Counters",
@@ -85,6 +86,7 @@ __all__ = [
     "matching_alone",
     "migrate",
     "prune",
+    "read_ages",
     "read_backlogs",
     "read_counters",
     "rebase",

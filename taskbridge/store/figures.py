@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from taskbridge.histogram import BOUNDS_MS, Histogram
 from taskbridge.store.queries import Queries, queries
 
-__all__ = ["MOST_RECORDS", "Backlog", "Counters", "read_backlogs", "read_counters"]
+__all__ = ["MOST_RECORDS", "Ages", "Backlog", "Counters", "read_ages", "read_backlogs", "read_counters"]
 
 MOST_RECORDS: Final = 100_000
 """Up to so many records are counted of a pipeline, pending or in quarantine."""
@@ -40,6 +41,23 @@ class Backlog(NamedTuple):
     quarantined: int
     failing: int
     fails: str | None
+
+
+class Ages(NamedTuple):
+    """How many seconds ago a worker stored how far all records were looked at; infinite: never."""
+
+    tail: float = math.inf
+    base: float = math.inf
+
+
+def read_ages(engine: Engine, pipelines: Collection[str]) -> dict[str, Ages]:
+    """Return how old the tails and bases of `pipelines` are."""
+    query, found = queries(engine), dict.fromkeys(pipelines, Ages())
+    with engine.connect() as connection:
+        connection.exec_driver_sql(query("metric_limits"), {"patience": _PATIENCE})
+        for row in connection.exec_driver_sql(query("tail_ages"), {"pipelines": [*pipelines]}):
+            found[row.pipeline] = found[row.pipeline]._replace(**{row.kind: row.seconds})
+    return found
 
 
 def read_counters(engine: Engine, pipelines: Collection[str], patience: str = "30s") -> dict[str, Counters]:

@@ -15,6 +15,7 @@ from taskbridge.cli import checks
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys, Queue
 from tests.cli.program import Ended, Program
+from tests.cli.rounds import stood
 
 
 def findings(ended: Ended) -> dict[str, list[str]]:
@@ -31,6 +32,7 @@ def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: P
     assert ended.json["level"] == "problem"
     found = findings(ended)
     assert found.pop("workers") == ["problem: no worker answers within 1 s, so nothing is handled"]
+    assert found.pop("tail") == ["warning: invoices: nobody looks for new records, ever since it was declared"]
     assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
     servers = {"Postgres", "schema", "cluster", "Redis", "eviction", "clocks", "broker"}
     assert set(found) == servers | {"pipelines", "deadlines", "work"}
@@ -59,6 +61,23 @@ def test_a_runner_that_nobody_starts_is_found(taskbridge: Program, gate_redis: r
     ended = taskbridge("doctor", "--json")
     assert findings(ended)["deadlines"][0].startswith("problem: nobody starts 1 that are due for more than 30 s")
     assert f"1 in {keys.queue(Queue.FIRST)}" in findings(ended)["broker"][0]
+
+
+def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine: Engine) -> None:
+    def found() -> list[str]:
+        return findings(taskbridge("doctor", "--json"))["tail"]
+
+    stood(engine, "tail", 30)
+    stood(engine, "base", 1800)
+    assert found() == ["ok: new records of every pipeline are looked for"], "rounds may rest as long"
+    stood(engine, "base", 4000)
+    (text,) = found()
+    assert text.startswith("warning: invoices: nobody looks for what Redis may have forgotten, for 4,0")
+    stood(engine, "tail", 100)
+    (text,) = found()
+    assert text.startswith("warning: invoices: nobody looks for new records, for 1")
+    shown = taskbridge("doctor").stdout
+    assert "-> start a worker that declares the pipeline; if one runs, its log says what keeps it" in shown
 
 
 def test_a_missing_schema_comes_with_its_remedy(taskbridge: Program) -> None:

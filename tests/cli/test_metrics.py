@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import redis
 from sqlalchemy import Engine
@@ -9,11 +11,12 @@ from sqlalchemy import Engine
 from taskbridge.gate import Blame, Gate, Keys, Outcome
 from taskbridge.metrics import METRICS
 from taskbridge.policy import LatencyNeutral
-from taskbridge.store import record_invoice
+from taskbridge.store import Kind, Tails, record_invoice
 from tests.cli.alerts import alert, declare, write
 from tests.cli.files import line
 from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
+from tests.cli.rounds import stood
 from tests.quarantined import set_aside
 from tests.scraping import SAMPLES, samples
 
@@ -30,7 +33,24 @@ def test_everything_is_there_from_the_beginning(taskbridge: Program) -> None:
     assert (ended.status, ended.stderr) == (0, "")
     found = samples(ended.stdout)
     assert names(found) == {name for name in SAMPLES if not name.startswith(tuple(OF_WORKERS))}
-    assert {name for name, value in found.items() if value} == {"taskbridge_up redis", "taskbridge_up postgres"}
+    assert {name for name, value in found.items() if value == 1} == {"taskbridge_up redis", "taskbridge_up postgres"}
+    never = {"taskbridge_tail_age_seconds", "taskbridge_base_age_seconds"}
+    assert {name for name, value in found.items() if value == math.inf} == never
+    assert sum(value for name, value in found.items() if name not in never) == 2
+
+
+def test_nobody_looks_for_new_records_and_no_worker_is_there_to_tell(taskbridge: Program, engine: Engine) -> None:
+    for kind, seconds in (("tail", 100), ("base", 200)):
+        stood(engine, kind, seconds)
+    # nor is Redis
+    found = samples(taskbridge("metrics", TASKBRIDGE_REDIS_URL="redis://127.0.0.1:1/0").stdout)
+    assert found["taskbridge_tail_age_seconds"] == pytest.approx(100, abs=30)
+    assert found["taskbridge_base_age_seconds"] == pytest.approx(200, abs=30)
+    tails = Tails(engine)
+    tails.keep(Kind.TAIL, "invoices", tails.look(Kind.TAIL, "invoices", "invoices", 0))
+    found = samples(taskbridge("metrics").stdout)
+    assert found["taskbridge_tail_age_seconds"] < 30
+    assert found["taskbridge_base_age_seconds"] > 190
 
 
 def test_what_waits_is_counted_and_no_tenant_is_named(taskbridge: Program, engine: Engine) -> None:

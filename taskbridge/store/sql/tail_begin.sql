@@ -3,5 +3,5 @@
 INSERT INTO {schema}.tails AS t (pipeline, kind, snapshot)
 VALUES (%(pipeline)s, 'tail', pg_current_snapshot()),
        (%(pipeline)s, 'base', coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:'))
-ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot
+ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot, stored_at = excluded.stored_at
 WHERE %(anew)s
