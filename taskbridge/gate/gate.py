@@ -252,23 +252,28 @@ class Gate:
     def remind(self, pipeline: str, reminders: Sequence[Reminder], *, looked: bool = False) -> list[Answer]:
         """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
-        In one round trip for each 500. The first 100 are published at once, unless so many are queued; the others wait
-        for their turn, so that neither first events nor deadlines stand behind them.
+        In one round trip; a script goes over 100 of them, so that nobody else waits long for Redis. The first 100 are
+        published at once, unless so many are queued; the others wait for their turn, so that neither first events nor
+        deadlines stand behind them.
 
         With `looked` a run may have looked at the records. Then one that is under way may be the one that handles them,
         else it is followed by another; and whoever has none waits for its turn.
         """
+        beginnings = self._beginnings("remind", pipeline, Queue.FIRST)
+        shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
+        of_each = [text for text, of_a_tenant in beginnings if of_a_tenant]
         calls = []
-        for at, reminder in enumerate(reminders):
-            last = "" if reminder.last_ms is None else reminder.last_ms
-            most = MOST_SENT if at < MOST_SENT else 0
-            keys = self._keys_of("remind", pipeline, reminder.tenant, Queue.FIRST)
-            args = (pipeline, reminder.tenant, reminder.delay_ms, last, self._timing.republish, most, int(looked))
-            calls.append((keys, (*args, _nonce(), self._now())))
-        replies = self._wire.call(self._scripts["remind"], calls)
+        for start in range(0, len(reminders), MOST_SENT):
+            some, most = reminders[start : start + MOST_SENT], 0 if start else MOST_SENT
+            keys = [text + tenant for tenant, _, _ in some for text in of_each]
+            args: list[str | int] = [pipeline, self._timing.republish, most, int(looked), _nonce(), self._now()]
+            for tenant, delay_ms, last_ms in some:
+                args += (tenant, delay_ms, "" if last_ms is None else last_ms)
+            calls.append(((*shared, *keys, self._keys.clock), args))
+        replies = [reply for replies in self._wire.call(self._scripts["remind"], calls) for reply in replies]
         return [
             self._published(reply, Queue.FIRST, pipeline, reminder.tenant)
-            for reply, reminder in zip(replies, reminders, strict=True)
+            for reply, reminder in zip(zip(replies[::2], replies[1::2], strict=True), reminders, strict=True)
         ]
 
     def begin(self, pipeline: str, tenant: str, token: str, *, most_runs: int = 0) -> Begun | Answer:
@@ -536,7 +541,7 @@ class Gate:
                 (f"{self._queue_prefix}{self._keys.queue(queue)}", False)
                 if queue is not None and kind == "queue"
                 else beginning(self._keys, kind, pipeline)
-                for kind in SCRIPTS[name].keys
+                for kind in (*SCRIPTS[name].keys, *SCRIPTS[name].keys_of_each)
             ]
         return found
 
@@ -550,7 +555,7 @@ class Gate:
         (reply,) = self._wire.call(self._scripts[name], [(keys, (*args, self._now()))])
         return reply
 
-    def _published(self, reply: list[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
+    def _published(self, reply: Sequence[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""
         if self._publish is not None and len(reply) == 2 and reply[1]:
             self._publish(queue, pipeline, tenant, reply[1])

@@ -15,13 +15,16 @@ __all__ = ["SCRIPTS", "Script", "render"]
 class Script:
     """One verb. `keys` and `args` stand in the header of `{name}.lua` in the same order; a test compares them.
 
-    After its keys every script gets that of the gate's clock. `uses` names files whose functions it calls.
+    After its keys every script gets that of the gate's clock. `uses` names files whose functions it calls. One that
+    goes over many tenants gets `keys_of_each` and `args_of_each` for each of them, after the others.
     """
 
     name: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
     uses: tuple[str, ...] = ()
+    keys_of_each: tuple[str, ...] = ()
+    args_of_each: tuple[str, ...] = ()
 
 
 SCRIPTS: dict[str, Script] = {
@@ -35,19 +38,11 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "remind",
-            ("due", "runner", "last", "queue", "turns"),
-            (
-                "pipeline",
-                "tenant",
-                "delay_ms",
-                "last_ms",
-                "republish_ms",
-                "most_queued",
-                "looked",
-                "nonce",
-                "now_ms",
-            ),
+            ("due", "queue", "turns"),
+            ("pipeline", "republish_ms", "most_queued", "looked", "nonce", "now_ms"),
             uses=("queueing", "last", "turns"),
+            keys_of_each=("runner", "last"),
+            args_of_each=("tenant", "delay_ms", "last_ms"),
         ),
         Script(
             "begin",

@@ -53,6 +53,7 @@ local function continue_in_turn()
   end
   if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
     wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, "turn")
+    keep_turns(turns_key)
     return { POSTPONED }
   end
   return continue_now()

@@ -8,11 +8,16 @@ local TURN_PATIENCE_MS = 60000
 -- A message counts as queued until it is begun, or taken for lost and not published again for this long.
 local GRACE_MS = 1000
 
--- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet.
-local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, why)
-  redis.call("HSET", runner_key, "state", "waiting", "held", why)
+-- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet. `...` are
+-- further fields of the runner and their values. The caller says `keep_turns` afterwards.
+local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, why, ...)
+  redis.call("HSET", runner_key, "state", "waiting", "held", why, ...)
   redis.call("ZADD", due_key, milliseconds(us) + TURN_PATIENCE_MS, tenant)
   redis.call("ZADD", turns_key, us, pipeline .. ":" .. tenant)
+end
+
+-- Once for all that came to wait in a script: it costs as much as the rest of it.
+local function keep_turns(turns_key)
   redis.call("PEXPIRE", turns_key, SET_TTL_MS)
 end
 

@@ -4,7 +4,7 @@ Time is injected: a day ahead of the real clock, so that no key with a TTL goes 
 of its own (`redis_expires_keys`), so both are tried: a lease or a last run that has passed but is still there, and one
 that is gone. The scripts compare the values, and must not care.
 
-Every command sees its own microsecond, as on a real server.
+Every command sees its own microsecond, as on a real server; so does each tenant of a command for many.
 
 Here no pipeline has a cap on its runs, no circuit opens and no pipeline waits; `test_places.py` has these.
 """
@@ -138,6 +138,21 @@ class GateAndModel(RuleBasedStateMachine):
         last = None if ago is None else self.gate.us // 1000 - ago
         (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], looked=looked)
         self._agree(subject, Remind(last, looked), answer, spacing)
+
+    @rule(which=st.lists(subjects, min_size=2, max_size=4), delay=delays, looked=st.booleans())
+    def remind_many(self, which: list[int], delay: int, looked: bool) -> None:
+        """In one command, in which each has its own microsecond."""
+        pipeline = self.active[which[0]][0]
+        several = [subject for subject in (self.active[one] for one in which) if subject[0] == pipeline]
+        spacing = self._spacing(several[0], delay)
+        reminders = [Reminder(tenant, spacing.delay) for _, tenant in several]
+        answers = self.gate.remind(pipeline, reminders, looked=looked)
+        (us,), published = self._taken(1)
+        for at, (subject, answer) in enumerate(zip(several, answers, strict=True)):
+            self._step(subject, Remind(None, looked), answer, spacing, us + at, published)
+        self.gate.us += len(several)
+        assert published == []
+        self._look()
 
     @rule(events=st.lists(st.tuples(subjects, delays), min_size=1, max_size=4))
     def notify_many(self, events: list[tuple[int, int]]) -> None:

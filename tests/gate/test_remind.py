@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import redis
+from celery import Celery
 
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
 from taskbridge.gate.gate import MOST_SENT
+from taskbridge.message import lua_message
 from taskbridge.policy import Spacing
 from tests.gate.crowd import PIPELINE, Crowd
 
@@ -127,6 +132,29 @@ def test_more_reminders_than_may_be_queued_wait_for_their_turn(redis_client: red
     assert published == tenants[:MOST_SENT]
     assert gate.peek(PIPELINE, 1_000)[0] == [], "no deadline waits behind them"
     assert gate.turns(100)[1] == [f"{PIPELINE}:{tenant}" for tenant in tenants[MOST_SENT:]]
+
+
+def test_two_tenants_of_one_call_share_neither_a_message_nor_a_moment(redis_client: redis.Redis, keys: Keys) -> None:
+    gate = Gate(redis_client, keys, message=lua_message(Celery("tests", set_as_current=False)))
+    tenants = [f"t{number:03}" for number in range(20)]
+
+    gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants])
+
+    texts: Any = redis_client.lrange(keys.queue(Queue.FIRST), 0, -1)
+    messages = [json.loads(text) for text in texts]
+    assert len({message["headers"]["id"] for message in messages}) == len(tenants)
+    assert len({message["properties"]["delivery_tag"] for message in messages}) == len(tenants)
+    tokens = [status.token for status in gate.look(PIPELINE, tenants)]
+    assert tokens == sorted({str(token) for token in tokens})
+
+
+def test_who_has_a_run_in_the_same_call_takes_the_room_of_the_next(redis_client: redis.Redis, keys: Keys) -> None:
+    gate = Gate(redis_client, keys, message=lua_message(Celery("tests", set_as_current=False)))
+    redis_client.lpush(keys.queue(Queue.FIRST), *["another run"] * (MOST_SENT - 2))
+
+    answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in "abcd"])
+
+    assert answers == [Answer.STARTED] * 2 + [Answer.POSTPONED] * 2
 
 
 def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:

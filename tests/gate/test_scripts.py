@@ -61,6 +61,13 @@ class Source:
         named = list(re.finditer(r"^local ([\w, ]+)=\s*(.*(?:KEYS|ARGV)\[.*)$", code, re.MULTILINE))
         self.bindings = [binding for match in named for binding in _bindings(match[1], match[2])]
         self.rest = code[named[-1].end() :]
+        # What a script reads of each tenant that it goes over.
+        each = list(re.finditer(r"^  local ([\w, ]+)=\s*(.*(?:KEYS|ARGV)\[\d+ \* at .*)$", self.rest, re.MULTILINE))
+        self.of_each = [binding for match in each for binding in _bindings_of_each(match[1], match[2])]
+        loop = re.search(r"^for at = 1, \(#ARGV - (\d+)\) / (\d+) do$", self.rest, re.MULTILINE)
+        self.loop = (int(loop[1]), int(loop[2])) if loop else None
+        for match in (*each, *([loop] if loop else ())):
+            self.rest = self.rest.replace(match[0], "")
         self.between = "".join(code[: named[-1].end()].split(match[0])[0] for match in named[:1]).strip()
 
     def declared(self, label: str) -> str:
@@ -77,6 +84,14 @@ def _bindings(names: str, values: str) -> list[tuple[str, str, int]]:
     listed = [name.strip() for name in names.split(",")]
     assert len(listed) == len(positions), f"local {names} = {values}"
     return [(name, *position) for name, position in zip(listed, positions, strict=True)]
+
+
+def _bindings_of_each(names: str, values: str) -> list[tuple[str, str, int, int]]:
+    """Return (name, KEYS or ARGV, stride, offset) for `local names = values`: each stands at stride * at + offset."""
+    positions = re.findall(r"(KEYS|ARGV)\[(\d+) \* at \+ (\d+)\]", values)
+    listed = [name.strip() for name in names.split(",")]
+    assert len(listed) == len(positions), f"local {names} = {values}"
+    return [(name, of, int(stride), int(start)) for name, (of, stride, start) in zip(listed, positions, strict=True)]
 
 
 def _constants(name: str) -> set[str]:
@@ -97,6 +112,9 @@ def test_a_header_that_tells_of_other_arguments_than_the_registry(name: str) -> 
     assert source.header[0], "the purpose"
     assert source.declared("KEYS").split() == list(SCRIPTS[name].keys)
     assert source.declared("ARGV").split() == list(SCRIPTS[name].args)
+    if SCRIPTS[name].keys_of_each:
+        assert source.declared("KEYS OF EACH").split() == list(SCRIPTS[name].keys_of_each)
+        assert source.declared("ARGV OF EACH").split() == list(SCRIPTS[name].args_of_each)
 
 
 @scripts
@@ -107,13 +125,21 @@ def test_a_body_that_reads_other_positions_than_the_registry_sends(name: str) ->
     assert {at: _argument(variable) for at, variable in source.named("ARGV").items()} == dict(enumerate(script.args, 1))
     assert source.between == "", "arguments are named first"
     assert not re.search(r"KEYS|ARGV", source.rest), "after the first lines, arguments have names"
+    keys, args = [f"{key}_key" for key in script.keys_of_each], list(script.args_of_each)
+    assert source.of_each == [
+        (variable, of, len(every), len(before) + 1 + at - len(every))
+        for of, before, every in (("KEYS", script.keys, keys), ("ARGV", script.args, args))
+        for at, variable in enumerate(every)
+    ]
+    assert source.loop == ((len(script.args), len(args)) if args else None)
 
 
 @scripts
 def test_an_argument_that_is_sent_and_never_read(name: str) -> None:
     source = Source(name)
 
-    unread = [variable for variable, _, _ in source.bindings if not re.search(rf"\b{variable}\b", source.rest)]
+    variables = [variable for variable, *_ in (*source.bindings, *source.of_each)]
+    unread = [variable for variable in variables if not re.search(rf"\b{variable}\b", source.rest)]
 
     assert unread == []
 
@@ -417,14 +443,16 @@ def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, re
     tenants = [f"tenant {at}" for at in range(50)]
     gate.notify_many([("invoices", "warm", SPACING)])
     gate.expire("invoices", ["warm"])
+    gate.remind("invoices", [Reminder("warm", 0)])
 
     with counted(redis_client) as sent:
         gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
         gate.expire("invoices", tenants)
         gate.look("invoices", tenants)
+        gate.remind("invoices", [Reminder(f"tenant {at}", 0) for at in range(250)])
 
-    assert [len(commands) for commands in sent] == [50, 50, 150]
-    assert set(sent[0] + sent[1]) == {b"EVALSHA"}
+    assert [len(commands) for commands in sent] == [50, 50, 150, 3]
+    assert set(sent[0] + sent[1] + sent[3]) == {b"EVALSHA"}
 
 
 # Tenants with names that mean something to somebody
