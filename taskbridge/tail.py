@@ -29,6 +29,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ from taskbridge.gate import Answer, Reminder, TailHold
 from taskbridge.runtime import Runtime
 from taskbridge.store import Found, Kind, NoAnswer
 
-__all__ = ["Rounds", "base_round", "tail_round"]
+__all__ = ["Rounds", "base_round", "last_runs_restored", "tail_round"]
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +81,7 @@ def base_page(here: Runtime, pipeline: str, previous: Found | None = None) -> tu
     # A run that is under way settles or dies, and what it left is found by the next round.
     started = _remind(here, pipeline, found, looked=True)
     here.tails.keep(Kind.BASE, pipeline, found)
-    if found.until is not None:
-        return started, found
-    _restore_last_runs(here, pipeline)
-    return started, None
+    return started, None if found.until is None else found
 
 
 def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
@@ -95,24 +93,30 @@ def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
 
 
 def base_round(here: Runtime, pipeline: str) -> list[str]:
-    """Make all pages of a base round; return the tenants that get a run by it, in their turn."""
+    """Make all pages of a base round, and what follows it; return the tenants that get a run by it, in their turn."""
     started, page = base_page(here, pipeline)
     while page is not None:
         more, page = base_page(here, pipeline, page)
         started += more
+    for _ in last_runs_restored(here, pipeline):
+        pass
     return started
 
 
-def _restore_last_runs(here: Runtime, pipeline: str) -> None:
-    """Tell Redis when tenants ran last, if it does not know: an event must not start one too early.
+def last_runs_restored(here: Runtime, pipeline: str) -> Iterator[None]:
+    """Tell Redis, page by page, when tenants ran last, if it does not know: an event must not start one too early.
 
     That is where delays count from the last run: after Redis lost its data, when a delay was lengthened, and once a
-    day. Whoever is reminded brings its own with it.
+    day. Whoever is reminded brings its own with it. If Redis loses its data in the middle, the next round begins anew.
     """
     spacing = here.pipelines[pipeline].policy.spacing
-    if spacing.last_ttl and here.gate.rebuilt_for(pipeline) != spacing.last_ttl:
-        here.gate.remember_last(pipeline, here.cursors_of(pipeline).last_runs(pipeline, spacing.last_ttl), spacing)
-        here.gate.mark_rebuilt(pipeline, spacing.last_ttl)
+    if not spacing.last_ttl or here.gate.rebuilt_for(pipeline) == spacing.last_ttl:
+        return
+    here.gate.begin_rebuilding(pipeline)
+    for page in here.cursors_of(pipeline).last_runs(pipeline, spacing.last_ttl):
+        here.gate.remember_last(pipeline, page, spacing)
+        yield
+    here.gate.mark_rebuilt(pipeline, spacing.last_ttl)
 
 
 def _look(here: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
@@ -138,6 +142,7 @@ class _Standing:
 
     `hold`: as the gate gave it last. `taken`: how often this process took it anew. `tail` and `base`: the last page of
     a round that is under way. `base_began`: when that of the base began. `started`: tenants that it has started.
+    `restoring`: what follows a base round, if that is under way.
     """
 
     hold: TailHold | None = None
@@ -148,6 +153,7 @@ class _Standing:
     base_began: float = 0.0
     tail: Found | None = None
     base: Found | None = None
+    restoring: Iterator[None] | None = None
     started: int = 0
     pause: float = 0.0
     paused_until: float = 0.0
@@ -218,7 +224,7 @@ class Rounds:
             standing.holds_until = asked + seconds
             if hold.anew:
                 standing.taken += 1
-                standing.base_at, standing.base = 0.0, None
+                standing.base_at, standing.base, standing.restoring = 0.0, None, None
         return hold.wait_ms
 
     def base_in_turn(self) -> float:
@@ -226,7 +232,7 @@ class Rounds:
 
         Returns seconds to wait.
         """
-        waits = [self._base_of(name) for name in self.here.pipelines.names()]
+        waits = [min(self._base_of(name), self._restore(name)) for name in self.here.pipelines.names()]
         return min([0.25, self.here.settings.base_interval, *waits])
 
     def _base_of(self, name: str) -> float:
@@ -251,7 +257,24 @@ class Rounds:
         if page is not None:
             return LEAST_REST
         standing.base_at = time.monotonic() + rest
+        if standing.restoring is None:
+            standing.restoring = last_runs_restored(self.here, name)
         if standing.started:
             self.here.forgotten[name] += standing.started
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)
         return interval
+
+    def _restore(self, name: str) -> float:
+        """Restore a page of last runs where that is under way; return the seconds until it is worth asking again."""
+        standing = self.standings[name]
+        restoring = standing.restoring
+        try:
+            if restoring is not None and time.monotonic() < standing.holds_until:
+                next(restoring)
+                return LEAST_REST
+        except StopIteration:
+            pass
+        except Exception as error:
+            log.warning("last runs of %s: %s: %s", name, type(error).__name__, error)
+        standing.restoring = None
+        return self.here.settings.base_interval

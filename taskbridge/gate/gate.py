@@ -507,9 +507,13 @@ class Gate:
         kept: Any = self._client.get(self._keys.rebuilt(pipeline))
         return None if kept is None else int(kept)
 
+    def begin_rebuilding(self, pipeline: str) -> None:
+        """Note that `mark_rebuilt` will come, unless Redis loses its data in between."""
+        self._client.set(self._keys.rebuilt(pipeline), 0, ex=86_400)
+
     def mark_rebuilt(self, pipeline: str, longest_ms: int) -> None:
         """Note that deadlines of waiting tenants, and last runs that can matter under this longest delay, are here."""
-        self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400)
+        self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400, xx=True)
 
     def hold(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""

@@ -56,7 +56,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 LONG_LOOK: Final = 60.0
-"""Seconds for a look at all tenants of a pipeline."""
+"""Seconds for a look at many tenants of a pipeline."""
 LOCKED: Final = 2.0
 """Of those, seconds to wait for a lock: somebody works on the table, and other pipelines wait for their turn."""
 _BLOCKED: Final = ("55P03", "57014")
@@ -434,11 +434,16 @@ class Cursors:
         with self._autocommit.connect() as connection:
             connection.exec_driver_sql(self._query("succeeded"), {**key, "trial": trial})
 
-    def last_runs(self, pipeline: str, within_ms: int) -> list[tuple[str, int]]:
-        """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`."""
-        with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
-            rows = connection.exec_driver_sql(self._query("last_runs"), {"pipeline": pipeline, "within_ms": within_ms})
-            return [(row.tenant, row.last_ms) for row in rows]
+    def last_runs(self, pipeline: str, within_ms: int, page: int = 5 * PAGE) -> Iterator[list[tuple[str, int]]]:
+        """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""
+        values = {"pipeline": pipeline, "within_ms": within_ms, "after": "", "limit": page}
+        while True:
+            with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
+                rows = connection.exec_driver_sql(self._query("last_runs"), values).all()
+            yield [(row.tenant, row.last_ms) for row in rows if row.last_ms is not None]
+            if len(rows) < page:
+                return
+            values["after"] = rows[-1].tenant
 
     def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
         """Return what waits for one tenant; None: nothing."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partialmethod
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 from taskbridge.criteria import Criterion
 from taskbridge.errors import InvalidInput, UnknownPipeline
@@ -14,7 +17,8 @@ from taskbridge.notify import notify
 from taskbridge.pipeline import Pipeline
 from taskbridge.policy import DelaySinceLastRun
 from taskbridge.recording import match_again, record_event
-from taskbridge.tail import base_round, tail_round
+from taskbridge.store.cursor import Cursors
+from taskbridge.tail import Rounds, base_round, last_runs_restored, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until
@@ -110,6 +114,66 @@ def test_the_loss_of_redis_costs_one_run_more_at_the_most(world: World) -> None:
     world.run_all()
     assert [len(ids) for _, _, ids in world.batches] == [1, 2]
     assert world.record("ERROR", "A").answer is Answer.DELAYED
+
+
+def test_last_runs_come_in_pages_and_only_those_that_matter(engine: Engine) -> None:
+    ages = {f"t{number:02}": number for number in range(20)}
+    with engine.begin() as connection:
+        for tenant, minutes in ages.items():
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, last_taken_at) "
+                "VALUES (%s, %s, now() - %s * interval '1 minute'), ('other', %s, now())",
+                (PIPELINE, tenant, minutes, tenant),
+            )
+    pages = list(Cursors(engine, PIPELINE).last_runs(PIPELINE, 9 * MINUTE * 1000 + 30_000, page=4))
+    assert [[tenant for tenant, _ in page] for page in pages] == [
+        ["t00", "t01", "t02", "t03"],
+        ["t04", "t05", "t06", "t07"],
+        ["t08", "t09"],
+        [],
+        [],
+        [],
+    ]
+    seconds = [(first - last) / 1000 for first, last in pairwise(ms for page in pages for _, ms in page)]
+    assert seconds == pytest.approx([MINUTE] * 9, abs=0.01)
+
+
+@pytest.fixture
+def two_last_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world where A and B have run, Redis has lost its data, and a page has room for one."""
+    monkeypatch.setattr(Cursors, "last_runs", partialmethod(Cursors.last_runs, page=1))
+    at_the_servers_time(world)
+    for tenant in ("A", "B"):
+        world.record("ERROR", tenant)
+    world.run_all()
+    world.here.redis.flushdb()
+    return world
+
+
+def test_a_redis_that_loses_its_data_while_last_runs_come_back_gets_all_of_them_anew(two_last_runs: World) -> None:
+    world = two_last_runs
+    restoring = last_runs_restored(world.here, PIPELINE)
+    next(restoring)
+    assert (world.last_run("A") is None, world.last_run("B") is None) == (False, True)
+    world.here.redis.flushdb()
+    for _ in restoring:
+        pass
+    assert world.last_run("A") is None
+    base_round(world.here, PIPELINE)
+    for tenant in ("A", "B"):
+        assert world.record("ERROR", tenant).answer is Answer.DELAYED
+
+
+def test_a_long_list_of_last_runs_holds_up_no_other_pipeline(two_last_runs: World) -> None:
+    world = two_last_runs
+    rounds = Rounds(world.here)
+    rounds.tail_in_turn()
+    assert rounds.base_in_turn() < 0.1, "there is more"
+    assert (world.last_run("A") is None, world.last_run("B") is None) == (False, True)
+    rounds.tail_in_turn()
+    wait_until(lambda: rounds.base_in_turn() > 0.1, "all pages", 5)
+    assert world.last_run("B") is not None
+    assert world.gate.rebuilt_for(PIPELINE) == POLICY.spacing.last_ttl
 
 
 def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotten(world: World) -> None:
