@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from taskbridge.cli.tenants import TenantView
+    from taskbridge.cli.tenants import TenantView, Totals
     from taskbridge.gate import CircuitStatus
     from taskbridge.runtime import Runtime
-    from taskbridge.store import Backlog, Pause
+    from taskbridge.store import Pause
 
 __all__ = ["status"]
 
@@ -35,13 +35,12 @@ SHOWN_HELD: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A page of one pipeline's tenants, what is true of the pipeline itself, and `delays` where it has criteria."""
+    """A page of one pipeline's tenants, what is true of the `whole` of it, and `delays` where it has criteria."""
 
     pipeline: str
     tenants: list[TenantView]
     more: bool
-    runners: int
-    backlog: Backlog
+    whole: Totals
     delays: Delays | None
     pause: Pause | None
     circuit: CircuitStatus
@@ -49,7 +48,7 @@ class _Standing:
     def as_json(self) -> dict[str, Any]:
         """Return what is true of the pipeline itself."""
         unmatched = {} if self.delays is None else {"unmatched": self.delays.unmatched}
-        totals = {"runners": self.runners, **self.backlog._asdict()}
+        totals = {"runners": self.whole.survey.runners, **self.whole.backlog._asdict()}
         return {
             "totals": totals,
             "next": self.tenants[-1].tenant if self.more else None,
@@ -57,12 +56,6 @@ class _Standing:
             "circuit": self._circuit_as_json(),
             **unmatched,
         }
-
-    def totals(self) -> str:
-        """Say how the whole pipeline stands."""
-        seen = self.backlog
-        numbers = f"{self.runners:,} runners, {seen.pending:,} pending, {seen.quarantined:,} in quarantine"
-        return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
 
     def _circuit_as_json(self) -> dict[str, Any]:
         """Return how the circuit stands; `opened` counts the times that it opened."""
@@ -92,7 +85,7 @@ class _Standing:
             if one.counts["failures"]:
                 yield _failure(one)
         yield from self._held()
-        quarantined = self.backlog.quarantined
+        quarantined = self.whole.backlog.quarantined
         if quarantined:
             records = "1 record is" if quarantined == 1 else f"{quarantined:,} records are"
             yield f"{self.pipeline}: {records} in quarantine; `{_command('quarantine list', self.pipeline)}` shows why"
@@ -202,18 +195,14 @@ def _parked(here: Runtime) -> int | None:
 
 
 def _look(here: Runtime, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
-    from taskbridge.cli.tenants import MOST_RUNNERS, page, view
-    from taskbridge.store import read_backlogs
+    from taskbridge.cli.tenants import page, totals, view
 
     tenants, more = page(here, pipeline, after, limit) if tenant is None else (view(here, pipeline, tenant), False)
-    due = here.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
-    source = here.pipelines[pipeline].source
     return _Standing(
         pipeline,
         tenants,
         more,
-        due.runners,
-        read_backlogs(here.engine, {pipeline: source}, {pipeline: due.tenants})[pipeline],
+        totals(here, pipeline),
         delays.look(here, pipeline, tenants),
         here.pauses.of(pipeline).whole,
         here.gate.circuit(pipeline),
@@ -250,7 +239,7 @@ def _show(found: dict[str, _Standing]) -> None:
     for name, one in found.items():
         title = name if len(found) > 1 else None
         if one.more:
-            console.print(one.totals())
+            console.print(str(one.whole))
         if not one.tenants:
             console.print(f"{name}: no tenants")
         elif one.delays is None:

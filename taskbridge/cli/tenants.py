@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from taskbridge.cli.moments import moment
-from taskbridge.gate import RunnerStatus, State
+from taskbridge.gate import RunnerStatus, State, Survey
 from taskbridge.runtime import Runtime
-from taskbridge.store import Pause
+from taskbridge.store import Backlog, Pause, read_backlogs
 
-__all__ = ["MOST_RUNNERS", "TenantView", "has_pending", "is_idle", "page", "view"]
+__all__ = ["TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "totals", "view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,45 @@ MOST_COUNTED: Final = 10_000
 """Records that are counted of a tenant on a page of many."""
 
 
-def view(here: Runtime, pipeline: str, tenant: str | None = None) -> list[TenantView]:
-    """Return the tenants that have records, a cursor, a runner or a pause, by name; with `tenant` that one or none."""
-    cursors = here.cursors_of(pipeline)
-    rows = cursors.every_count(pipeline) if tenant is None else cursors.counts(pipeline, [tenant])
-    active = here.gate.active(pipeline) if tenant is None else [tenant]
-    return _views(here, pipeline, {row["tenant"]: row for row in rows}, active, tenant)
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How a whole pipeline stands, counted up to a limit; `survey` has the tenants whose runners are due first."""
+
+    pipeline: str
+    survey: Survey
+    backlog: Backlog
+
+    def __str__(self) -> str:
+        seen = self.backlog
+        numbers = f"{self.survey.runners:,} runners, {seen.pending:,} pending, {seen.quarantined:,} in quarantine"
+        return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
+
+
+def totals(here: Runtime, pipeline: str) -> Totals:
+    """Return how a pipeline stands. What it costs does not grow with the tenants that there are."""
+    survey = here.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
+    source = here.pipelines[pipeline].source
+    backlogs = read_backlogs(here.engine, {pipeline: source}, {pipeline: survey.tenants})
+    return Totals(pipeline, survey, backlogs[pipeline])
+
+
+def view(here: Runtime, pipeline: str, tenant: str) -> list[TenantView]:
+    """Return a tenant, if it has records, a cursor, a runner or a pause."""
+    rows = here.cursors_of(pipeline).counts(pipeline, [tenant])
+    return _views(here, pipeline, {row["tenant"]: row for row in rows}, [tenant], tenant)
+
+
+def busiest(here: Runtime, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
+    """Return up to `limit` tenants, and whether there are more: those whose runners are due first, then by name.
+
+    What it costs is bounded as that of `page`.
+    """
+    cursors, first = here.cursors_of(whole.pipeline), whole.survey.tenants[: limit + 1]
+    names = list(dict.fromkeys([*first, *cursors.tenants_after(whole.pipeline, "", limit + 1)]))
+    shown = names[:limit]
+    rows = {row["tenant"]: row for row in cursors.counts(whole.pipeline, shown, MOST_COUNTED)}
+    views = {one.tenant: one for one in _views(here, whole.pipeline, rows, shown, None)}
+    return [views[name] for name in shown if name in views], len(names) > limit
 
 
 def page(here: Runtime, pipeline: str, after: str, limit: int) -> tuple[list[TenantView], bool]:
@@ -134,7 +167,8 @@ def _views(
 
 def is_idle(here: Runtime) -> bool:
     """Whether no tenant of any pipeline has a runner or a pending record; one that waits for a delay has both."""
-    return not any(map(here.gate.active, here.pipelines.names())) and not has_pending(here)
+    surveys = here.gate.survey(here.pipelines.names(), 1).values()
+    return not any(one.runners for one in surveys) and not has_pending(here)
 
 
 def has_pending(here: Runtime) -> bool:

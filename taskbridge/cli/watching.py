@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from taskbridge.cli import interrupts, screen
-from taskbridge.cli.tenants import TenantView, view
+from taskbridge.cli.tenants import Totals, busiest, totals
 from taskbridge.errors import Unavailable
 from taskbridge.runtime import Runtime
 from taskbridge.translation import speaking_plainly
@@ -20,7 +20,7 @@ from taskbridge.translation import speaking_plainly
 __all__ = ["Watcher"]
 
 POLL_SECONDS: Final = 0.1
-# A look counts every record, so it is taken this much of the time at the most.
+# A look counts records, so it is taken this much of the time at the most.
 LOOKS_SHARE: Final = 0.05
 LOOK_SECONDS: Final = 0.5
 LOST_SECONDS: Final = 30.0
@@ -113,56 +113,48 @@ class Watcher:
         before = time.monotonic()
         if before < self._next_look:
             return
-        views = {name: view(self._here, name) for name in self._here.pipelines.names()}
+        wholes = [totals(self._here, name) for name in self._here.pipelines.names()]
         if self._live is not None:
-            warnings = [screen.cell(text, "yellow") for text in self._warnings(views)]
-            self._live.update(Group(_table(self._console, views), *warnings), refresh=True)
+            warnings = [screen.cell(text, "yellow") for text in self._warnings(wholes)]
+            self._live.update(Group(_table(self._console, self._here, wholes), *warnings), refresh=True)
         else:
-            self._print_change(views)
+            self._print_change(wholes)
         after = time.monotonic()
         self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
 
-    def _warnings(self, views: dict[str, list[TenantView]]) -> Iterator[str]:
+    def _warnings(self, wholes: list[Totals]) -> Iterator[str]:
         """Say what does not go on."""
-        for name, tenants in views.items():
-            if self._here.gate.circuit(name).open:
-                yield f"{name}: the circuit is open: everything fails; `taskbridge status` shows the errors"
-            failing = sorted(one.tenant for one in tenants if one.counts["failures"])
-            if failing:
-                errors = [one.counts["last_error"] for one in tenants if one.tenant == failing[0]]
-                yield f"{name}: {len(failing):,} tenants fail; {failing[0]}: {errors[0]}"
+        for one in wholes:
+            if one.survey.circuit.open:
+                yield f"{one.pipeline}: the circuit is open: everything fails; `taskbridge status` shows the errors"
+            tenant = one.backlog.fails
+            if tenant is not None:
+                (row,) = self._here.cursors_of(one.pipeline).counts(one.pipeline, [tenant], 1)
+                yield f"{one.pipeline}: {one.backlog.failing:,} tenants fail; {tenant}: {row['last_error']}"
 
-    def _print_change(self, views: dict[str, list[TenantView]]) -> None:
-        parts = []
-        for name, tenants in views.items():
-            handled, pending, quarantined = (
-                sum(one.counts[state] for one in tenants) for state in ("handled", "pending", "quarantined")
-            )
-            active = sum(one.runner.deadline_ms is not None for one in tenants)
-            parts.append(
-                f"{name}: {handled:,} handled, {pending:,} pending, {quarantined:,} in quarantine, {active:,} active"
-            )
-        line = "; ".join([*parts, *self._warnings(views)])
+    def _print_change(self, wholes: list[Totals]) -> None:
+        line = "; ".join([*map(str, wholes), *self._warnings(wholes)])
         if line != self._line:
             self._line = line
             screen.tell(line)
 
 
-def _table(console: Console, views: dict[str, list[TenantView]]) -> Table:
+def _table(console: Console, here: Runtime, wholes: list[Totals]) -> Table:
     """Show as many tenants as the terminal has lines for, the busiest first, and what it has columns for."""
-    rows = [(name, one) for name, tenants in views.items() for one in tenants]
+    room = max(1, console.size.height - 6 - len(wholes))
+    found = {one.pipeline: busiest(here, one, room) for one in wholes}
+    rows = [(name, one) for name, (tenants, _) in found.items() for one in tenants]
     rows.sort(key=lambda row: (row[1].runner.deadline_ms is None, -row[1].counts["pending"], row[0], row[1].tenant))
     shown = {"pending": "pending", "handled": "handled"}
     if console.width >= screen.NARROW:
         shown |= {"quarantine": "quarantined", "events": "burst_events", "runs": "burst_runs"}
     made = screen.table(console, "tenant", "state", "lease", *shown)
-    room = max(1, console.size.height - 6)
     for name, one in rows[:room]:
-        text = screen.cell(one.tenant if len(views) == 1 else f"{name}: {one.tenant}")
+        text = screen.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
         text.truncate(max(8, console.width - 65), overflow="ellipsis")
         numbers = (f"{one.counts[key]:,}" for key in shown.values())
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
         made.add_row(text, one.state, lease, *numbers)
-    if len(rows) > room:
-        made.caption = f"and {len(rows) - room:,} more tenants"
+    if len(rows) > room or any(more for _, more in found.values()):
+        made.caption = "\n".join(["and more tenants", *map(str, wholes)])
     return made

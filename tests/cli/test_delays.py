@@ -151,7 +151,7 @@ def test_a_tenant_that_waits_for_its_delay_is_not_idle_even_when_redis_lost_it(d
 
     world.go_to(60_000)
     world.record("WARNING", "billing")
-    assert [one.due_at is not None for one in view(world.here, PIPELINE)] == [True]
+    assert [one.due_at is not None for one in view(world.here, PIPELINE, "billing")] == [True]
     assert not is_idle(world.here)
     deployment.redis.flushdb()
     assert not world.here.gate.active(PIPELINE)

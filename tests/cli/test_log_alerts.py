@@ -70,7 +70,7 @@ def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_en
         ended = running.end()
     assert ended.status == 1, ended.stderr
     assert "not idle after 0.5 s" in ended.stderr
-    assert "alerts: 0 handled, 1 pending, 0 in quarantine, 1 active" in ended.stderr
+    assert "alerts: 1 runners, 1 pending, 0 in quarantine, 0 tenants failing" in ended.stderr
     assert count(engine, "SELECT count(*) FROM taskbridge.deliveries") == 0
 
 

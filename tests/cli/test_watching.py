@@ -1,0 +1,87 @@
+"""What `taskbridge up` shows while it runs, and that this costs no more where there are many tenants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sqlalchemy import event
+
+from taskbridge.cli import watching
+from taskbridge.cli.tenants import busiest, totals
+from taskbridge.cli.watching import Watcher
+from taskbridge.runtime import Runtime, runtime
+from tests.deployment import Deployment
+
+TENANTS = 2_000
+LINES = 24
+
+
+@pytest.fixture
+def crowded(deployment: Deployment) -> Runtime:
+    """A runtime with 2,000 tenants that have a pending record each; the last three have runners, and one failed."""
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'tenant-' || lpad(n::text, 4, '0'), '1', '{}' FROM generate_series(1, %s) n",
+            (TENANTS,),
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error) "
+            "VALUES ('invoices', 'tenant-1000', 1, 'ValueError: boom')"
+        )
+    for number in (1998, 1999, 2000):
+        deployment.notify_event.delay(f"tenant-{number}")
+    return runtime(deployment.app)
+
+
+def asked(here: Runtime) -> list[int]:
+    """How many tenants each statement from now on asks for."""
+    found: list[int] = []
+
+    def note(*arguments: Any) -> None:
+        parameters = arguments[3]
+        if isinstance(parameters, dict):
+            found.append(len(parameters.get("tenants", ())))
+            found.append(parameters.get("limit", 0))
+
+    event.listen(here.engine, "before_cursor_execute", note)
+    return found
+
+
+def test_the_table_has_the_tenants_at_work_first_and_reads_no_more_than_it_shows(crowded: Runtime) -> None:
+    console = Console(width=100, height=LINES, force_terminal=True, record=True)
+    found = asked(crowded)
+    whole = totals(crowded, "invoices")
+    console.print(watching._table(console, crowded, [whole]))
+    lines = console.export_text().splitlines()
+    assert 5 < len(lines) < LINES
+    assert [line.split()[0] for line in lines if "tenant-" in line][:4] == [
+        "tenant-1998",
+        "tenant-1999",
+        "tenant-2000",
+        "tenant-0001",
+    ]
+    assert "and more tenants" in lines[-2]
+    assert lines[-1].strip() == "invoices: 3 runners, 3 pending, 0 in quarantine, 1 tenants failing"
+    assert max(found) <= LINES
+
+
+def test_where_there_is_no_terminal_a_line_has_the_totals_and_who_fails(
+    crowded: Runtime, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asked(crowded)
+    Watcher(crowded, workers=None, ours=False)._look()  # type: ignore[arg-type]
+    assert capsys.readouterr().err.splitlines() == [
+        "invoices: 3 runners, 3 pending, 0 in quarantine, 1 tenants failing; "
+        "invoices: 1 tenants fail; tenant-1000: ValueError: boom"
+    ]
+    assert max(found) <= LINES
+
+
+def test_few_tenants_are_all_shown_those_without_a_record_too(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    deployment.notify_event.delay("acme")
+    tenants, more = busiest(here, totals(here, "invoices"), 5)
+    assert ([one.tenant for one in tenants], more) == (["acme"], False)
