@@ -73,10 +73,9 @@ def test_where_there_is_no_terminal_a_line_has_the_totals_and_who_fails(
 ) -> None:
     found = asked(crowded)
     Watcher(crowded, workers=None, ours=False)._look()  # type: ignore[arg-type]
-    assert capsys.readouterr().err.splitlines() == [
-        "invoices: 3 runners, 3 pending, 0 in quarantine, 1 tenants failing; "
-        "invoices: 1 tenants fail; tenant-1000: ValueError: boom"
-    ]
+    first, following = capsys.readouterr().err.strip().split("; ", 1)
+    assert first == "invoices: 3 runners, 3 pending, 0 in quarantine, 1 tenants failing"
+    assert following == "invoices: 1 tenants fail; tenant-1000: ValueError: boom"
     assert max(found) <= LINES
 
 
