@@ -11,6 +11,7 @@ from taskbridge.bench.drain import DRAIN
 from taskbridge.bench.first_event import FIRST_EVENT
 from taskbridge.bench.lateness import LATENESS
 from taskbridge.bench.neighbours import NEIGHBOURS
+from taskbridge.bench.no_event import NO_EVENT
 from taskbridge.bench.notify import NOTIFY
 from taskbridge.bench.patterns import PATTERNS
 from taskbridge.bench.poison import POISON
@@ -26,6 +27,7 @@ __all__ = ["BENCHMARKS"]
 BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     PATTERNS,
     FIRST_EVENT,
+    NO_EVENT,
     NOTIFY,
     SWEEP,
     TAIL,

@@ -21,7 +21,7 @@ from taskbridge.settings import Settings
 CONFIGURATION: Final = "taskbridge.bench.celeryconfig"
 HANDLERS: Final = "taskbridge.bench.handlers"
 
-__all__ = ["stage", "wait_until", "worker"]
+__all__ = ["settings_of", "stage", "wait_until", "worker"]
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def worker(
     """
     name = f"bench-{secrets.token_hex(4)}@localhost"
     chosen = {"CELERY_CONFIG_MODULE": CONFIGURATION, "TASKBRIDGE_PIPELINES": pipelines, **environment}
-    surroundings = {**os.environ, **_settings(here), **chosen}
+    surroundings = {**os.environ, **settings_of(here), **chosen}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
     with (
         (directory / f"{name}.log").open("wb") as output,
@@ -63,7 +63,7 @@ def worker(
         yield process.pid
 
 
-def _settings(here: Runtime) -> dict[str, str]:
+def settings_of(here: Runtime) -> dict[str, str]:
     """Return the settings of `here` as the variables that a worker reads."""
     values = {name: getattr(here.settings, name) for name in Settings.__slots__ if name != "pipelines"}
     return {f"TASKBRIDGE_{name.upper()}": str(value) for name, value in values.items() if value}
