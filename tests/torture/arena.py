@@ -31,6 +31,7 @@ __all__ = ["SETTINGS", "Arena", "arena"]
 SETTINGS: dict[str, Any] = {
     "runner_ttl": 1.5,
     "republish_after": 1.5,
+    "tail_interval": 0.2,
     "base_interval": 3.0,
     "run_budget": 0.2,
     "statement_timeout": 2.0,
@@ -109,10 +110,10 @@ class Arena:
         return int(count)
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
-        """Return a query's rows; tried again where Postgres has dropped the connection."""
+        """Return a statement's rows; tried again where Postgres has dropped the connection."""
 
         def query() -> list[Any]:
-            with self.engine.connect() as connection:
+            with self.engine.begin() as connection:
                 return list(connection.exec_driver_sql(statement, values))
 
         return self.in_spite_of_outages(query)

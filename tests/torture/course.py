@@ -69,6 +69,8 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
         Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer, outages=outages)
         for number in range(2)
     ]
+    plain = [f"{prefix}plain{number}" for number in range(schedule.tenants)]
+    producers.append(Producer("sql", f"{schedule.seed}/sql", plain, scene.writer, outages=outages, plain=True))
     for producer in producers:
         producer.start()
     for group in schedule.groups:

@@ -11,7 +11,9 @@ from taskbridge.failures import FIRST_BACKOFF
 from taskbridge.setbacks import LEAST_DEATHS
 from taskbridge.settings import Settings
 from taskbridge.store.engine import GRACE
+from taskbridge.tail import HOLDS_LONGER, PAUSE
 from tests.torture import strikes_servers as servers
+from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work
 from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
 from tests.torture.scene import Scene, Struck
@@ -62,6 +64,14 @@ TTL = Bound("runner TTL", lambda settings, _: settings.runner_ttl)
 REPUBLISH = Bound("republish_after", lambda settings, _: settings.republish_after)
 BASE = Bound("base interval", lambda settings, _: settings.base_interval)
 TAIL = Bound("tail interval", lambda settings, _: settings.tail_interval)
+HOLD = Bound(f"hold of {HOLDS_LONGER:g} s + tail interval", lambda settings, _: HOLDS_LONGER + settings.tail_interval)
+# Redis may give a run message to a worker that is frozen.
+HOLD_FROZEN = Bound(
+    f"{HOLD.formula} + republish_after",
+    lambda settings, lasted: HOLD.seconds(settings, lasted) + settings.republish_after,
+)
+# A worker leaves the pipeline alone for as long as the tail took too long, and for a second at the least.
+LOCK = Bound(f"{PAUSE:g} s + lock + tail interval", lambda settings, lasted: PAUSE + lasted + settings.tail_interval)
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
 SWITCH = Bound("2 s + base interval", lambda settings, _: 2.0 + settings.base_interval)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
@@ -159,6 +169,34 @@ FAULTS: Final[dict[str, Fault]] = {
     "producer_died": Fault("producer", "a producer dies before it notifies", "the commit", TAIL, work.producer_died),
     "notified_first": Fault(
         "producer", "a producer notifies before it commits", "the commit", TAIL, work.notified_first
+    ),
+    "written_plainly": Fault(
+        "producer", "records written by plain SQL, nobody notifies", "the commit", TAIL, tail.written_plainly
+    ),
+    "tail_killed": Fault(
+        "workers",
+        "SIGKILL of the worker that has the tail, then plain SQL",
+        "the commit",
+        HOLD,
+        tail.tail_killed,
+    ),
+    "tail_frozen": Fault(
+        "workers",
+        "SIGSTOP of the worker that has the tail, then plain SQL",
+        "the commit",
+        HOLD_FROZEN,
+        tail.tail_frozen,
+    ),
+    "hold_deleted": Fault(
+        "redis", "the tail's hold is deleted beside plain SQL", "the commit", TAIL, tail.hold_deleted
+    ),
+    "listeners_terminated": Fault(
+        "postgres", "sessions that listen terminated beside plain SQL", "the commit", TAIL, tail.listeners_terminated
+    ),
+    "tail_locked": Fault("postgres", "the tail's row is locked during plain SQL", "the commit", LOCK, tail.tail_locked),
+    "tail_rewound": Fault("postgres", "tail and base set back beside plain SQL", "the commit", TAIL, tail.tail_rewound),
+    "tail_forgotten": Fault(
+        "postgres", "tail, base or both deleted beside plain SQL", "the command", BASE, tail.tail_forgotten
     ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late

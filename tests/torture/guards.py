@@ -6,7 +6,7 @@ from typing import Any
 
 from taskbridge import tail
 from taskbridge.gate import gate
-from taskbridge.store import cursor
+from taskbridge.store import queries
 
 __all__ = ["GUARDS", "take_out"]
 
@@ -20,13 +20,20 @@ TEXTS = {
     "end-replaced": ("end_replaced", "WHERE application_name LIKE", "WHERE false AND application_name LIKE"),
     "clock": (EVERY, "behind_us = math.max(0, (clock[2] or 0) - us)", "behind_us = 0"),
 }
-GUARDS = (*TEXTS, "tail", "base")
+# Per guard: the page that is never read, what it answers instead, and who reads it.
+PAGES = {
+    "tail": ("tail_page", (False, None), tail.Rounds._tail_of),
+    "base": ("base_page", ([], None), tail.Rounds._base_of),
+}
+GUARDS = (*TEXTS, *PAGES)
 
 
 def take_out(guard: str) -> None:
     """Work without `guard` in this process. Call it before a gate or cursors are made."""
-    if guard in ("tail", "base"):
-        vars(tail)[f"{guard}_round"] = lambda *_, **__: []
+    if guard in PAGES:
+        page, answer, reader = PAGES[guard]
+        assert page in reader.__code__.co_names, f"{reader.__name__} no longer calls {page}"
+        vars(tail)[page] = lambda *_, **__: answer
         return
     name, present, instead = TEXTS[guard]
 
@@ -34,15 +41,15 @@ def take_out(guard: str) -> None:
         assert present in text, f"{name} no longer holds {present!r}"
         return text.replace(present, instead)
 
-    query, render = vars(cursor)["query"], vars(gate)["render"]
+    query, render = vars(queries)["query"], vars(gate)["render"]
 
-    def patched_query(asked: str, *source: Any) -> str:
-        text: str = query(asked, *source)
+    def patched_query(asked: str, *schema: Any, **more: Any) -> str:
+        text: str = query(asked, *schema, **more)
         return patched(text) if asked == name else text
 
     def patched_render(script: Any, publish: str) -> str:
         text: str = render(script, publish)
         return patched(text) if name in (script.name, EVERY) else text
 
-    vars(cursor)["query"] = patched_query
+    vars(queries)["query"] = patched_query
     vars(gate)["render"] = patched_render

@@ -38,11 +38,18 @@ class Ledger:
         self._by_tenant: dict[str, list[HandOver]] = defaultdict(list)
         self._reading = threading.Lock()
         self.mixed: list[str] = []
+        self.versions: dict[str, set[int]] = defaultdict(set)
+        """The versions of its invoices that each tenant's handlers were given."""
         self.tries: Counter[tuple[str, str, int]] = Counter()
         """How often each record did what its document asks for, by (tenant, number, revision)."""
 
     def of(self, tenant: str) -> list[HandOver]:
         """Return the tenant's hand-overs so far, in the order of their begin."""
+        self.read()
+        return sorted(self._by_tenant[tenant], key=lambda one: one.began)
+
+    def read(self) -> None:
+        """Read what was written since the last time."""
         with self._reading:
             for path in self._books.glob("*.jsonl"):
                 with path.open("rb") as file:
@@ -52,7 +59,6 @@ class Ledger:
                             break
                         self._read[path] = self._read.get(path, 0) + len(line)
                         self._take(path, json.loads(line))
-            return sorted(self._by_tenant[tenant], key=lambda one: one.began)
 
     def under_way(self, tenant: str) -> str | None:
         """Return the worker that has the tenant's batch now, else the one that had the last."""
@@ -83,3 +89,4 @@ class Ledger:
             one = HandOver(line["worker"], line["token"], line["position"], line["session"], records, line["at"])
             self._open[key] = one
             self._by_tenant[tenant].append(one)
+            self.versions[tenant].update(line["versions"])

@@ -16,8 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from taskbridge import Batch, LatencyNeutral, Record, pipeline
+from celery.signals import worker_ready
+
+from taskbridge import Batch, LatencyNeutral, Record, app, pipeline
 from taskbridge.handlers.journal import journal
+from taskbridge.runtime import runtime
 from tests.torture import clock, guards
 from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
 
@@ -38,6 +41,12 @@ for guard in filter(None, os.environ.get("TORTURE_WITHOUT", "").split(",")):
 
 class Transient(Exception):
     """The handler could not do its work this time."""
+
+
+@worker_ready.connect
+def _note_ticker(**_: Any) -> None:
+    """Write which worker it is that Redis knows by this name."""
+    (BOOKS / f"ticker-{vars(runtime(app).gate)['_ticker']}").write_text(WORKER)
 
 
 @cache
@@ -71,7 +80,8 @@ def handle(batch: Batch) -> None:
         (batch.pipeline, batch.tenant),
     ).one()
     records = [(record.external_id, record.revision) for record in batch]
-    write(batch, "began", position=position, session=session, records=records)
+    versions = [record.document["version"] for record in batch]
+    write(batch, "began", position=position, session=session, records=records, versions=versions)
     if DOWN.exists():
         raise ConnectionError("the downstream is down")
     for record in batch:

@@ -1,4 +1,4 @@
-"""Producers: they commit invoices and notify as an application would, and keep the truth for the verdict."""
+"""Producers: they commit invoices, and notify or not, as applications do, and keep the truth for the verdict."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -19,7 +20,9 @@ from taskbridge import app, notify_event, record_invoice
 from taskbridge.errors import Unavailable
 from taskbridge.runtime import runtime
 
-__all__ = ["Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
+__all__ = ["PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
+
+Write = Callable[[Connection, Sequence["Invoice"]], None]
 
 GIVES_UP_AFTER = 20.0
 LARGEST_PART = 100
@@ -68,10 +71,13 @@ class Truth:
 
     def __init__(self) -> None:
         self._facts: dict[tuple[str, str], Fact] = {}
+        self.versions: set[int] = set()
+        """All that may have been committed; a handler may see no other."""
         self._writing = threading.Lock()
 
     def doubt(self, invoices: list[Invoice]) -> None:
         with self._writing:
+            self.versions.update(one.version for one in invoices)
             for one in invoices:
                 self._facts.setdefault((one.tenant, one.number), Fact()).in_doubt.append(one)
 
@@ -95,14 +101,25 @@ class Writer:
     def invoice(self, tenant: str, number: str, **rest: Any) -> Invoice:
         return Invoice(tenant, number, next(self._versions), **rest)
 
-    def commit(self, *invoices: Invoice, hold: float = 0.0) -> float | None:
-        """Commit the invoices in one transaction that stays open for `hold` seconds; return when, None: gave up."""
+    def commit(
+        self, *invoices: Invoice, hold: float = 0.0, write: Write | None = None, void: Sequence[Invoice] = ()
+    ) -> float | None:
+        """Commit the invoices in one transaction that stays open for `hold` seconds; return when, None: gave up.
+
+        `write`: how, instead of as our producers do. `void`: what a savepoint writes that is rolled back.
+        """
+        write = write or _write
         deadline = time.monotonic() + GIVES_UP_AFTER
         engine = runtime(app).engine
         while time.monotonic() < deadline:
             try:
                 with engine.connect() as connection:
-                    _write(connection, invoices)
+                    if void:
+                        rolled_back = connection.begin_nested()
+                        write(connection, void)
+                        rolled_back.rollback()
+                    with connection.begin_nested() if void else nullcontext():
+                        write(connection, invoices)
                     time.sleep(hold)
                     self.truth.doubt([*invoices])
                     connection.commit()
@@ -112,6 +129,13 @@ class Writer:
                 self.truth.know([*invoices])
                 return time.monotonic()
         return None
+
+    def roll_back(self, *invoices: Invoice, hold: float, write: Write) -> None:
+        """Write the invoices in a transaction that stays open for `hold` seconds and is rolled back."""
+        with suppress(Unavailable, DBAPIError), runtime(app).engine.connect() as connection:
+            write(connection, invoices)
+            time.sleep(hold)
+            connection.rollback()
 
     def notify(self, tenant: str, tries: int = 1) -> bool:
         """Send one event; say whether it was taken. A producer that gives up leaves its records to be found."""
@@ -139,19 +163,44 @@ def _write(connection: Connection, invoices: Sequence[Invoice]) -> None:
     )
 
 
+def _by(statement: str, *more: str) -> Write:
+    def write(connection: Connection, invoices: Sequence[Invoice]) -> None:
+        for one in invoices:
+            connection.exec_driver_sql(statement, (one.tenant, one.number, one.text))
+        for other in more:
+            connection.exec_driver_sql(other)
+
+    return write
+
+
+_INSERT: Final = (
+    "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, %s::jsonb) "
+    "ON CONFLICT (source, tenant, key) DO UPDATE SET document = excluded.document"
+)
+PLAIN: Final[tuple[Write, ...]] = (
+    _by(_INSERT),
+    _by("SELECT taskbridge.record('invoices', %s, %s, %s::jsonb)"),
+    _by(_INSERT, "NOTIFY taskbridge"),
+)
+"""How programs write that know nothing but SQL; the last one wakes workers that listen."""
+
+
 class Producer(threading.Thread):
     """Traffic of some tenants until `stop`: everything that producers do, right and wrong, drawn from one seed.
 
     No two producers share a number, so each knows the newest version of its own. `outages`: some invoices let their
-    handler meet a connection error.
+    handler meet a connection error. `plain`: it knows nothing but SQL and never notifies.
     """
 
-    def __init__(self, name: str, seed: str, tenants: list[str], writer: Writer, *, outages: bool) -> None:
+    def __init__(
+        self, name: str, seed: str, tenants: list[str], writer: Writer, *, outages: bool, plain: bool = False
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._chance = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._tenants = tenants
         self._writer = writer
         self._outages = outages
+        self._plain = plain
         self._numbers: dict[str, list[str]] = {tenant: [] for tenant in tenants}
         self._drawn = 0
         self._stop_it = threading.Event()
@@ -168,6 +217,9 @@ class Producer(threading.Thread):
     def _write(self, tenant: str) -> None:
         chance, writer = self._chance, self._writer
         invoices = [self._draw(tenant) for _ in range(chance.choice((1, 1, 1, 2, 5, 20)))]
+        if self._plain:
+            self._write_plainly(invoices)
+            return
         habit = chance.choices(
             ("ordinary", "dies before it notifies", "notifies first", "notifies twice", "commits late"),
             (70, 5, 5, 10, 10),
@@ -180,6 +232,17 @@ class Producer(threading.Thread):
             return
         for _ in range(2 if habit == "notifies twice" else 1):
             writer.notify(tenant, tries=chance.choice((1, 20)))
+
+    def _write_plainly(self, invoices: list[Invoice]) -> None:
+        """Commit, or roll back all, or a savepoint with other versions; a part of the transactions takes long."""
+        chance, writer = self._chance, self._writer
+        habit = chance.choices(("commits", "uses savepoints", "rolls back"), (70, 15, 15))[0]
+        hold, write = chance.choices((0.0, chance.uniform(0.2, 0.8)), (80, 20))[0], chance.choice(PLAIN)
+        if habit == "rolls back":
+            writer.roll_back(*invoices, hold=hold, write=write)
+            return
+        void = [writer.invoice(one.tenant, one.number) for one in invoices] if habit == "uses savepoints" else []
+        writer.commit(*invoices, hold=hold, write=write, void=void)
 
     def _draw(self, tenant: str) -> Invoice:
         chance, numbers = self._chance, self._numbers[tenant]

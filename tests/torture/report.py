@@ -14,7 +14,7 @@ from tests.torture.verdict import TRIES_PER_FAULT
 
 __all__ = ["page", "summary", "table"]
 
-KINDS = ("lost", "doubled", "double advance", "mixed", "wrong end", "too many tries", "stuck", "late")
+KINDS = ("lost", "doubled", "double advance", "mixed", "rolled back", "wrong end", "too many tries", "stuck", "late")
 
 
 def table(results: Sequence[Result], margin: float) -> str:
@@ -91,13 +91,15 @@ PAGE = """\
 other than 0 if anything below does not hold. This page was written by one such run.
 
 {summary}
-Run: {count} schedules, seed {seed}. Settings, scaled down so that a schedule takes seconds:
+Run: {count} schedules, seed {seed}. Settings, most of them scaled down so that a schedule takes seconds:
 {settings}.
 Workers: three, with the pools prefork, threads and solo and batches of up to 1 to 50 records, replaced as the faults
-strike them.
+strike them. Every other one listens (`TASKBRIDGE_TAIL_LISTENS`); a part of the plain SQL announces its commits.
 
 A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
-invoices and bursts, short transactions and long ones, some notified twice, too early or never. Handlers are quick,
+invoices and bursts, short transactions and long ones, some notified twice, too early or never. As many tenants have
+records that are written by plain SQL, with an `INSERT` or by `taskbridge.record`, also in long transactions, with
+savepoints or whole transactions that are rolled back: of these nobody ever notifies. Handlers are quick,
 slow, longer than the runner TTL, raise once or always, reject. Each fault has tenants of its own that have work when it
 strikes and get no event afterwards, so that only the protocol's own means bring them back. "Alone" counts the faults
 that struck alone, "held up" those of them whose tenants had to wait. A row that begins with "a record" is about one
@@ -119,6 +121,7 @@ After each schedule these hold, or it is a violation:
 | doubled | no revision of an invoice is in `deliveries` twice |
 | double advance | no two batches of a tenant advanced from one position of its cursor |
 | mixed | no batch holds another tenant's record |
+| rolled back | no handler is given what was rolled back, in whole or to a savepoint |
 | wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
 | stuck | all is handled, no runner is left, and no key in Redis that never expires, but for the broker's own |

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from taskbridge.gate import Keys
+from taskbridge.pipeline import INVOICES
 from tests.torture.arena import Arena
 from tests.torture.producer import Invoice, Writer
 from tests.torture.workers import Worker
@@ -62,10 +64,23 @@ class Scene:
 
     def worker_of(self, tenant: str) -> Worker:
         """Return the worker that has the tenant's batch, else any; at least one other is ready."""
+        return self._worker(lambda: self.arena.ledger.under_way(tenant))
+
+    def tail_worker(self) -> Worker:
+        """Return the worker that looks after the tail, else any; at least one other is ready."""
+
+        def name() -> str | None:
+            held: Any = self.arena.redis.client.get(Keys().tailing(INVOICES)) or ""
+            noted = self.arena.books / f"ticker-{held.partition(' ')[0]}"
+            return noted.read_text() if noted.exists() else None
+
+        return self._worker(lambda: self.arena.in_spite_of_outages(name))
+
+    def _worker(self, name: Callable[[], str | None]) -> Worker:
         workers = self.arena.workers
         wait_until(lambda: len(workers.ready()) >= 2, "two workers ready", 40)
-        ready = workers.ready()
-        return next((one for one in ready if one.name == self.arena.ledger.under_way(tenant)), ready[0])
+        found, ready = name(), workers.ready()
+        return next((one for one in ready if one.name == found), ready[0])
 
 
 @dataclass(frozen=True)

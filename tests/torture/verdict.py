@@ -64,6 +64,7 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
     `faults`: how many struck; what a record is tried for because of them is no fault of its own.
     """
     stock = _take_stock(arena, prefix)
+    arena.ledger.read()
     facts = truth.facts()
     wrong = [
         f"lost: {key} was committed and is not in the table"
@@ -88,6 +89,12 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
         f"too many tries: {tenant} {number} revision {revision} was tried {count} times, bound {most}"
         for (tenant, number, revision), count in arena.ledger.tries.items()
         if tenant.startswith(prefix) and count > most
+    ]
+    wrong += [
+        f"rolled back: {tenant} version {version} was never committed, and a handler got it"
+        for tenant, versions in arena.ledger.versions.items()
+        if tenant.startswith(prefix)
+        for version in versions - truth.versions
     ]
     return wrong + [f"mixed: {text}" for text in arena.ledger.mixed]
 

@@ -177,6 +177,7 @@ class Workers:
             "TORTURE_BOOKS": str(self.books),
             "TORTURE_WORKER": name,
             "TORTURE_BATCH_SIZE": str(kind.batch_size),
+            "TASKBRIDGE_TAIL_LISTENS": str(self._number % 2),
         }
         if kind.clock_seconds is not None:
             environment["TORTURE_CLOCK"] = str(kind.clock_seconds)

@@ -1,0 +1,112 @@
+"""Records that nobody notifies, and faults of the tail that finds them: how each is made."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy import Connection
+
+from taskbridge.gate import Keys
+from taskbridge.pipeline import INVOICES
+from taskbridge.tail import HOLDS_LONGER
+from tests.torture.producer import PLAIN
+from tests.torture.scene import Scene, Struck, nothing
+from tests.torture.schedule import Planned
+
+
+def _written(scene: Scene, planned: Planned, strike: Callable[[], object] = nothing) -> Struck:
+    """Write records by plain SQL in each way, then in a transaction that lasts. The first come before `strike`."""
+    committed: dict[str, float] = {}
+
+    def write(number: int, *, hold: float = 0.0) -> None:
+        tenant = scene.new_tenant()
+        void = scene.some(tenant, 8) if hold else ()
+        when = scene.writer.commit(*scene.some(tenant), hold=hold, write=PLAIN[number], void=void)
+        committed[tenant] = when or time.monotonic()
+
+    write(0)
+    strike()
+    struck = time.monotonic()
+    for number in range(1, len(PLAIN)):
+        write(number)
+    write(round(planned.part), hold=0.3 + planned.part)
+    return Struck(struck, tuple(committed), own=committed)
+
+
+def written_plainly(scene: Scene, planned: Planned) -> Struck:
+    time.sleep(planned.moment)
+    return _written(scene, planned)
+
+
+def tail_killed(scene: Scene, planned: Planned) -> Struck:
+    time.sleep(planned.moment)
+    scene.arena.workers.kill(scene.tail_worker(), planned.successor)
+    return _written(scene, planned)
+
+
+def tail_frozen(scene: Scene, planned: Planned) -> Struck:
+    """Freeze it for longer than its hold lasts; it wakes up in the middle of what it did."""
+    time.sleep(planned.moment)
+    worker = scene.tail_worker()
+    seconds = scene.arena.settings.tail_interval + HOLDS_LONGER + 0.5 + planned.part
+    freezing = threading.Thread(target=scene.arena.workers.freeze, args=(worker, seconds))
+    freezing.start()
+    while not worker.frozen:
+        time.sleep(0.001)
+    struck = _written(scene, planned)
+    freezing.join()
+    return struck
+
+
+def tail_rewound(scene: Scene, planned: Planned) -> Struck:
+    """Set T and B back to what they were before some records were handled."""
+    stored = scene.arena.rows("SELECT kind, snapshot::text FROM taskbridge.tails")
+    scene.working(0.5 + planned.part)
+    kinds, snapshots = zip(*stored, strict=True)
+    rewind = partial(
+        scene.arena.rows,
+        "UPDATE taskbridge.tails t SET snapshot = o.snapshot::pg_snapshot "
+        "FROM unnest(%(kinds)s::text[], %(snapshots)s::text[]) o (kind, snapshot) WHERE t.kind = o.kind "
+        "RETURNING t.kind",
+        kinds=[*kinds],
+        snapshots=[*snapshots],
+    )
+    return _written(scene, planned, rewind)
+
+
+def tail_forgotten(scene: Scene, planned: Planned) -> Struck:
+    """Delete T, or B, or both."""
+    kinds = (["tail"], ["base"], ["tail", "base"])[int(planned.part * 3)]
+    forget = partial(
+        scene.arena.rows, "DELETE FROM taskbridge.tails WHERE kind = ANY(%(kinds)s) RETURNING kind", kinds=kinds
+    )
+    return _written(scene, planned, forget)
+
+
+def tail_locked(scene: Scene, planned: Planned) -> Struck:
+    """Lock T's row, so that rounds can be made and not stored."""
+
+    def lock() -> Connection:
+        connection = scene.arena.engine.connect()
+        connection.exec_driver_sql("SELECT FROM taskbridge.tails WHERE kind = 'tail' FOR UPDATE")
+        return connection
+
+    with scene.arena.in_spite_of_outages(lock):
+        locked = time.monotonic()
+        time.sleep(2.0 * planned.part)
+        struck = _written(scene, planned)
+    return Struck(struck.since, struck.tenants, time.monotonic() - locked, own=struck.own)
+
+
+def hold_deleted(scene: Scene, planned: Planned) -> Struck:
+    time.sleep(planned.moment)
+    return _written(scene, planned, partial(scene.arena.redis.client.delete, Keys().tailing(INVOICES)))
+
+
+def listeners_terminated(scene: Scene, planned: Planned) -> Struck:
+    time.sleep(planned.moment)
+    statement = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'"
+    return _written(scene, planned, partial(scene.arena.rows, statement))
