@@ -64,6 +64,7 @@ TTL = Bound("runner TTL", lambda settings, _: settings.runner_ttl)
 REPUBLISH = Bound("republish_after", lambda settings, _: settings.republish_after)
 BASE = Bound("base interval", lambda settings, _: settings.base_interval)
 TAIL = Bound("tail interval", lambda settings, _: settings.tail_interval)
+TAIL_IN_RUN = Bound("tail interval + tick", lambda settings, _: settings.tail_interval + work.POLICY.tick)
 HOLD = Bound(f"hold of {HOLDS_LONGER:g} s + tail interval", lambda settings, _: HOLDS_LONGER + settings.tail_interval)
 # Redis may give a run message to a worker that is frozen.
 HOLD_FROZEN = Bound(
@@ -172,6 +173,13 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "written_plainly": Fault(
         "producer", "records written by plain SQL, nobody notifies", "the commit", TAIL, tail.written_plainly
+    ),
+    "written_in_run": Fault(
+        "producer",
+        "plain SQL during a run that nobody notified",
+        "the run's end",
+        TAIL_IN_RUN,
+        tail.written_in_run,
     ),
     "tail_killed": Fault(
         "workers",

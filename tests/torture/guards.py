@@ -1,4 +1,7 @@
-"""Guards of the protocol that can be taken out of a worker, to see that torture notices."""
+"""Guards of the protocol that can be taken out of a worker, to see that torture notices.
+
+It does not notice `begin-token` alone: a run that begins with an old token is refused by the cursor, and replaced.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from taskbridge.tail import HOLDS_LONGER
 from tests.torture.producer import PLAIN
 from tests.torture.scene import Scene, Struck, nothing
 from tests.torture.schedule import Planned
+from tests.torture.strikes_work import POLICY
 
 
 def _written(scene: Scene, planned: Planned, strike: Callable[[], object] = nothing) -> Struck:
@@ -39,6 +40,27 @@ def _written(scene: Scene, planned: Planned, strike: Callable[[], object] = noth
 def written_plainly(scene: Scene, planned: Planned) -> Struck:
     time.sleep(planned.moment)
     return _written(scene, planned)
+
+
+def written_in_run(scene: Scene, planned: Planned) -> Struck:
+    """Write by plain SQL while runs that nobody notified are under way, some shorter than a tick and one long."""
+    own: dict[str, float] = {}
+
+    def follow(tenant: str, seconds: float) -> None:
+        ledger, plainly = scene.arena.ledger, partial(scene.writer.commit, write=PLAIN[-1])
+        plainly(*scene.some(tenant, 1, seconds=seconds))
+        ledger.wait_for(tenant, bool, 10.0)
+        committed = plainly(scene.writer.invoice(tenant, "second")) or time.monotonic()
+        ledger.wait_for(tenant, lambda found: any(one.ended for one in found), 10.0)
+        own[tenant] = max([committed, *(one.ended for one in ledger.of(tenant)[:1] if one.ended)])
+
+    lengths = (0.12, 0.12, 0.12, POLICY.lease + planned.part)
+    following = [threading.Thread(target=follow, args=(scene.new_tenant(), seconds)) for seconds in lengths]
+    for thread in following:
+        thread.start()
+    for thread in following:
+        thread.join()
+    return Struck(min(own.values()), tuple(own), own=own)
 
 
 def tail_killed(scene: Scene, planned: Planned) -> Struck:

@@ -8,12 +8,16 @@ import sys
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
+from taskbridge import tail
+from taskbridge.gate import gate
 from taskbridge.gate.scripts import SCRIPTS, render
+from taskbridge.store import queries as store
 from taskbridge.store.queries import query
 from tests.deployment import ROOT
 from tests.torture.faults import FAULTS
-from tests.torture.guards import EVERY, TEXTS
+from tests.torture.guards import EVERY, GUARDS, TEXTS, take_out
 from tests.torture.schedule import draw
 from tests.waiting import PATIENCE
 
@@ -33,6 +37,10 @@ QUICK = (
     "lease_outlasted",
     "handler_failed",
     "record_hangs",
+    "written_plainly",
+    "tail_killed",
+    "tail_rewound",
+    "hold_deleted",
 )
 """What takes seconds; the others need many tries or many tenants."""
 MARGIN = 5.0 * PATIENCE
@@ -94,3 +102,20 @@ def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
     texts = rendered.values() if name == EVERY else [rendered[name] if name in rendered else query(name)]
 
     assert [text.count(present) for text in texts] == [1] * len(texts)
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((store, "query"), (gate, "render"), (tail, "tail_page"), (tail, "base_page")):
+        monkeypatch.setitem(vars(module), name, vars(module)[name])
+    before = _what_workers_use()
+
+    take_out(guard)
+
+    assert _what_workers_use() != before
+
+
+def _what_workers_use() -> list[object]:
+    query = store.queries(create_engine("postgresql+psycopg://"))
+    texts = [query(name) for name in ("advance", "end_replaced")]
+    return [*texts, *(vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS), tail.tail_page, tail.base_page]
