@@ -80,7 +80,7 @@ def loads_of(units: Mapping[str, Cost], records: int) -> list[Load]:
             2,
             1,
             plus(each, first, run, deadline),
-            "a write, an event that starts a run, the run, the closing run",
+            "a write, an event that starts a run, the run",
         ),
         Load(
             f"bursts of {BURST}",
@@ -96,7 +96,7 @@ def loads_of(units: Mapping[str, Cost], records: int) -> list[Load]:
                 scaled(deadline, 2),
             ),
             f"{BURST} writes, an event that starts a run, {BURST - 1} that are absorbed within a tick, a run with one "
-            f"record, one by its deadline with {BURST - 1}, the closing run",
+            f"record, and one by its deadline with {BURST - 1}",
         ),
         Load(
             f"imports of {records:,}",
@@ -111,7 +111,7 @@ def loads_of(units: Mapping[str, Cost], records: int) -> list[Load]:
                 scaled(record, records - 1),
                 deadline,
             ),
-            f"{records:,} writes and an event per {PER_TRANSACTION:,} of them, a run with all records, the closing run",
+            f"{records:,} writes and an event per {PER_TRANSACTION:,} of them, a run with all records",
         ),
     ]
 

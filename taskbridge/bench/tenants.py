@@ -1,7 +1,7 @@
 """What tenants in their lease cost while nothing is due, how late their ticks are, and what an absorbed event costs.
 
 The tenants are brought there by the gate's own scripts: an event, a run that begins, a run that settles. Their leases
-end one after another over an interval, which is when their closing runs are due; the worker's ticker publishes these.
+end one after another over an interval; at its lease's end the worker's ticker deletes a runner.
 The worker serves no queue, so that what is measured is waiting and not how many runs a machine gets done. The
 baseline is a Celery worker that holds one task with a countdown for each tenant.
 """
