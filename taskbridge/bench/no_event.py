@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Final
 
 from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.no_event_handlers import DELAYS, SOURCE
 from taskbridge.bench.report import Report, Table, Target
 from taskbridge.bench.rounds import Summary, summary
 from taskbridge.bench.stage import settings_of, stage, wait_until, worker
 from taskbridge.runtime import Runtime
 
-__all__ = ["NO_EVENT"]
+__all__ = ["DELAYS", "NO_EVENT", "SOURCE"]
 
+SOURCE: Final = "bench-no-event"
+DELAYS: Final = "TASKBRIDGE_BENCH_DELAYS"
+"""The variable that names the file where the delays go, one a line, in milliseconds."""
 HANDLERS: Final = "taskbridge.bench.no_event_handlers"
 BETWEEN: Final = 0.03
 """Seconds between two records, on average. A round of the tail comes every 0.2 s."""

@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Final
 
 from taskbridge.batch import Batch
+from taskbridge.bench.no_event import DELAYS, SOURCE
 from taskbridge.pipeline import pipeline
-
-__all__ = ["DELAYS", "SOURCE"]
-
-SOURCE: Final = "bench-no-event"
-DELAYS: Final = "TASKBRIDGE_BENCH_DELAYS"
-"""The variable that names the file where the delays go, one a line, in milliseconds."""
 
 
 @pipeline(SOURCE)
