@@ -43,7 +43,8 @@ def check_tenant(tenant: object) -> str:
             f"the tenant {tenant[:20]!r}... has {len(tenant)} characters, at most {MAX_TENANT_LENGTH} are allowed: "
             "use a shorter key, such as the tenant's id"
         )
-    for position, character in enumerate(tenant):
+    # Whatever can be printed has none, and that is known sooner.
+    for position, character in enumerate("" if tenant.isprintable() else tenant):
         if unicodedata.category(character) in _FORBIDDEN_CATEGORIES:
             raise InvalidName(
                 f"the tenant {tenant!r} holds the control character U+{ord(character):04X} at position {position}: "
@@ -81,7 +82,9 @@ def check_key(tenant: str, key: object) -> str:
     if (
         not isinstance(key, str)
         or not 0 < len(key) <= MAX_KEY_LENGTH
-        or any(unicodedata.category(character) in _FORBIDDEN_CATEGORIES for character in key)
+        or (
+            not key.isprintable() and any(unicodedata.category(character) in _FORBIDDEN_CATEGORIES for character in key)
+        )
     ):
         raise InvalidInput(
             f"tenant {tenant!r}: the key {str(key)[:20]!r} is not allowed: "

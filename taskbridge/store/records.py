@@ -137,6 +137,9 @@ def _plain(value: object) -> object:
     raise TypeError(f"it holds a value of type {type(value).__name__}")
 
 
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
+
+
 def json_text(where: str, document: object) -> str:
     """Return `document` as JSON that jsonb takes unchanged.
 
@@ -144,7 +147,7 @@ def json_text(where: str, document: object) -> str:
         InvalidInput: it is none; the message begins with `where`.
     """
     try:
-        text = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_plain)
+        text = _ENCODER.encode(document)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
