@@ -40,6 +40,13 @@ CREATE FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot,
 
 COMMENT ON FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) IS 'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
 
+CREATE FUNCTION taskbridge.owns_records() RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$ SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = 'taskbridge.records'::regclass $$;
+
+COMMENT ON FUNCTION taskbridge.owns_records() IS 'Whether the role has the rights of the owner of the records.';
+
 CREATE FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -54,6 +61,11 @@ $_$;
 
 COMMENT ON FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) IS 'Write or update one record of a source; returns whether anything changed.';
 
+CREATE FUNCTION taskbridge.shown(text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN quote_literal(regexp_replace("left"($1, 20), '[\u0001-\u001F\u007F-\u009F\u2028\u2029]'::text, '?'::text, 'g'::text));
+
 CREATE FUNCTION taskbridge.stamp_record() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -64,12 +76,16 @@ BEGIN
     IF TG_OP = 'UPDATE' THEN
         -- Nobody reads what no criterion matched.
         IF OLD.tenant = '' AND NEW.tenant = '' THEN
+            NEW.xid := OLD.xid;
+            NEW.id := OLD.id;
+            NEW.revision := OLD.revision;
             RETURN NEW;
         END IF;
     END IF;
     IF NEW.tenant <> '' AND NOT NEW.deleted AND jsonb_typeof(NEW.document) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
-            'tenant %L, record %L: the document is no JSON object: pass one', left(NEW.tenant, 20), left(NEW.key, 20));
+            'tenant %s, record %s: the document is no JSON object: pass one',
+            taskbridge.shown(NEW.tenant), taskbridge.shown(NEW.key));
     END IF;
     NEW.xid := pg_current_xact_id();
     NEW.revision := nextval('taskbridge.revisions');
@@ -84,17 +100,18 @@ BEGIN
     END IF;
     problem := CASE
         WHEN NEW.tenant <> '' AND NEW.source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
-            'the source %L is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
-            left(NEW.source, 20))
+            'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+            taskbridge.shown(NEW.source))
         WHEN NEW.tenant = '' AND NEW.reason IS NULL THEN
             'the tenant is empty: pass the key of the business that the work belongs to'
         WHEN char_length(NEW.tenant) > 200 OR NEW.tenant ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]' THEN format(
-            'the tenant %L is not allowed: use 1 to 200 characters, none of them a control character',
-            left(NEW.tenant, 20))
-        WHEN NEW.tenant ~ '^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$' THEN format('the tenant %L begins or ends with space: strip it', NEW.tenant)
+            'the tenant %s is not allowed: use 1 to 200 characters, none of them a control character',
+            taskbridge.shown(NEW.tenant))
+        WHEN NEW.tenant ~ '^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$' THEN
+            format('the tenant %s begins or ends with space: strip it', taskbridge.shown(NEW.tenant))
         WHEN NEW.key = '' OR char_length(NEW.key) > 200 OR NEW.key ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]' THEN format(
-            'tenant %L: the key %L is not allowed: use 1 to 200 characters, none of them a control character',
-            NEW.tenant, left(NEW.key, 20))
+            'tenant %s: the key %s is not allowed: use 1 to 200 characters, none of them a control character',
+            taskbridge.shown(NEW.tenant), taskbridge.shown(NEW.key))
     END;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
@@ -161,11 +178,13 @@ CREATE TABLE taskbridge.pipelines (
     source text NOT NULL COLLATE "C",
     start pg_snapshot DEFAULT '1:1:'::pg_snapshot NOT NULL,
     first_seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    guessed boolean DEFAULT false NOT NULL,
     failed boolean DEFAULT false NOT NULL,
     succeeded_at timestamp with time zone
 );
 
 COMMENT ON TABLE taskbridge.pipelines IS 'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
+COMMENT ON COLUMN taskbridge.pipelines.guessed IS 'A migration guessed the source: a pipeline with criteria that reads another may say so.';
 COMMENT ON COLUMN taskbridge.pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
 COMMENT ON COLUMN taskbridge.pipelines.succeeded_at IS 'When the handler took records for the first time after something failed.';
 
@@ -350,12 +369,12 @@ CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source,
 CREATE INDEX ix_records_unmatched ON taskbridge.records USING btree (source, id) WHERE (tenant = ''::text);
 CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline) WHERE (failures > 0);
 
-CREATE TRIGGER records_changed BEFORE UPDATE ON taskbridge.records FOR EACH ROW WHEN (((old.* IS DISTINCT FROM new.*) AND (current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text))) EXECUTE FUNCTION taskbridge.stamp_record();
+CREATE TRIGGER records_changed BEFORE UPDATE ON taskbridge.records FOR EACH ROW WHEN (((old.* IS DISTINCT FROM new.*) AND ((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text) OR (NOT taskbridge.owns_records())))) EXECUTE FUNCTION taskbridge.stamp_record();
 
 ALTER TABLE taskbridge.records ENABLE ALWAYS TRIGGER records_changed;
 
 CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON taskbridge.records FOR EACH STATEMENT EXECUTE FUNCTION taskbridge.taskbridge_check_cluster();
 
-CREATE TRIGGER records_written BEFORE INSERT ON taskbridge.records FOR EACH ROW WHEN ((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text)) EXECUTE FUNCTION taskbridge.stamp_record();
+CREATE TRIGGER records_written BEFORE INSERT ON taskbridge.records FOR EACH ROW WHEN (((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text) OR (NOT taskbridge.owns_records()))) EXECUTE FUNCTION taskbridge.stamp_record();
 
 ALTER TABLE taskbridge.records ENABLE ALWAYS TRIGGER records_written;

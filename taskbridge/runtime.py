@@ -168,7 +168,8 @@ class Runtime:
             InvalidPolicy: it has read another source until now.
         """
         if self._known.get(pipeline.name) != pipeline.source:
-            know(self.engine, pipeline.name, pipeline.source, pipeline.start)
+            has_criteria = pipeline.criteria is not None
+            know(self.engine, pipeline.name, pipeline.source, pipeline.start, has_criteria=has_criteria)
             self._known[pipeline.name] = pipeline.source
 
     @cached_property

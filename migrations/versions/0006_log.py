@@ -73,15 +73,18 @@ CREATE TABLE pipelines (
     source text COLLATE "C" NOT NULL,
     start pg_snapshot NOT NULL DEFAULT '1:1:',
     first_seen_at timestamptz NOT NULL DEFAULT now(),
+    guessed boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_pipelines PRIMARY KEY (pipeline)
 );
 COMMENT ON TABLE pipelines IS
     'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
--- A pipeline without any record left is not guessed: it becomes known when a worker declares it.
-INSERT INTO pipelines (pipeline, source)
-SELECT DISTINCT pipeline, pipeline FROM former_records
+COMMENT ON COLUMN pipelines.guessed IS
+    'A migration guessed the source: a pipeline with criteria that reads another may say so.';
+-- One that has cursors, and no messages, has read invoices, or it had messages and all of them are pruned.
+INSERT INTO pipelines (pipeline, source, guessed)
+SELECT DISTINCT pipeline, pipeline, false FROM former_records
 UNION
-SELECT DISTINCT c.pipeline, 'invoices'
+SELECT DISTINCT c.pipeline, 'invoices', c.pipeline <> 'invoices'
 FROM sync_cursors c
 JOIN records r ON r.source = 'invoices' AND r.tenant = c.tenant
 WHERE NOT EXISTS (SELECT FROM former_records f WHERE f.pipeline = c.pipeline);
@@ -134,6 +137,15 @@ COMMENT ON VIEW record_states IS
 
 # Names in functions have their schema, or a search path of the function's own: pg_restore and replication have none.
 FUNCTIONS = r"""
+-- As text, so that the table may be replaced by a partitioned one.
+CREATE FUNCTION @schema.owns_records() RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = '@schema.records'::regclass $$;
+COMMENT ON FUNCTION @schema.owns_records IS 'Whether the role has the rights of the owner of the records.';
+
+-- For messages: without what would begin a new line, or colour a terminal.
+CREATE FUNCTION @schema.shown(text) RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+RETURN quote_literal(regexp_replace(left($1, 20), @control, '?', 'g'));
+
 -- It runs with its owner's rights, so that whoever may write a record needs no other right.
 CREATE FUNCTION @schema.stamp_record() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -143,12 +155,16 @@ BEGIN
     IF TG_OP = 'UPDATE' THEN
         -- Nobody reads what no criterion matched.
         IF OLD.tenant = '' AND NEW.tenant = '' THEN
+            NEW.xid := OLD.xid;
+            NEW.id := OLD.id;
+            NEW.revision := OLD.revision;
             RETURN NEW;
         END IF;
     END IF;
     IF NEW.tenant <> '' AND NOT NEW.deleted AND jsonb_typeof(NEW.document) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
-            'tenant %L, record %L: the document is no JSON object: pass one', left(NEW.tenant, 20), left(NEW.key, 20));
+            'tenant %s, record %s: the document is no JSON object: pass one',
+            @schema.shown(NEW.tenant), @schema.shown(NEW.key));
     END IF;
     NEW.xid := pg_current_xact_id();
     NEW.revision := nextval('@schema.revisions');
@@ -163,17 +179,18 @@ BEGIN
     END IF;
     problem := CASE
         WHEN NEW.tenant <> '' AND NEW.source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
-            'the source %L is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
-            left(NEW.source, 20))
+            'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+            @schema.shown(NEW.source))
         WHEN NEW.tenant = '' AND NEW.reason IS NULL THEN
             'the tenant is empty: pass the key of the business that the work belongs to'
         WHEN char_length(NEW.tenant) > 200 OR NEW.tenant ~ @control THEN format(
-            'the tenant %L is not allowed: use 1 to 200 characters, none of them a control character',
-            left(NEW.tenant, 20))
-        WHEN NEW.tenant ~ @space THEN format('the tenant %L begins or ends with space: strip it', NEW.tenant)
+            'the tenant %s is not allowed: use 1 to 200 characters, none of them a control character',
+            @schema.shown(NEW.tenant))
+        WHEN NEW.tenant ~ @space THEN
+            format('the tenant %s begins or ends with space: strip it', @schema.shown(NEW.tenant))
         WHEN NEW.key = '' OR char_length(NEW.key) > 200 OR NEW.key ~ @control THEN format(
-            'tenant %L: the key %L is not allowed: use 1 to 200 characters, none of them a control character',
-            NEW.tenant, left(NEW.key, 20))
+            'tenant %s: the key %s is not allowed: use 1 to 200 characters, none of them a control character',
+            @schema.shown(NEW.tenant), @schema.shown(NEW.key))
     END;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
@@ -199,13 +216,17 @@ $$;
 
 CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON @schema.records
     FOR EACH STATEMENT EXECUTE FUNCTION @schema.taskbridge_check_cluster();
--- A rebase, and a restore of data alone, set `taskbridge.keep_ids`: the rows are those that were there before.
+-- A rebase, and a restore of data alone, set `taskbridge.keep_ids`: the rows are those that were there before. Only the
+-- owner may, since a row with an id of one's own choice counts as handled, or as one of another cluster.
 CREATE TRIGGER records_written BEFORE INSERT ON @schema.records
-    FOR EACH ROW WHEN (current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on')
+    FOR EACH ROW
+    WHEN (current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on' OR NOT @schema.owns_records())
     EXECUTE FUNCTION @schema.stamp_record();
 CREATE TRIGGER records_changed BEFORE UPDATE ON @schema.records
     FOR EACH ROW
-    WHEN (OLD.* IS DISTINCT FROM NEW.* AND current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on')
+    WHEN (OLD.* IS DISTINCT FROM NEW.* AND (
+        current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on' OR NOT @schema.owns_records()
+    ))
     EXECUTE FUNCTION @schema.stamp_record();
 -- Rows that logical replication brings have the ids of another cluster.
 ALTER TABLE @schema.records ENABLE ALWAYS TRIGGER records_written, ENABLE ALWAYS TRIGGER records_changed;

@@ -20,17 +20,21 @@ EVERY_RECORD: Final = "1:1:"
 """A snapshot that sees no transaction, so that every record lies after it."""
 
 
-def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
+def know(
+    engine: Engine, pipeline: str, source: str, start: str | datetime = EVERYTHING, *, has_criteria: bool = False
+) -> None:
     """Keep what a pipeline reads, and where it begins, when it is seen for the first time.
 
     Args:
         engine: connections to the database.
         pipeline: its name.
         source: what it reads.
-        start: `everything`, `now`, or a time: what was written before is not this pipeline's.
+        start: `everything`, `now`, or a time: what was written before is not this pipeline's, but for what a
+            transaction wrote that was on at that time.
+        has_criteria: whether it has criteria; before there were sources, no such pipeline read invoices.
 
     Raises:
-        InvalidPolicy: it has read another source until now.
+        InvalidPolicy: it has read another source until now, or nobody knows any more what was written since `start`.
     """
     sql, values = queries(engine), {"pipeline": pipeline, "source": source}
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
@@ -39,9 +43,17 @@ def know(engine: Engine, pipeline: str, source: str, start: str | datetime = EVE
             snapshot = EVERY_RECORD if start == EVERYTHING else None
             if isinstance(start, datetime):
                 with patiently(connection, None):
-                    snapshot = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).scalar_one()
+                    since = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).one()
+                if since.is_rebased:
+                    raise InvalidPolicy(
+                        f"the pipeline {pipeline!r} cannot begin at {start}: the records of the source {source!r} have "
+                        "been rebased since, and count as written at one time: declare it with start='now' or without"
+                    )
+                snapshot = since.snapshot
             connection.exec_driver_sql(sql("know_pipeline"), values | {"start": snapshot})
             found = connection.exec_driver_sql(sql("known_source"), values).scalar_one()
+        if found != source and has_criteria:
+            found = connection.exec_driver_sql(sql("correct_source"), values).scalar() or found
     if found != source:
         raise InvalidPolicy(
             f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
@@ -46,6 +45,8 @@ Matcher = Callable[[Any], Match | Unmatched]
 PAGE: Final = 500
 AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
+CHARACTERS_AT_ONCE: Final = 16_000_000
+"""A statement ends with the record that makes its documents as long, so that none takes too much memory."""
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -74,7 +75,9 @@ def record(
 
 
 def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Connection | None = None) -> Counter[str]:
-    """Write or update many records, 5,000 in a statement, in the transaction of `connection` or of each statement.
+    """Write or update many records, at the most 5,000 and about 16 MB in a statement.
+
+    In the transaction of `connection`, or of each statement.
 
     Where a record stands there several times, the last one counts.
 
@@ -85,10 +88,23 @@ def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Co
     """
     check_source_name(source)
     changed: Counter[str] = Counter()
-    left = (_checked(*row) for row in rows)
-    while some := list(islice(left, AT_ONCE)):
+    for some in _statements(_checked(*row) for row in rows):
         changed.update(_write(engine, source, some, connection))
     return changed
+
+
+def _statements(rows: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str]]]:
+    """Give what one statement writes after the other."""
+    some: list[tuple[str, str, str]] = []
+    characters = 0
+    for row in rows:
+        some.append(row)
+        characters += len(row[2])
+        if len(some) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+            yield some
+            some, characters = [], 0
+    if some:
+        yield some
 
 
 def record_invoice(

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -20,7 +21,7 @@ from taskbridge.errors import InvalidInput, InvalidName, InvalidPolicy
 from taskbridge.names import check_key, check_tenant
 from taskbridge.pipeline import Pipeline
 from taskbridge.policy import LatencyNeutral
-from taskbridge.store import Cursors, Records, Tails, connect, know, migrate, record, record_many
+from taskbridge.store import Cursors, Records, Tails, connect, know, migrate, record, record_many, records
 from tests.store.restoring import use_up
 from tests.store.test_cursor import key
 
@@ -223,6 +224,58 @@ def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
     assert {"late", "new", "young"} <= set(sweep(engine, "since", "orders"))
 
 
+def test_nobody_knows_what_was_written_since_a_time_before_a_rebase(engine: Engine) -> None:
+    record_many(engine, "orders", [("acme", "old", {}), ("acme", "young", {})])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
+        aged = "UPDATE taskbridge.records SET changed_at = now() - interval '9 days' WHERE key = 'old'"
+        connection.exec_driver_sql(aged)
+    with pytest.raises(InvalidPolicy, match=r"have been rebased since.*start='now'"):
+        know(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
+    assert rows(engine, "SELECT pipeline FROM taskbridge.pipelines") == []
+
+
+def test_only_the_owner_gives_ids_and_transactions_to_records(engine: Engine) -> None:
+    insert = "INSERT INTO taskbridge.records (id, source, tenant, key, revision, xid, document, reason) VALUES "
+    ids = "SELECT key, id, revision, xid::text FROM taskbridge.records ORDER BY key"
+    with engine.connect() as connection:
+        execute = connection.exec_driver_sql
+        execute(insert + "(1, 'orders', '', 'm', 1, '1', '1', 'why')")
+        ours = execute(ids).one()
+        execute("CREATE ROLE producer_of_a_test")
+        execute("GRANT USAGE ON SCHEMA taskbridge TO producer_of_a_test")
+        execute("GRANT SELECT, INSERT, UPDATE ON taskbridge.records TO producer_of_a_test")
+        execute("SET LOCAL ROLE producer_of_a_test")
+        execute("SET LOCAL taskbridge.keep_ids = 'on'")
+        execute("UPDATE taskbridge.records SET xid = '9000000000000000000', id = 2, revision = 3 WHERE key = 'm'")
+        execute(insert + "(7, 'orders', 'acme', 'a', 7, '7', '{}', NULL)")
+        forged, unmatched = execute(ids).all()
+        assert unmatched == ours
+        assert forged.xid == ours.xid
+        assert min(forged.id, forged.revision) > ours.id
+        execute("RESET ROLE")
+        execute(insert + "(8, 'orders', 'acme', 'b', 8, '8', '{}', NULL)")
+        assert tuple(execute(ids).all()[1]) == ("b", 8, 8, "8")
+
+
+def test_a_statement_takes_no_more_memory_the_larger_the_documents_are(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "CHARACTERS_AT_ONCE", 1_000)
+    texts = ["x" * 600, "", "", "x" * 600, "x" * 2_000, ""]
+    record_many(engine, "orders", [("acme", str(at), {"text": text}) for at, text in enumerate(texts)])
+    written = "SELECT array_agg(key ORDER BY key) FROM taskbridge.records GROUP BY xid ORDER BY 1"
+    assert [keys for (keys,) in rows(engine, written)] == [["0", "1", "2", "3"], ["4"], ["5"]]
+
+
+def test_a_refusal_shows_no_control_character(engine: Engine) -> None:
+    for source, tenant, name in (("a\nb", "acme", "1"), ("orders", "a\x1bb", "1"), ("orders", "acme", "a\u2028b")):
+        with pytest.raises(DataError, match="not allowed") as refused:
+            by_sql(engine, source, tenant, name, {})
+        assert isinstance(refused.value.orig, psycopg.Error)
+        assert "a?b" in str(refused.value.orig.diag.message_primary)
+
+
 @pytest.mark.parametrize("start", ["yesterday", datetime(2026, 1, 1), 7])  # noqa: DTZ001 - without a time zone
 def test_a_start_that_says_nothing_is_refused(start: Any) -> None:
     with pytest.raises(InvalidPolicy, match="give 'everything', 'now' or a datetime with a time zone"):
@@ -265,7 +318,7 @@ INSERT INTO sync_cursors (pipeline, tenant, owner, sweeps, target, at_xid, at_id
     WHERE number = 'b';
 UPDATE sync_cursors SET target = format('%%s:%%s:', s.x + 1, s.x + 1)::pg_snapshot
     FROM (SELECT max(xid::text::bigint) AS x FROM invoices) s;
-INSERT INTO sync_cursors (pipeline, tenant) VALUES ('pruned', 'nobody');
+INSERT INTO sync_cursors (pipeline, tenant) VALUES ('pruned', 'nobody'), ('pruned', 'acme');
 INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason)
     SELECT 'invoices', 'acme', 'a', revision, 'no customer' FROM invoices WHERE number = 'a';
 INSERT INTO deliveries (pipeline, tenant, external_id, revision, token) VALUES ('invoices', 'acme', 'b', 1, 't');
@@ -296,7 +349,14 @@ def test_what_lay_beside_the_hosts_tables_is_moved_with_all_that_it_holds(engine
         ("alerts", "alerts"),
         ("invoices", "invoices"),
         ("mirror", "invoices"),
+        ("pruned", "invoices"),
     ]
+    # what was guessed is corrected by a pipeline with criteria, which cannot have read invoices
+    with pytest.raises(InvalidPolicy, match="source='invoices'"):
+        know(engine, "pruned", "pruned")
+    know(engine, "pruned", "pruned", has_criteria=True)
+    with pytest.raises(InvalidPolicy, match="source='pruned'"):
+        know(engine, "pruned", "invoices", has_criteria=True)
     assert rows(engine, "SELECT external_id FROM taskbridge.deliveries") == [("b",)]
     states = dict(rows(engine, "SELECT external_id, state FROM taskbridge.record_states WHERE pipeline = 'invoices'"))
     assert states == {"a": "quarantined", "b": "handled", "c": "pending", "d": "pending", "e": "pending"}

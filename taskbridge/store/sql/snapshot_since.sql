@@ -1,5 +1,10 @@
--- A snapshot that sees nothing of what was written since a time, and nearly all that was written before.
-SELECT format('%%s:%%s:', x.xid, x.xid)
+-- A snapshot that sees nothing of what was written since a time, and nearly all that was written before. `is_rebased`: the
+-- first transaction since then wrote also what is an hour older and more, as all rows do that a rebase found.
+SELECT format('%%s:%%s:', x.xid, x.xid) AS snapshot,
+       EXISTS (
+           SELECT FROM {schema}.records r
+           WHERE r.source = %(source)s AND r.xid = x.xid AND r.changed_at < %(since)s - interval '1 hour'
+       ) AS is_rebased
 FROM (
     SELECT least((
         SELECT r.xid FROM {schema}.records r
