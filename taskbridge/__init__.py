@@ -8,12 +8,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskbridge.app import app, notify_event, notify_many, record, record_event, record_invoice, record_many
-    from taskbridge.batch import Batch, Record, RetryAfter
-    from taskbridge.criteria import Criterion
-    from taskbridge.installation import install
-    from taskbridge.pipeline import pipeline
-    from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
+    from taskbridge.integration.app import app, notify_event, notify_many, record, record_event, record_invoice, record_many
+    from taskbridge.declaring.batch import Batch, Record, RetryAfter
+    from taskbridge.declaring.criteria import Criterion
+    from taskbridge.integration.installation import install
+    from taskbridge.declaring.pipeline import pipeline
+    from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
 
 __all__ = [
     "Batch",

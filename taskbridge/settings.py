@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from taskbridge.errors import ConfigurationError
-from taskbridge.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
+from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 
 __all__ = ["Settings", "unknown_variables"]
 

@@ -16,9 +16,9 @@ import redis
 from celery import Celery, Task
 from sqlalchemy import Engine, make_url
 
-from taskbridge.app import make_app
+from taskbridge.integration.app import make_app
 from taskbridge.gate import Gate
-from taskbridge.runtime import runtime
+from taskbridge.process.runtime import runtime
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from tests.waiting import wait_until

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from taskbridge import runner
-from taskbridge.batch import Batch
+from taskbridge.running import runner
+from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Queue, State
-from taskbridge.pipeline import Handler, Pipeline, Pipelines
-from taskbridge.policy import LatencyNeutral, Policy
-from taskbridge.runtime import runtime
+from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral, Policy
+from taskbridge.process.runtime import runtime
 from tests.deployment import Deployment
 
 AT_ONCE: Final = LatencyNeutral(lease=0, tick=0.001)

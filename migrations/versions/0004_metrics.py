@@ -16,7 +16,7 @@ ALTER TABLE sync_cursors
     ADD COLUMN first_event_ms_sum bigint NOT NULL DEFAULT 0,
     ADD COLUMN first_event_counts integer[] NOT NULL DEFAULT '{}';
 COMMENT ON COLUMN sync_cursors.first_event_counts IS
-    'How many bursts had their first event handed over in each bucket; see taskbridge/histogram.py.';
+    'How many bursts had their first event handed over in each bucket; see taskbridge/common/histogram.py.';
 """
 
 DOWN = """

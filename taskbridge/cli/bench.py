@@ -8,10 +8,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from taskbridge.bench.benchmark import Benchmark, Option
-from taskbridge.bench.catalogue import BENCHMARKS
-from taskbridge.bench.plots import draw
-from taskbridge.bench.report import Report, shown
+from benchmarks.benchmark import Benchmark, Option
+from benchmarks.catalogue import BENCHMARKS
+from benchmarks.plots import draw
+from benchmarks.report import Report, shown
 from taskbridge.cli import screen
 from taskbridge.cli.options import examples, file_type, json_option
 

@@ -13,8 +13,8 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.parking import count_parked
-from taskbridge.runtime import Runtime
+from taskbridge.producing.parking import count_parked
+from taskbridge.process.runtime import Runtime
 from taskbridge.store import (
     check_cluster,
     check_schema,
@@ -25,7 +25,7 @@ from taskbridge.store import (
     unmatched_sources,
 )
 from taskbridge.store.schema import head
-from taskbridge.translation import speaking_plainly
+from taskbridge.process.translation import speaking_plainly
 
 __all__ = ["Finding", "Level", "examine", "worst"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from taskbridge.cli.tenants import TenantView
-    from taskbridge.runtime import Runtime
+    from taskbridge.process.runtime import Runtime
     from taskbridge.store import WaitingRecords
 
 __all__ = ["Delays", "look"]

@@ -78,7 +78,7 @@ class Commands(click.Group):
 def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
     if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
         return error
-    from taskbridge.translation import speaking_plainly
+    from taskbridge.process.translation import speaking_plainly
 
     try:
         with speaking_plainly():

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
-from taskbridge.csv_records import CONVERT
+from taskbridge.cli.csv_records import CONVERT
 from taskbridge.errors import InvalidInput
 
 __all__ = ["STDIN", "Line", "messages"]

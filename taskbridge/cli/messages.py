@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from taskbridge.app import record_event
+from taskbridge.integration.app import record_event
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.cli.json_lines import STDIN, Line

@@ -27,7 +27,7 @@ def metrics(data_dir: Path) -> None:
     Exit status: 0; 1 where Postgres or Redis does not answer. Then the metrics that need it are left out, and
     taskbridge_up says which one it is.
     """
-    from taskbridge.metrics import Metrics
+    from taskbridge.observing.metrics import Metrics
 
     surroundings.existing(data_dir)
     look = Metrics(surroundings.here(), ticking=False)

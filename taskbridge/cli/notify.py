@@ -9,7 +9,7 @@ import click
 
 from taskbridge.cli import screen, surroundings
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option
-from taskbridge.names import check_tenant
+from taskbridge.common.names import check_tenant
 
 __all__ = ["notify"]
 
@@ -27,8 +27,8 @@ _WORDS: Final = {
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     """Tell TENANT's runner that there are new records, and print the gate's answer."""
-    from taskbridge import notify as notifying
-    from taskbridge.app import app
+    from taskbridge.producing import notify as notifying
+    from taskbridge.integration.app import app
 
     check_tenant(tenant)
     surroundings.existing(data_dir)

@@ -40,7 +40,7 @@ def _default(_: click.Context, __: click.Parameter, name: str | None) -> str:
     """Return the pipeline that was named, else the only one that is declared, else `invoices` if that is declared."""
     if name is not None:
         return name
-    from taskbridge.pipeline import DECLARED, INVOICES
+    from taskbridge.declaring.pipeline import DECLARED, INVOICES
     from taskbridge.settings import Settings
 
     modules = Settings.read().pipelines

@@ -17,7 +17,7 @@ from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
-    from taskbridge.pipeline import Pipelines
+    from taskbridge.declaring.pipeline import Pipelines
     from taskbridge.store import Prune, Step
 
 __all__ = ["prune"]
@@ -85,7 +85,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
 def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
     """Take the steps, with a progress bar; a signal ends it between two."""
-    from taskbridge.translation import speaking_plainly
+    from taskbridge.process.translation import speaking_plainly
 
     with screen.progress(time_left=True) as progress:
         tasks: dict[str, Any] = {}

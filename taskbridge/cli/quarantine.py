@@ -17,7 +17,7 @@ from taskbridge.cli.moments import ago, iso
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
 from taskbridge.cli.surroundings import Origin
-from taskbridge.names import check_tenant
+from taskbridge.common.names import check_tenant
 
 if TYPE_CHECKING:
     from taskbridge.store import Pauses, Quarantine, QuarantinedRecord

@@ -47,7 +47,7 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     """
     from taskbridge.cli import json_lines
     from taskbridge.cli.messages import Messages, record_all
-    from taskbridge.recording import criteria_of
+    from taskbridge.producing.recording import criteria_of
 
     progress = Messages(pipeline, file, id_field)
     with json_lines.messages(file) as lines, surroundings.enter(data_dir) as origin:

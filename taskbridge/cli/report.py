@@ -6,8 +6,8 @@ from typing import Any
 
 from taskbridge.cli import screen
 from taskbridge.cli.sending import Sending
-from taskbridge.pipeline import INVOICES
-from taskbridge.runtime import Runtime
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.process.runtime import Runtime
 
 __all__ = ["collect", "show"]
 

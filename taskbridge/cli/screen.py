@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.texts import printable
+from taskbridge.common.texts import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

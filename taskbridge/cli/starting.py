@@ -17,8 +17,8 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
     Raises:
         Unavailable: Redis cannot be used; the message says that nothing is lost.
     """
-    from taskbridge import notify
-    from taskbridge.app import app
+    from taskbridge.producing import notify
+    from taskbridge.integration.app import app
 
     try:
         notify.start(app, tenants, pipeline)

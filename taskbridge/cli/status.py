@@ -16,7 +16,7 @@ from taskbridge.cli.delays import Delays
 from taskbridge.cli.moments import ago, ahead, iso, moment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.surroundings import Origin
-from taskbridge.names import check_tenant
+from taskbridge.common.names import check_tenant
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from taskbridge.cli.tenants import TenantView, Totals
     from taskbridge.gate import CircuitStatus
-    from taskbridge.runtime import Runtime
+    from taskbridge.process.runtime import Runtime
     from taskbridge.store import Pause
 
 __all__ = ["status"]
@@ -278,7 +278,7 @@ def _paused(what: str, pause: Pause, resume: str) -> str:
 
 def _command(name: str, pipeline: str, *arguments: str) -> str:
     """Return a command as it can be typed in a shell."""
-    from taskbridge.pipeline import DECLARED, INVOICES
+    from taskbridge.declaring.pipeline import DECLARED, INVOICES
 
     option = () if pipeline == INVOICES and len(DECLARED.names()) < 2 else ("--pipeline", pipeline)
     return shlex.join(("taskbridge", *name.split(), *arguments, *option))

@@ -4,7 +4,7 @@ Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; where neither is set,
 the data directory; where there are none either, embedded ones for the time of the command, if it makes sense alone.
 
 The choice goes into the environment, so that `Settings.read`, Celery and child processes see it: make it before the
-first call of `taskbridge.runtime.runtime`.
+first call of `taskbridge.process.runtime.runtime`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
-    from taskbridge.runtime import Runtime
+    from taskbridge.process.runtime import Runtime
 
 __all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "here", "looking", "need_data", "ready", "served"]
 
@@ -31,15 +31,15 @@ REDIS: Final = "TASKBRIDGE_REDIS_URL"
 
 def here() -> Runtime:
     """Return this process's runtime; the servers must be chosen by then."""
-    from taskbridge.app import app
-    from taskbridge.runtime import runtime
+    from taskbridge.integration.app import app
+    from taskbridge.process.runtime import runtime
 
     return runtime(app)
 
 
 def looking() -> Runtime:
     """Return a runtime for a command that changes nothing: without Celery, which takes as long to load as all else."""
-    from taskbridge.runtime import Looking
+    from taskbridge.process.runtime import Looking
 
     return Looking(Settings.read())
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from taskbridge.cli.moments import moment
 from taskbridge.gate import RunnerStatus, State, Survey
-from taskbridge.runtime import Runtime
+from taskbridge.process.runtime import Runtime
 from taskbridge.store import Backlog, Pause, read_backlogs
 
 __all__ = ["TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "totals", "view"]

@@ -49,7 +49,7 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
 
     Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
     """
-    from taskbridge.recording import criteria_of
+    from taskbridge.producing.recording import criteria_of
     from taskbridge.store import unmatched_sources
 
     surroundings.need_data(data_dir)
@@ -84,8 +84,8 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
 
     Exit status: 0, also where some or all stay unmatched; 1 a server went away; 2 PIPELINE has no criteria.
     """
-    from taskbridge.app import app
-    from taskbridge.recording import criteria_of, match_again
+    from taskbridge.integration.app import app
+    from taskbridge.producing.recording import criteria_of, match_again
 
     surroundings.need_data(data_dir)
     with surroundings.enter(data_dir) as origin:

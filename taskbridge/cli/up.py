@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskbridge.cli.sending import Sending
     from taskbridge.cli.watching import Watcher
     from taskbridge.cli.workers import Workers
-    from taskbridge.csv_invoices import InvoiceFile
+    from taskbridge.cli.csv_invoices import InvoiceFile
 
 __all__ = ["up"]
 
@@ -79,7 +79,7 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
     if not wish["exit_when_idle"] and (as_json or wish["timeout"]):
         raise click.UsageError("--json and --timeout go with --exit-when-idle")
     from taskbridge.cli import report, sending
-    from taskbridge.csv_invoices import InvoiceFile
+    from taskbridge.cli.csv_invoices import InvoiceFile
 
     content = InvoiceFile([], [], [], 0)
     if file is not None:

@@ -14,8 +14,8 @@ from rich.table import Table
 from taskbridge.cli import interrupts, screen
 from taskbridge.cli.tenants import Totals, busiest, totals
 from taskbridge.errors import Unavailable
-from taskbridge.runtime import Runtime
-from taskbridge.translation import speaking_plainly
+from taskbridge.process.runtime import Runtime
+from taskbridge.process.translation import speaking_plainly
 
 __all__ = ["Watcher"]
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from celery.utils.nodenames import host_format
 
-from taskbridge.app import app
+from taskbridge.integration.app import app
 from taskbridge.cli.interrupts import check, hurrying, stopping
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail

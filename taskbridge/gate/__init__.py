@@ -18,7 +18,7 @@ from taskbridge.gate.gate import (
 from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import client
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 
 __all__ = [
     "OLDEST_REDIS",

@@ -15,7 +15,7 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import Wire
-from taskbridge.policy import Limits, Spacing
+from taskbridge.declaring.policy import Limits, Spacing
 
 __all__ = [
     "OLDEST_REDIS",
@@ -200,7 +200,7 @@ class Gate:
         keys: the deployment's keys.
         timing: bounds of recovery.
         publish: called after a script when a run must be published. None: the scripts push `message` themselves.
-        message: the Lua text of `publish.lua` filled in by `taskbridge.message`; needed without `publish`.
+        message: the Lua text of `publish.lua` filled in by `taskbridge.gate.message`; needed without `publish`.
         queue_prefix: what kombu puts before a queue's name (`global_keyprefix`).
     """
 

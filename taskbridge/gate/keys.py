@@ -1,4 +1,4 @@
-"""Every Redis key of the gate is made here. See `taskbridge.names` for why no two can be the same."""
+"""Every Redis key of the gate is made here. See `taskbridge.common.names` for why no two can be the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from taskbridge.names import DEFAULT_PREFIX
+from taskbridge.common.names import DEFAULT_PREFIX
 
 __all__ = ["Keys", "Queue", "beginning"]
 
@@ -24,7 +24,7 @@ OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenan
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of one deployment. The arguments were checked by `taskbridge.names`."""
+    """Keys of one deployment. The arguments were checked by `taskbridge.common.names`."""
 
     prefix: str = DEFAULT_PREFIX
 

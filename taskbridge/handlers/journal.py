@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskbridge.batch import Batch
-from taskbridge.pipeline import INVOICES, Pipeline
-from taskbridge.policy import LatencyNeutral
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import INVOICES, Pipeline
+from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.store.queries import queries
 
 __all__ = ["JOURNAL", "journal"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final
 
-from taskbridge.texts import error_text
+from taskbridge.common.texts import error_text
 
 __all__ = ["DEEPEST", "decoded", "unreadable"]
 

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from taskbridge.errors import ConfigurationError, Unavailable
-from taskbridge.names import DEFAULT_SCHEMA
+from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.store.queries import SCHEMA_OPTION
 
 __all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "distrust", "patiently"]

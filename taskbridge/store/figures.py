@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
-from taskbridge.histogram import BOUNDS_MS, Histogram
+from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.store.queries import Queries, queries
 
 __all__ = ["MOST_RECORDS", "Ages", "Backlog", "Counters", "read_ages", "read_backlogs", "read_counters"]

@@ -14,7 +14,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine
 
-from taskbridge.names import DEFAULT_SCHEMA
+from taskbridge.common.names import DEFAULT_SCHEMA
 
 __all__ = ["SCHEMA_OPTION", "Queries", "queries", "query", "quoted", "schema_of"]
 

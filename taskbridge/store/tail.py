@@ -1,7 +1,7 @@
 """How far all records of a pipeline have been looked at: T, which the tail moves, and B, which base rounds move.
 
 Both are snapshots in Postgres and not in Redis: after a crash ids that were not flushed may be used again, and a T of
-Redis would hide their rows. See `taskbridge.tail` for what is done with them.
+Redis would hide their rows. See `taskbridge.running.tail` for what is done with them.
 """
 
 from __future__ import annotations

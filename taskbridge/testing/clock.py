@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from taskbridge.gate import Gate
-from taskbridge.runtime import Runtime
+from taskbridge.process.runtime import Runtime
 
 __all__ = ["InjectedClock", "inject_clock"]
 

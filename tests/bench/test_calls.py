@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from taskbridge.bench.calls import Call, Delays, Event, delays
-from taskbridge.bench.recovery import Recovered, recovered
+from benchmarks.calls import Call, Delays, Event, delays
+from benchmarks.recovery import Recovered, recovered
 
 
 def call(started: float, ended: float, *numbers: str) -> Call:

@@ -7,9 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from taskbridge.bench.benchmark import Benchmark
-from taskbridge.bench.catalogue import BENCHMARKS
-from taskbridge.bench.report import Report, shown
+from benchmarks.benchmark import Benchmark
+from benchmarks.catalogue import BENCHMARKS
+from benchmarks.report import Report, shown
 from taskbridge.cli.main import cli
 
 each = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from taskbridge.bench.cpu import Cpu
-from taskbridge.bench.due import LOOK_AROUND, drain, wait
-from taskbridge.bench.lateness import PIPELINE
-from taskbridge.bench.marks import MARKS
-from taskbridge.bench.stage import stage, wait_until, worker
+from benchmarks.cpu import Cpu
+from benchmarks.due import LOOK_AROUND, drain, wait
+from benchmarks.lateness import PIPELINE
+from benchmarks.marks import MARKS
+from benchmarks.stage import stage, wait_until, worker
 
 
 class SlowCpu(Cpu):

@@ -11,13 +11,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from taskbridge.bench import __main__ as command
-from taskbridge.bench import figures, page
-from taskbridge.bench.benchmark import Benchmark
-from taskbridge.bench.catalogue import BENCHMARKS
-from taskbridge.bench.figures import Figures
-from taskbridge.bench.profiles import PROFILES
-from taskbridge.bench.report import Headline, Plot, Report, Table, Target
+from benchmarks import __main__ as command
+from benchmarks import figures, page
+from benchmarks.benchmark import Benchmark
+from benchmarks.catalogue import BENCHMARKS
+from benchmarks.figures import Figures
+from benchmarks.profiles import PROFILES
+from benchmarks.report import Headline, Plot, Report, Table, Target
 from taskbridge.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[2]

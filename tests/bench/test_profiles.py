@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from taskbridge.bench import figures, flames
-from taskbridge.bench.profiles import PROFILES, by_function, by_package, read_raw
+from benchmarks import figures, flames
+from benchmarks.profiles import PROFILES, by_function, by_package, read_raw
 from tests.bench.test_page import PRIVATE
 
 RAW = """\
-main (app.py:1);notify (taskbridge/notify.py:40);send (redis/client.py:7) 6
-main (app.py:1);notify (taskbridge/notify.py:41);send (redis/client.py:9);send (redis/client.py:7) 2
-main (app.py:1);notify (taskbridge/notify.py:40) 1
-;<listcomp> (taskbridge/notify.py:3) 1
+main (app.py:1);notify (taskbridge/producing/notify.py:40);send (redis/client.py:7) 6
+main (app.py:1);notify (taskbridge/producing/notify.py:41);send (redis/client.py:9);send (redis/client.py:7) 2
+main (app.py:1);notify (taskbridge/producing/notify.py:40) 1
+;<listcomp> (taskbridge/producing/notify.py:3) 1
  5
 """
 SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -28,7 +28,7 @@ def test_functions_have_their_own_share_and_that_of_what_they_call_once_per_stac
     table = by_function("title", read_raw(RAW.splitlines()), most=2)
     assert [tuple(row) for row in table.rows] == [
         ("send (redis/client.py)", 80, 80),
-        ("notify (taskbridge/notify.py)", 10, 90),
+        ("notify (taskbridge/producing/notify.py)", 10, 90),
     ]
 
 

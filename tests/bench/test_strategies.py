@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from taskbridge.bench.peers import CeleryOnce, CelerySingleton, LateAck
-from taskbridge.bench.strategies import Debounce, FixedWindow, OneJobPerEvent, QueueDepth, SleepingLoop
-from taskbridge.bench.workplace import Strategy, Workplace
+from benchmarks.peers import CeleryOnce, CelerySingleton, LateAck
+from benchmarks.strategies import Debounce, FixedWindow, OneJobPerEvent, QueueDepth, SleepingLoop
+from benchmarks.workplace import Strategy, Workplace
 from taskbridge.embedded import Servers
 
 

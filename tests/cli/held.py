@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import redis
 
-from taskbridge.app import app
+from taskbridge.integration.app import app
 from taskbridge.gate import Answer, Gate, Keys, Outcome
-from taskbridge.message import lua_message
-from taskbridge.policy import Spacing
+from taskbridge.gate.message import lua_message
+from taskbridge.declaring.policy import Spacing
 
 RETRY_MS = 300_000
 

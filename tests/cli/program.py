@@ -30,8 +30,8 @@ _forkserver.set_forkserver_preload(
         "alembic.util",
         "rich.progress",
         "taskbridge.app",
-        "taskbridge.recording",
-        "taskbridge.translation",
+        "taskbridge.producing.recording",
+        "taskbridge.process.translation",
     ]
 )
 

@@ -14,7 +14,7 @@ from taskbridge.cli.main import COMMANDS, cli
 from tests.cli.program import Program
 
 SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}
-SLOW = {"alembic", "prometheus_client", "taskbridge.bench", "taskbridge.embedded", "rich.progress", "matplotlib"}
+SLOW = {"alembic", "prometheus_client", "benchmarks", "taskbridge.embedded", "rich.progress", "matplotlib"}
 
 
 def loaded(code: str, environment: dict[str, str]) -> set[str]:
@@ -66,7 +66,7 @@ def test_a_producer_loads_no_more_than_it_uses(bare: Program, code: str, absent:
 
 def test_public_names_are_themselves_whatever_was_imported_before(bare: Program) -> None:
     code = (
-        "import taskbridge.app, taskbridge.pipeline, types; from taskbridge import *; import taskbridge as t; "
+        "import taskbridge.integration.app, taskbridge.pipeline, types; from taskbridge import *; import taskbridge as t; "
         "assert all(not isinstance(getattr(t, n), types.ModuleType) for n in t.__all__); "
         "assert t.pipeline is pipeline and t.app is app and set(t.__all__) <= set(dir(t)); print('fine')"
     )

@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
-from taskbridge.policy import LatencyNeutral
+from taskbridge.declaring.policy import LatencyNeutral
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.program import Program

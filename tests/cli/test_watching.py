@@ -11,7 +11,7 @@ from sqlalchemy import event
 from taskbridge.cli import watching
 from taskbridge.cli.tenants import busiest, totals
 from taskbridge.cli.watching import Watcher
-from taskbridge.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime
 from tests.deployment import Deployment
 
 TENANTS = 2_000

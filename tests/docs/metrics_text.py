@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from taskbridge.metrics import METRICS
+from taskbridge.observing.metrics import METRICS
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 MARK: Final = "<!-- metrics -->"

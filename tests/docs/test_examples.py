@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.pipeline import DECLARED
+from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.settings import Settings
 from taskbridge.store import connect
 from taskbridge.testing import drain

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from taskbridge.metrics import METRICS
+from taskbridge.observing.metrics import METRICS
 from tests.docs import metrics_text
 from tests.docs.metrics_text import PAGE
 from tests.scraping import SAMPLES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskbridge.runtime import runtime
+from taskbridge.process.runtime import runtime
 from taskbridge.store import record_invoice
 from tests.cli.program import MAIN
 from tests.deployment import ROOT, Deployment

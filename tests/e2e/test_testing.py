@@ -24,8 +24,8 @@ from taskbridge import (
 )
 from taskbridge.errors import UnknownPipeline
 from taskbridge.gate import Keys, Queue, State
-from taskbridge.pipeline import DECLARED
-from taskbridge.runtime import afresh, runtime
+from taskbridge.declaring.pipeline import DECLARED
+from taskbridge.process.runtime import afresh, runtime
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from taskbridge import runner
-from taskbridge.batch import Batch
-from taskbridge.bench.queued import runs_in
+from taskbridge.running import runner
+from taskbridge.declaring.batch import Batch
+from benchmarks.queued import runs_in
 from taskbridge.gate import Queue, State
-from taskbridge.policy import LatencyNeutral
+from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.store import record_invoice
-from taskbridge.ticker import fire_due
+from taskbridge.running.ticker import fire_due
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from taskbridge import runner
-from taskbridge.batch import Batch
+from taskbridge.running import runner
+from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
-from taskbridge.pipeline import Handler, Pipeline, Pipelines
-from taskbridge.policy import Limits
+from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
+from taskbridge.declaring.policy import Limits
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment

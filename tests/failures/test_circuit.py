@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.batch import Batch
+from taskbridge.declaring.batch import Batch
 from taskbridge.handlers.journal import journal
 from tests.failures.drill import Drill
 from tests.failures.test_quarantine import refuse

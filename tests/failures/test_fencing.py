@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskbridge.batch import Batch
+from taskbridge.declaring.batch import Batch
 from taskbridge.handlers.journal import journal
 from tests.failures.drill import Drill
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.batch import Batch
+from taskbridge.declaring.batch import Batch
 from taskbridge.store import connect
 from tests.failures.drill import Drill
 

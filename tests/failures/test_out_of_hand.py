@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from taskbridge import event_loop
-from taskbridge.batch import Batch, RetryAfter
-from taskbridge.event_loop import EventLoop
+from taskbridge.process import event_loop
+from taskbridge.declaring.batch import Batch, RetryAfter
+from taskbridge.process.event_loop import EventLoop
 from taskbridge.handlers.journal import journal
 from tests.failures.drill import Drill
 

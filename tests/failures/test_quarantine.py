@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from taskbridge.batch import Batch, Record
-from taskbridge.failures import Narrowing
+from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.failures import Narrowing
 from taskbridge.handlers.journal import journal
 from taskbridge.store import Page
 from tests.failures.drill import Drill

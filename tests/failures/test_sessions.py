@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from taskbridge.batch import Batch
+from taskbridge.declaring.batch import Batch
 from taskbridge.store import connect
 from tests.failures.drill import Drill
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskbridge.batch import Batch
+from taskbridge.declaring.batch import Batch
 from taskbridge.handlers.journal import journal
 from taskbridge.store import record_invoice
 from tests.failures.drill import SOON, Drill

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from taskbridge.notify import notify
-from taskbridge.pipeline import Pipeline, Pipelines
-from taskbridge.policy import LatencyNeutral
-from taskbridge.runtime import runtime
+from taskbridge.producing.notify import notify
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.process.runtime import runtime
 from taskbridge.store import record_invoice
-from taskbridge.tail import Rounds
-from taskbridge.ticker import fire_due
+from taskbridge.running.tail import Rounds
+from taskbridge.running.ticker import fire_due
 from tests.deployment import Deployment
 from tests.waiting import PATIENCE, wait_until
 

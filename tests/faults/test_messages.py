@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from taskbridge.embedded import Servers
-from taskbridge.intake import UNDECLARED
+from taskbridge.producing.intake import UNDECLARED
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment

@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from taskbridge.gate import Keys
-from taskbridge.pipeline import Pipeline, Pipelines
-from taskbridge.policy import LatencyNeutral
-from taskbridge.runtime import runtime
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.process.runtime import runtime
 from taskbridge.store import Tails
-from taskbridge.tail import Rounds, base_round, tail_round
+from taskbridge.running.tail import Rounds, base_round, tail_round
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder
-from taskbridge.policy import Limits, RateLimit, Spacing
+from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 from tests.gate.crowd import PIPELINE, Crowd
 
 HOUR_MS = 3_600_000

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
     GRACE,

@@ -14,7 +14,7 @@ from redis.retry import Retry
 from taskbridge.embedded import Servers
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, State
 from taskbridge.gate.scripts import SCRIPTS, read, render
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from taskbridge.gate import Answer, Begun, Keys, Outcome
-from taskbridge.policy import Limits, RateLimit
+from taskbridge.declaring.policy import Limits, RateLimit
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
 
 HOUR = 3_600_000

@@ -17,7 +17,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from taskbridge.gate import Answer, Blame, Keys, Outcome, State
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 from tests.gate.test_gate_agrees_with_model import (
     EXAMPLES,
     SETTINGS,

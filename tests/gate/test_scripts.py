@@ -19,8 +19,8 @@ import taskbridge.gate
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
-from taskbridge.names import check_pipeline_name, check_tenant
-from taskbridge.policy import Limits, RateLimit, Spacing
+from taskbridge.common.names import check_pipeline_name, check_tenant
+from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)

@@ -7,7 +7,7 @@ import redis
 
 from taskbridge.gate import Begun, Gate, Keys
 from taskbridge.gate.gate import MOST_SENT
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=60_000, last_ttl=120_000)

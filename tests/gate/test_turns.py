@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State
-from taskbridge.runtime import runtime
-from taskbridge.ticker import fire_due, free_for_turns
+from taskbridge.process.runtime import runtime
+from taskbridge.running.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
 

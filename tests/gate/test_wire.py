@@ -16,7 +16,7 @@ import redis
 
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Answer, Gate, Keys, client
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=0)

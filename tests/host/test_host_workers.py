@@ -15,11 +15,11 @@ import pytest
 import redis
 from celery import chain, chord
 
-from taskbridge.app import make_app
+from taskbridge.integration.app import make_app
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Queue
-from taskbridge.runtime import runtime
+from taskbridge.process.runtime import runtime
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment
 from tests.waiting import wait_until

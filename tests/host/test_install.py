@@ -12,7 +12,7 @@ import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
 from taskbridge.settings import Settings
-from taskbridge.turns import Turns
+from taskbridge.integration.turns import Turns
 from tests.deployment import Deployment
 
 SETTINGS = Settings(redis_url="redis://127.0.0.1:1/0")
@@ -130,7 +130,7 @@ def test_the_order_of_queues_is_set_where_redis_has_none(conf: dict[str, Any], e
     if expected is None:
         assert options == conf.get("broker_transport_options", {})
     else:
-        assert options == {**expected, "queue_order_strategy": "taskbridge.turns:Turns"}
+        assert options == {**expected, "queue_order_strategy": "taskbridge.integration.turns:Turns"}
 
 
 def test_a_second_call_returns_the_same_and_refuses_other_settings() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from taskbridge.gate import Answer, Blame, Outcome, State, Timing
 from taskbridge.gate.transitions import Condition, Row, Verb, choose
-from taskbridge.policy import Spacing
+from taskbridge.declaring.policy import Spacing
 
 __all__ = [
     "GRACE",

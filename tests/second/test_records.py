@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.criteria import Criterion
+from taskbridge.declaring.criteria import Criterion
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer, Keys
-from taskbridge.notify import notify
-from taskbridge.pipeline import Pipeline
-from taskbridge.policy import DelaySinceLastRun
-from taskbridge.recording import match_again, record_event
+from taskbridge.producing.notify import notify
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.declaring.policy import DelaySinceLastRun
+from taskbridge.producing.recording import match_again, record_event
 from taskbridge.store.cursor import Cursors
-from taskbridge.tail import Rounds, base_round, last_runs_restored, tail_round
+from taskbridge.running.tail import Rounds, base_round, last_runs_restored, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until

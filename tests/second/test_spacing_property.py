@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from taskbridge.batch import Batch
+from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer
-from taskbridge.tail import base_round, tail_round
+from taskbridge.running.tail import base_round, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, WARNING, World
 

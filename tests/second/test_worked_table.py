@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from taskbridge.gate import Answer, Begun
-from taskbridge.notify import notify
+from taskbridge.producing.notify import notify
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, World
 

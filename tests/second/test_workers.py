@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from taskbridge.criteria import Criterion
-from taskbridge.pipeline import Pipeline, Pipelines
-from taskbridge.policy import DelaySinceLastRun
-from taskbridge.recording import Recorded, record_event
-from taskbridge.runtime import runtime
+from taskbridge.declaring.criteria import Criterion
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import DelaySinceLastRun
+from taskbridge.producing.recording import Recorded, record_event
+from taskbridge.process.runtime import runtime
 from tests.deployment import Deployment
 from tests.waiting import PATIENCE, wait_until
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.pipeline import INVOICES
+from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.store import Cursors, Page, record_invoice
 
 KEY = {"pipeline": INVOICES, "tenant": "acme", "token": "t"}

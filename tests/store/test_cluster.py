@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DatabaseError
 
-from taskbridge.criteria import Match, Unmatched
+from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
 from taskbridge.store import (
@@ -30,7 +30,7 @@ from taskbridge.store import (
     record_invoice,
 )
 from taskbridge.testing.servers import open_directory
-from taskbridge.translation import speaking_plainly
+from taskbridge.process.translation import speaking_plainly
 from tests.store.restoring import dump, empty_database, next_xid, restore, use_up
 
 OLD, NEW = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.criteria import Match, Unmatched
+from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.store import Cursors, Kind, Prune, Records, Tails, know, prune, record
 from taskbridge.store.queries import query
 from tests.store.test_tail import handle, nodes

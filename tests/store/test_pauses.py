@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, Engine
 
-from taskbridge.criteria import Match
+from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, know, record_invoice
 from tests.quarantined import set_aside, states
 

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from taskbridge.criteria import Match
+from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Prune, Records, know, prune, record_invoice
 from taskbridge.store.queries import query
 from tests.quarantined import revision_of

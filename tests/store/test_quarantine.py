@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.criteria import Match
+from taskbridge.declaring.criteria import Match
 from taskbridge.store import Quarantine, QuarantinedRecord, Records, know, record_invoice
 from tests.quarantined import revision_of, set_aside, states
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.batch import Record
+from taskbridge.declaring.batch import Record
 from taskbridge.errors import InvalidInput, InvalidName
 from taskbridge.store import record_invoice
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.batch import Record
-from taskbridge.criteria import Match
+from taskbridge.declaring.batch import Record
+from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Page, Records, migrate, rebase, record_invoice
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"

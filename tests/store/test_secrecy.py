@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import taskbridge
-from taskbridge.batch import Record
-from taskbridge.criteria import Match
+from taskbridge.declaring.batch import Record
+from taskbridge.declaring.criteria import Match
 from taskbridge.errors import InvalidInput
 from taskbridge.settings import Settings
 from taskbridge.store import Records, record_invoice

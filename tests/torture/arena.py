@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from taskbridge import app
-from taskbridge.runtime import runtime
+from taskbridge.process.runtime import runtime
 from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory

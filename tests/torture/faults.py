@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from taskbridge.failures import FIRST_BACKOFF
-from taskbridge.setbacks import LEAST_DEATHS
+from taskbridge.declaring.failures import FIRST_BACKOFF
+from taskbridge.running.setbacks import LEAST_DEATHS
 from taskbridge.settings import Settings
 from taskbridge.store.engine import GRACE
-from taskbridge.tail import HOLDS_LONGER, PAUSE
+from taskbridge.running.tail import HOLDS_LONGER, PAUSE
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbridge import tail
+from taskbridge.running import tail
 from taskbridge.gate import gate
 from taskbridge.store import queries
 

@@ -20,7 +20,7 @@ from celery.signals import worker_ready
 
 from taskbridge import Batch, LatencyNeutral, Record, app, pipeline
 from taskbridge.handlers.journal import journal
-from taskbridge.runtime import runtime
+from taskbridge.process.runtime import runtime
 from tests.torture import clock, guards
 from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
 

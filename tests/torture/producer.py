@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge import app, notify_event, record_invoice
 from taskbridge.errors import Unavailable
-from taskbridge.runtime import runtime
+from taskbridge.process.runtime import runtime
 
 __all__ = ["PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
 

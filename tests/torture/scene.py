@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taskbridge.gate import Keys
-from taskbridge.pipeline import INVOICES
+from taskbridge.declaring.pipeline import INVOICES
 from tests.torture.arena import Arena
 from tests.torture.producer import Invoice, Writer
 from tests.torture.workers import Worker

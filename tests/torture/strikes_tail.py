@@ -10,8 +10,8 @@ from functools import partial
 from sqlalchemy import Connection
 
 from taskbridge.gate import Keys
-from taskbridge.pipeline import INVOICES
-from taskbridge.tail import HOLDS_LONGER
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.running.tail import HOLDS_LONGER
 from tests.torture.producer import PLAIN
 from tests.torture.scene import Scene, Struck, nothing
 from tests.torture.schedule import Planned

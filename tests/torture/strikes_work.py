@@ -12,12 +12,12 @@ from typing import Any, Final
 import redis
 
 from taskbridge import LatencyNeutral, app
-from taskbridge.bench.queued import runs_in
-from taskbridge.failures import FIRST_BACKOFF
+from benchmarks.queued import runs_in
+from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.gate import Queue
-from taskbridge.notify import notify_many
-from taskbridge.pipeline import INVOICES
-from taskbridge.runtime import runtime
+from taskbridge.producing.notify import notify_many
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.process.runtime import runtime
 from tests.torture.acts import ACTS, UNDECODABLE
 from tests.torture.ledger import HandOver
 from tests.torture.producer import Expected

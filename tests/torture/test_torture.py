@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from taskbridge import tail
+from taskbridge.running import tail
 from taskbridge.gate import gate
 from taskbridge.gate.scripts import SCRIPTS, render
 from taskbridge.store import queries as store

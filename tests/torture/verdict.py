@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from taskbridge import app
-from taskbridge.pipeline import INVOICES
-from taskbridge.runtime import runtime
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.process.runtime import runtime
 from tests.torture.arena import Arena
 from tests.torture.faults import LEAST_DEATHS, tries
 from tests.torture.producer import Expected, Fact, Truth

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from taskbridge.csv_invoices import JSON, Invoice, InvoiceFile, read_invoices
+from taskbridge.cli.csv_invoices import JSON, Invoice, InvoiceFile, read_invoices
 from taskbridge.errors import InvalidInput
 
 REAL_DAY = Path(__file__).parents[2] / "examples" / "online_retail_2011-12-01.csv"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from taskbridge.failures import Narrowing, backoff, is_downstream
+from taskbridge.declaring.failures import Narrowing, backoff, is_downstream
 
 
 def test_a_search_step_by_step() -> None:

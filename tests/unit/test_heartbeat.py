@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import redis
 
-from taskbridge.heartbeat import Heartbeat, Lease
+from taskbridge.process.heartbeat import Heartbeat, Lease
 from tests.waiting import wait_until
 
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from taskbridge import metrics
+from taskbridge.observing import metrics
 from taskbridge.errors import Unavailable
-from taskbridge.histogram import BOUNDS_MS, Histogram, bucket
-from taskbridge.metrics import _cumulative, _Patient
+from taskbridge.common.histogram import BOUNDS_MS, Histogram, bucket
+from taskbridge.observing.metrics import _cumulative, _Patient
 from tests.waiting import wait_until
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from taskbridge.errors import InvalidName
 from taskbridge.gate import Keys
-from taskbridge.names import check_key_prefix, check_pipeline_name, check_tenant
+from taskbridge.common.names import check_key_prefix, check_pipeline_name, check_tenant
 
 
 def allowed(check: object, text: str) -> bool:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from taskbridge.pace import FIRST_CALL, MOST_BUDGETS, Pace
+from taskbridge.process.pace import FIRST_CALL, MOST_BUDGETS, Pace
 
 BATCH = 500
 

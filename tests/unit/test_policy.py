@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from taskbridge.batch import Batch
-from taskbridge.criteria import Criterion
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.criteria import Criterion
 from taskbridge.errors import ConfigurationError, InvalidName, InvalidPolicy, UnknownPipeline
-from taskbridge.pipeline import Pipeline, Pipelines
-from taskbridge.policy import DelaySinceLastRun, LatencyNeutral, Spacing
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Spacing
 
 
 @pytest.mark.parametrize(

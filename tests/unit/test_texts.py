@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbridge.texts import error_line, error_text, printable, shown, storable
+from taskbridge.common.texts import error_line, error_text, printable, shown, storable
 
 
 def test_a_text_that_is_no_text() -> None:

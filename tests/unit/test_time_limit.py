@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from taskbridge.time_limit import TimeLimitIgnored, soft_time_limit
+from taskbridge.process.time_limit import TimeLimitIgnored, soft_time_limit
 
 
 def test_a_limit_that_is_reached_at_the_very_end_of_a_call_interrupts_nothing_after_it() -> None:

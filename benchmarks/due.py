@@ -1,0 +1,107 @@
+"""Many tenants get work at the same moment: how ours and plain Celery are prepared for it, and one round of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from celery import Task
+
+from benchmarks import plain
+from benchmarks.cpu import Cpu
+from benchmarks.lateness import PIPELINE, let_wait
+from benchmarks.marks import Marks
+from benchmarks.stage import wait_until
+from taskbridge.gate import State
+from taskbridge.process.runtime import Runtime
+
+__all__ = ["Drained", "Ready", "drain", "park", "publish", "wait"]
+
+HEAD_START_MS: Final = 500
+LOOK_AROUND: Final = 0.3
+"""Seconds before the tenants of ours are due, for reading the CPU time of all processes."""
+PARKED: Final = "bench.parked"
+
+Ready = Callable[[list[str]], Callable[[], float]]
+"""Gives so many tenants work and returns what lets it begin; that returns when it began, as Unix time."""
+
+
+class Drained(NamedTuple):
+    """One round: seconds until the last handler was called, and seconds of CPU time by group of processes."""
+
+    seconds: float
+    cpu: dict[str, float]
+
+
+def drain(here: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Drained:
+    """Measure one round, with tenants that nobody knows yet."""
+    prefix, marks = secrets.token_hex(4), Marks(file)
+    first = marks.count()
+    go = ready([f"{prefix}-{at}" for at in range(tenants)])
+    before = cpu.seconds()
+    began = go()
+    wait_until(lambda: marks.count() - first >= tenants, f"{tenants} tenants are handled", 300)
+    wait_until(lambda: not _at_work(here), "the last runs settle", 10)
+    used = {name: seconds - before[name] for name, seconds in cpu.seconds().items()}
+    return Drained(max(marks.since(first)) - began, used)
+
+
+def _at_work(here: Runtime) -> bool:
+    runners = here.gate.look(PIPELINE, here.gate.active(PIPELINE))
+    return any(runner.state in (State.QUEUED, State.RUNNING) for runner in runners)
+
+
+def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
+    """Let tenants of ours wait for the delay of their criterion; the worker's ticker begins.
+
+    Raises:
+        TimeoutError: from what is returned, when they were due before it was called.
+    """
+    due = round(time.time() * 1000) + HEAD_START_MS + len(names) * 2 // 3
+    let_wait(here, dict.fromkeys(names, due))
+    with here.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, document) "
+            "SELECT %s, name, name, 3600000, 'bench', '{}' FROM unnest(%s::text[]) name",
+            (PIPELINE, names),
+        )
+    time.sleep(max(0.0, due / 1000 - time.time() - LOOK_AROUND))
+
+    def go() -> float:
+        left = due / 1000 - time.time()
+        if left < 0:
+            raise TimeoutError(f"{len(names)} tenants took {-left:.1f} s too long to set up")
+        time.sleep(left)
+        return due / 1000
+
+    return go
+
+
+def park(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
+    """Publish the messages to a queue that nobody serves; to begin is to rename it, which is one step."""
+    plain.write(here.engine, names)
+    for name in names:
+        task.apply_async((name,), queue=PARKED)
+
+    def go() -> float:
+        began = time.time()
+        here.redis.rename(PARKED, plain.QUEUE)
+        return began
+
+    return go
+
+
+def publish(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
+    """Publish nothing yet; to begin is to publish the messages one by one."""
+    plain.write(here.engine, names)
+
+    def go() -> float:
+        began = time.time()
+        for name in names:
+            task.delay(name)
+        return began
+
+    return go

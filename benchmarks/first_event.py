@@ -1,0 +1,119 @@
+"""How long it takes from an event to the first line of the handler, on an idle system.
+
+Ours and plain Celery in turn, each with a tenant that it has not seen, whose record is in Postgres. Both workers run
+all the time. The clock starts just before `delay` and stops in the handler's first line, which has the record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from celery import Task
+
+from benchmarks import plain
+from benchmarks.benchmark import Benchmark, Option
+from benchmarks.marks import MARKS, Marks
+from benchmarks.report import Report, Table, Target
+from benchmarks.rounds import interleaved, summary
+from benchmarks.stage import stage, wait_until, worker
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.process.runtime import Runtime
+from taskbridge.store import record_invoice
+from taskbridge.integration.tasks import NOTIFY_TASK
+
+__all__ = ["FIRST_EVENT"]
+
+GROUP: Final = 20
+"""So many pairs are over before the lease of the first of them ends, so that no closing sweep is measured with them."""
+WARM: Final = 20
+
+Subject = tuple[Callable[[str], Any], Task[Any, Any], Marks]
+"""What writes a tenant's record, the task that is its event, and where the handler's calls are marked."""
+
+
+def _measure(events: int, concurrency: int) -> Report:
+    """Measure `events` of ours and as many of plain Celery."""
+    with stage() as (here, directory):
+        ours, theirs = directory / "ours", directory / "theirs"
+        options = ("--concurrency", str(concurrency))
+        with (
+            worker(here, directory, *options, **{MARKS: str(ours)}),
+            worker(here, directory, *options, app=plain.__name__, **{MARKS: str(theirs)}),
+        ):
+            subjects = _subjects(here, ours, theirs)
+            for subject in subjects.values():
+                _warm(subject)
+            found: dict[str, list[float]] = {name: [] for name in subjects}
+            for start in range(0, events, GROUP):
+                wait_until(lambda: not here.gate.active(INVOICES), "all leases end", 60)
+                measured = {name: partial(_delay, f"{start}-", subject) for name, subject in subjects.items()}
+                for name, delays in interleaved(measured, min(GROUP, events - start)).items():
+                    found[name] += delays
+    of_ours, of_plain = (summary([seconds * 1000 for seconds in delays]) for delays in found.values())
+    ratios = [one / other for one, other in zip(of_ours, of_plain, strict=True)]
+    return Report(
+        {"events": events, "concurrency": concurrency},
+        [
+            Table(
+                "From the event to the handler's first line",
+                ("", "median ms", "p99 ms", "longest ms"),
+                [("TaskBridge", *of_ours), ("plain Celery", *of_plain), ("ratio", *ratios)],
+                "The task of plain Celery reads the tenant's record and no more; TaskBridge has also begun the "
+                "tenant's runner and claimed its cursor by then.",
+            )
+        ],
+        [Target("median, ratio", ratios[0], 1.0), Target("p99, ratio", ratios[1], 1.2)],
+    )
+
+
+def _subjects(here: Runtime, ours: Path, theirs: Path) -> dict[str, Subject]:
+    plain.prepare(here.engine)
+    _, tasks = plain.make_app(here.settings.redis_url)
+    return {
+        "TaskBridge": (
+            lambda tenant: record_invoice(here.engine, tenant, "1", {"number": "1"}),
+            here.app.tasks[NOTIFY_TASK],
+            Marks(ours),
+        ),
+        "plain Celery": (lambda tenant: plain.write(here.engine, [tenant]), tasks["read"], Marks(theirs)),
+    }
+
+
+def _warm(subject: Subject) -> None:
+    """Let every process of the worker connect."""
+    write, task, marks = subject
+    for at in range(WARM):
+        write(f"warm-{at}")
+        task.delay(f"warm-{at}")
+    wait_until(lambda: marks.count() >= WARM, "the workers are warm", 60)
+
+
+def _delay(prefix: str, subject: Subject) -> float:
+    """Return the seconds from an event of a new tenant to the handler's first line."""
+    write, task, marks = subject
+    before = marks.count()
+    tenant = f"{prefix}{before}"
+    write(tenant)
+    began = time.time()
+    task.delay(tenant)
+    wait_until(lambda: marks.count() > before, f"the handler is called for {tenant}", 60)
+    (called,) = marks.since(before)
+    return called - began
+
+
+FIRST_EVENT: Final = Benchmark(
+    "first-event",
+    "From an event to the handler.",
+    "Measure how long it takes from an event to the first line of the handler with the record, on an idle system. The "
+    "baseline is a task of plain Celery that reads the same record, in turn with ours.",
+    _measure,
+    (
+        Option("events", 400, 2, 100_000, "Events of each, one by one."),
+        Option("concurrency", 2, 1, 64, "Processes of each worker."),
+    ),
+    {"events": 5, "concurrency": 1},
+)

@@ -1,0 +1,82 @@
+"""Where a benchmark plays: embedded servers and a worker, which live as long as the measurement."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from taskbridge import store
+from taskbridge.integration.app import make_app
+from taskbridge.embedded import Guarded, serve
+from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.settings import Settings
+
+CONFIGURATION: Final = "benchmarks.celeryconfig"
+HANDLERS: Final = "benchmarks.handlers"
+
+__all__ = ["settings_of", "stage", "wait_until", "worker"]
+
+
+@contextmanager
+def stage(**settings: Any) -> Iterator[tuple[Runtime, Path]]:
+    """Serve Postgres and Redis with the schema, and give a runtime with `settings` and a directory for logs."""
+    with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
+        directory = Path(name)
+        # Postgres does not run as root; another user must be able to reach its data.
+        directory.chmod(0o755)
+        with serve(directory / "servers") as servers:
+            chosen = Settings(postgres_url=servers.postgres_url, redis_url=servers.redis_url, **settings)
+            here = runtime(make_app(chosen).app)
+            store.migrate(here.engine)
+            yield here, directory
+
+
+@contextmanager
+def worker(
+    here: Runtime,
+    directory: Path,
+    *options: str,
+    app: str = "taskbridge",
+    pipelines: str = HANDLERS,
+    **environment: str,
+) -> Iterator[int]:
+    """Run a Celery worker of `app` with `options` of its command, and give its process id once it takes messages.
+
+    What it writes goes to a file in `directory`. A worker of ours loads the modules `pipelines`.
+    """
+    name = f"bench-{secrets.token_hex(4)}@localhost"
+    chosen = {"CELERY_CONFIG_MODULE": CONFIGURATION, "TASKBRIDGE_PIPELINES": pipelines, **environment}
+    surroundings = {**os.environ, **settings_of(here), **chosen}
+    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
+    with (
+        (directory / f"{name}.log").open("wb") as output,
+        Guarded([*command, *options], output=output, environment=surroundings) as process,
+    ):
+        wait_until(lambda: here.app.control.ping(destination=[name], timeout=0.2), "the worker is ready", 60)
+        yield process.pid
+
+
+def settings_of(here: Runtime) -> dict[str, str]:
+    """Return the settings of `here` as the variables that a worker reads."""
+    values = {name: getattr(here.settings, name) for name in Settings.__slots__ if name != "pipelines"}
+    return {f"TASKBRIDGE_{name.upper()}": str(value) for name, value in values.items() if value}
+
+
+def wait_until(holds: Callable[[], object], what: str, seconds: float) -> None:
+    """Return once `holds` does.
+
+    Raises:
+        TimeoutError: it did not within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.02)

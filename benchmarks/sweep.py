@@ -1,0 +1,259 @@
+"""How fast one tenant's records are read, handed over and advanced, and how that grows with the table.
+
+The runs are the runner's own, in this process and one after another, with a handler that only looks at each document.
+Each subject has one connection, which is open already; each round begins with all records pending.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from taskbridge.running import runner
+from taskbridge.declaring.batch import Batch
+from benchmarks.benchmark import Benchmark, Option
+from benchmarks.report import Cell, Plot, Report, Table, Target
+from benchmarks.rounds import decades, interleaved, median_ratio, slope
+from benchmarks.stage import stage
+from taskbridge.gate import Queue, State
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.process.runtime import Runtime
+
+__all__ = ["SWEEP"]
+
+PIPELINE: Final = "bench-sweep"
+SOURCE: Final = "invoices"
+TENANT: Final = "swept"
+GROWN: Final = "grown"
+PAGE: Final = 500
+ROUNDS: Final = 5
+SAMPLES: Final = 21
+SMALLEST: Final = 10_000
+
+# The bare select pages by (tenant, id), which needs an index that we do not.
+TABLES: Final = """
+CREATE INDEX ix_bench_bare ON taskbridge.records (tenant, id);
+CREATE TABLE bench_flagged (LIKE taskbridge.records INCLUDING DEFAULTS, done boolean NOT NULL DEFAULT false);
+ALTER TABLE bench_flagged ADD PRIMARY KEY (id);
+CREATE INDEX ix_bench_flagged ON bench_flagged (tenant, id) WHERE NOT done;
+"""
+FILL: Final = """
+INSERT INTO taskbridge.records (source, tenant, key, document)
+SELECT 'invoices', %(tenant)s, to_char(n, 'FM0000000000'), %(document)s::jsonb
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
+"""
+BARE: Final = """
+SELECT id, key, revision, document FROM taskbridge.records WHERE tenant = %s AND id > %s ORDER BY id LIMIT %s
+"""
+FLAGGED: Final = """
+SELECT id, key, revision, document FROM bench_flagged WHERE tenant = %s AND NOT done
+ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+DONE: Final = "UPDATE bench_flagged SET done = true WHERE id = ANY(%s)"
+
+
+class _Swept(NamedTuple):
+    """Of one run or several: seconds, and how many records the handler was given."""
+
+    seconds: float
+    records: int
+
+
+class _Sweeps:
+    """The pipeline of this benchmark on a runtime; `handed` counts what its handler was given."""
+
+    def __init__(self, here: Runtime) -> None:
+        self.here = here
+        self.handed = 0
+        self._pipelines = Pipelines()
+        self._pipelines.declare(
+            Pipeline(PIPELINE, self._handle, LatencyNeutral(lease=0, tick=0.001), PAGE, source=SOURCE)
+        )
+        here.pipelines = self._pipelines
+
+    def _handle(self, batch: Batch) -> None:
+        deque((record.document for record in batch), maxlen=0)
+        self.handed += len(batch)
+
+    def run(self, tenant: str) -> _Swept:
+        """Notify, and do the tenant's runs until none is queued; what is timed is the runs."""
+        gate, before, seconds = self.here.gate, self.handed, 0.0
+        gate.notify(PIPELINE, tenant, self._pipelines[PIPELINE].policy.spacing)
+        while (status := gate.look(PIPELINE, [tenant])[0]).state is State.QUEUED:
+            started = time.perf_counter()
+            runner.run(self.here, PIPELINE, tenant, status.token or "")
+            seconds += time.perf_counter() - started
+        self.here.redis.delete(*Queue)
+        return _Swept(seconds, self.handed - before)
+
+
+def _measure(records: int, largest: int) -> Report:
+    """Sweep `records` of one tenant, then 500 and none beside up to `largest` that are handled."""
+    with stage() as (here, _):
+        document = _invoice()
+        speeds = _speeds(here, records, document)
+        sizes = decades(SMALLEST, largest)
+        costs = [*_growth(here, sizes)]
+    rate = {name: median(found) for name, found in speeds.items()}
+    ours = speeds["taskbridge"]
+    ratios = {name: median_ratio(ours, found) for name, found in speeds.items()}
+    names = (f"a batch of {PAGE}", "nothing pending", f"bare select of {PAGE}")
+    series = {
+        name: [*zip(sizes, found, strict=True)] for name, found in zip(names, zip(*costs, strict=True), strict=True)
+    }
+    slopes = [slope(points) for points in series.values()]
+    rows: list[Sequence[Cell]] = [(f"{size:,}", *cost) for size, cost in zip(sizes, costs, strict=True)]
+    rows.append(("slope", *slopes))
+    return Report(
+        {"records": records, "largest": largest},
+        [
+            Table(
+                f"{records:,} pending records of one tenant",
+                ("", "records/s", "ours, ratio"),
+                [(name, rate[name], ratios[name]) for name in speeds],
+                f"Documents of {len(document):,} bytes as JSON, pages of {PAGE}, {ROUNDS} rounds. The bare select "
+                "marks nothing as done. The flag queue starts each round with a new table and is vacuumed.",
+            ),
+            Table(
+                "Cost of one run, in ms, beside records of the same tenant that are handled",
+                ("records in the table", *names),
+                rows,
+                f"Medians of {SAMPLES}, from begin to settle; the bare select reads the same records. "
+                "Slope: the exponent with which the cost grows; 0 is not at all, 1 in proportion.",
+            ),
+        ],
+        [
+            Target("records per second, ratio to the bare select", ratios["bare select"], 0.8, at_least=True),
+            Target("records per second, ratio to a flag on each row", ratios["flag on each row"], 4, at_least=True),
+            Target(f"slope of the cost of a batch of {PAGE}", slopes[0], 0.1),
+        ],
+        [Plot("Cost of one run", "records in the table", "ms", series, logarithmic=True)],
+    )
+
+
+def _invoice() -> str:
+    """Return an invoice as `taskbridge import` stores it, with as many lines as the median of the example has."""
+    line = {
+        "stock_code": "23012",
+        "description": "GLASS APOTHECARY BOTTLE PERFUME",
+        "quantity": 6,
+        "unit_price": "3.95",
+        "total": "23.70",
+    }
+    head = {"number": "579894", "kind": "invoice", "date": "2011-12-01T08:26:00", "customer": "13098"}
+    return json.dumps({**head, "lines": [line] * 8, "total": "189.60"})
+
+
+def _speeds(here: Runtime, records: int, document: str) -> dict[str, list[float]]:
+    """Return records per second by subject, by round."""
+    _execute(here, TABLES)
+    _fill(here, TENANT, 1, records, document)
+    with _connection(here) as bare, _connection(here) as flagged:
+        sweeps = _Sweeps(here)
+        subjects: dict[str, Callable[[], float]] = {
+            "taskbridge": lambda: _rate(records, *_ours(sweeps)),
+            "bare select": lambda: _rate(records, *_bare(bare)),
+            "flag on each row": lambda: _rate(records, *_flagged(here, flagged)),
+        }
+        interleaved(subjects, 1)  # connections, caches, prepared statements
+        return interleaved(subjects, ROUNDS)
+
+
+def _rate(expected: int, seconds: float, records: int) -> float:
+    if records != expected:
+        raise AssertionError(f"{records} records were read, not {expected}")
+    return records / seconds
+
+
+def _ours(sweeps: _Sweeps) -> _Swept:
+    _execute(sweeps.here, "DELETE FROM taskbridge.sync_cursors")
+    return sweeps.run(TENANT)
+
+
+def _bare(connection: psycopg.Connection[Any], tenant: str = TENANT, last: int = 0) -> _Swept:
+    started, count = time.perf_counter(), 0
+    while rows := connection.execute(BARE, (tenant, last, PAGE)).fetchall():
+        last = rows[-1][0]
+        count += len(rows)
+    return _Swept(time.perf_counter() - started, count)
+
+
+def _flagged(here: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
+    _execute(here, "TRUNCATE bench_flagged; INSERT INTO bench_flagged SELECT * FROM taskbridge.records")
+    _execute(here, "VACUUM ANALYZE bench_flagged")
+    started, count = time.perf_counter(), 0
+    while True:
+        with connection.transaction():
+            rows = connection.execute(FLAGGED, (TENANT, PAGE)).fetchall()
+            if not rows:
+                return _Swept(time.perf_counter() - started, count)
+            connection.execute(DONE, ([row[0] for row in rows],))
+        count += len(rows)
+
+
+def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
+    """Grow one tenant's records; yield what a batch, an empty run and a bare select cost at each size, in ms."""
+    _execute(here, "TRUNCATE taskbridge.records; DELETE FROM taskbridge.sync_cursors")
+    with _connection(here) as bare:
+        sweeps, there = _Sweeps(here), 0
+        sweeps.run(GROWN)
+        for size in sizes:
+            _fill(here, GROWN, there + 1, size, "{}")
+            # Where a sweep of them all would put it.
+            _execute(here, "UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot()")
+            _execute(here, "CHECKPOINT")
+            samples = [_sample(sweeps, bare, size + at * PAGE) for at in range(SAMPLES)]
+            there = size + SAMPLES * PAGE
+            yield tuple(median(sample) * 1000 for sample in zip(*samples, strict=True))
+
+
+def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple[float, ...]:
+    """Add a batch to the `there` records; return the seconds of a bare select of it, of its run and of an empty one."""
+    (last,) = bare.execute("SELECT max(id) FROM taskbridge.records").fetchone() or (0,)
+    _fill(sweeps.here, GROWN, there + 1, there + PAGE, "{}", vacuum=False)
+    selected = _bare(bare, GROWN, last)
+    batch, empty = sweeps.run(GROWN), sweeps.run(GROWN)
+    if (batch.records, empty.records, selected.records) != (PAGE, 0, PAGE):
+        raise AssertionError(f"not {PAGE} records and none: {batch}, {empty}, {selected}")
+    return batch.seconds, empty.seconds, selected.seconds
+
+
+def _fill(here: Runtime, tenant: str, first: int, last: int, document: str, *, vacuum: bool = True) -> None:
+    _execute(here, FILL, tenant=tenant, document=document, first=first, last=last)
+    if vacuum:
+        _execute(here, "VACUUM ANALYZE taskbridge.records")
+
+
+def _execute(here: Runtime, statements: str, **values: Any) -> None:
+    with here.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.exec_driver_sql(statements, values or None)
+
+
+@contextmanager
+def _connection(here: Runtime) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(here.settings.postgres_url, autocommit=True) as connection:
+        yield connection
+
+
+SWEEP: Final = Benchmark(
+    "sweep",
+    "Records per second of one tenant, and how that grows with the table.",
+    "Measure how many pending records of one tenant are read, handed over and advanced in a second. The baselines read "
+    "the same documents: a bare select by pages, which marks nothing, and a queue with a flag on each row. Then "
+    "measure what one run costs as the table grows. Targets: 0.8 of the bare select, 4 times the flag queue.",
+    _measure,
+    (
+        Option("records", 50_000, 1_000, 10_000_000, "Pending records."),
+        Option("largest", 1_000_000, 100_000, 100_000_000, "Records in the table at the end."),
+    ),
+    {"records": 1_000, "largest": 100_000},
+    page={"largest": 10_000_000},
+)

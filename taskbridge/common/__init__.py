@@ -1,0 +1,1 @@
+"""What all rooms use: names and their limits, texts, histograms."""

@@ -1,0 +1,190 @@
+"""What a handler is given: records of one tenant, and what it may ask about its own standing."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final, Literal, overload
+
+from sqlalchemy import Connection
+
+from taskbridge.common.texts import storable
+
+__all__ = ["Batch", "Record", "RetryAfter"]
+
+LONGEST_WAIT: Final = 86_400
+WAIT_UNTOLD: Final = 30.0
+"""Seconds to wait where the downstream asks to, and does not say for how long."""
+
+_NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
+
+
+class RetryAfter(Exception):
+    """Raised by a handler whose downstream asks it to wait, as with HTTP 429: the batch comes again after `seconds`.
+
+    It counts as no failure. Events meanwhile are absorbed.
+
+    Args:
+        seconds: how long; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date. None,
+            as of a header that is not there, and a text that is neither: 30 s. More than a day is a day, and a moment
+            that is past is 0.
+        scope: who waits. "tenant": this tenant; others go on. "pipeline": all tenants of the pipeline, in all workers,
+            where the downstream has one limit for all of them. When the time is over, one run begins, and with each
+            that handles something twice as many, up to `max_runs`.
+
+    Raises:
+        ValueError: `seconds` is none of these, or not a number (NaN); or `scope` is neither.
+    """
+
+    def __init__(self, seconds: float | str | None, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
+        if scope not in ("tenant", "pipeline"):
+            raise ValueError(f"the scope of RetryAfter is 'tenant' or 'pipeline', not {scope!r}")
+        super().__init__(seconds, scope)
+        self.seconds: Final = min(max(_seconds(seconds), 0.0), float(LONGEST_WAIT))
+        self.scope: Final = scope
+
+    def __str__(self) -> str:
+        return f"wait {self.seconds:g} s" + (" with the whole pipeline" if self.scope == "pipeline" else "")
+
+
+def _seconds(given: object) -> float:
+    if given is None:
+        return WAIT_UNTOLD
+    if isinstance(given, str):
+        return _seconds_of_header(given)
+    if not isinstance(given, int | float) or isinstance(given, bool) or given != given:
+        raise ValueError(f"RetryAfter takes seconds or the text of a Retry-After header, not {given!r}")
+    return float(min(given, LONGEST_WAIT))
+
+
+def _seconds_of_header(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(text)
+        except (TypeError, ValueError, OverflowError):
+            return WAIT_UNTOLD
+        # Without a zone, or with -0000: an HTTP date is always in UTC.
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return (moment - datetime.now(UTC)).total_seconds()
+    return WAIT_UNTOLD if math.isnan(seconds) else seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of work.
+
+    `external_id` is the source's own key (an invoice number), unique within the tenant. `revision` is another
+    number with each change of the row, higher than all before it, and never one that was used before; a record that
+    changed after it was handled comes again with its new one.
+    """
+
+    pipeline: str
+    tenant: str
+    external_id: str
+    revision: int
+    document: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def idempotency_key(self) -> str:
+        """A UUID that is the same each time this revision of the record is handed over, and no other's, ever."""
+        parts = (self.pipeline, self.tenant, self.external_id, self.revision)
+        return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
+
+
+class Batch(Sequence[Record]):
+    """Records of one tenant, oldest first, never another tenant's.
+
+    A handler that returns has handled them all but those that it rejected; one that raises has handled none, and is
+    called again, in the end with each record alone. It may raise `RetryAfter` to be called again after a while.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        tenant: str,
+        token: str,
+        records: Sequence[Record],
+        *,
+        connect: Callable[[], Connection],
+        owned: Callable[[], bool],
+        until: float = math.inf,
+    ) -> None:
+        self.pipeline: Final = pipeline
+        self.tenant: Final = tenant
+        self.token: Final = token
+        self._records = tuple(records)
+        self._connect = connect
+        self._owned = owned
+        self._until = until
+        self._rejected: dict[str, str] = {}
+
+    @property
+    def connection(self) -> Connection:
+        """The connection of the transaction that advances the cursor, opened when it is first asked for.
+
+        What is written through it takes effect exactly once: it commits together with the cursor or not at all. Do not
+        commit or roll back; the runner does.
+        """
+        return self._connect()
+
+    @property
+    def owned(self) -> bool:
+        """Whether the runner still holds its tenant, as far as this process can know without asking.
+
+        False once a heartbeat was refused, or when none was confirmed in time. A long handler that sees False should
+        stop: another runner is taking over, and this batch will not be advanced past it.
+        """
+        return self._owned()
+
+    @property
+    def seconds_left(self) -> float:
+        """How many seconds of the pipeline's soft time limit are left; infinity where it has none."""
+        return self._until - time.monotonic()
+
+    def reject(self, record: Record, reason: str) -> None:
+        """Set one record of this batch aside: it goes to quarantine with `reason`, and the rest count as handled.
+
+        Takes effect when the handler returns, with the cursor or not at all. What the handler wrote for the record
+        through `connection` is not undone. A reason is kept up to 2,000 characters.
+
+        Raises:
+            ValueError: the record is not of this batch, or the reason is empty.
+        """
+        if record != self._by_id.get(record.external_id):
+            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
+        text = storable(reason)
+        if not text.strip():
+            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is rejected without a reason")
+        self._rejected[record.external_id] = text
+
+    @cached_property
+    def _by_id(self) -> dict[str, Record]:
+        return {record.external_id: record for record in self._records}
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """What was rejected so far: the reason by external id."""
+        return MappingProxyType(self._rejected)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+        return self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.pipeline} {self.tenant!r}: {len(self)} records>"

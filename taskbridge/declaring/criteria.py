@@ -1,0 +1,295 @@
+"""Criteria: which tenant a stored event belongs to, and how soon after the tenant's last run it is due.
+
+A criterion looks at an event's payload with two JSONPath queries (RFC 9535): one for the value that it is about, such
+as `$.level`, and one for the tenant, such as `$.service`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+from taskbridge.errors import InvalidName, InvalidPolicy
+from taskbridge.common.names import check_tenant
+
+if TYPE_CHECKING:
+    import jsonpath_rfc9535 as jsonpath
+
+__all__ = ["Criterion", "Match", "Unmatched", "check_criteria", "match"]
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+SHORTEST_DELAY = 0.001
+LONGEST_DELAY = 30 * 24 * 3600.0
+
+_LONGEST_TEXT = 40
+_MOST_BITS = 128
+_MOST_PATHS = 5
+_QUOTED = '"\\'
+_JSON_TYPES: dict[type, str] = {
+    bool: "a boolean",
+    dict: "an object",
+    float: "a number",
+    int: "a number",
+    list: "an array",
+    str: "a string",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """An event whose payload has this value belongs to that tenant and waits this long after the tenant's last run.
+
+    Args:
+        match_path: JSONPath that must give exactly one value.
+        match_value: what that value must be, compared as JSON: 1 and 1.0 are equal, 1 and true or "1" are not.
+        parameter_path: JSONPath that must give exactly one value, the tenant.
+        delay: seconds from the start of the tenant's last run until the event is due; 0.001 to 30 days.
+
+    Raises:
+        InvalidPolicy: a path is no JSONPath, the value is no JSON scalar, or the delay is out of range.
+    """
+
+    match_path: str
+    match_value: Scalar
+    parameter_path: str
+    delay: float
+    _match: jsonpath.JSONPathQuery = field(init=False, repr=False, compare=False)
+    _parameter: jsonpath.JSONPathQuery = field(init=False, repr=False, compare=False)
+    _identity: tuple[str, bool, Scalar, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        matched, match_path = _compiled("match_path", self.match_path)
+        parameter, parameter_path = _compiled("parameter_path", self.parameter_path)
+        _check_scalar(self.match_path, self.match_value)
+        _check_delay(self.label, self.delay)
+        object.__setattr__(self, "_match", matched)
+        object.__setattr__(self, "_parameter", parameter)
+        # Python takes True for 1; JSON does not.
+        identity = (match_path, isinstance(self.match_value, bool), self.match_value, parameter_path)
+        object.__setattr__(self, "_identity", identity)
+
+    @property
+    def label(self) -> str:
+        """A short name to read, such as `$.level = "ERROR"`. Two criteria may share one."""
+        return f"{_printable(self.match_path)} = {_shown(self.match_value)}"
+
+    @property
+    def delay_ms(self) -> int:
+        """The delay in whole milliseconds, at least 1."""
+        return round(self.delay * 1000)
+
+
+class Match(NamedTuple):
+    """What the criteria say about a payload; `criterion` is the label of the one with the smallest delay."""
+
+    tenant: str
+    delay_ms: int
+    criterion: str
+
+
+class Unmatched(NamedTuple):
+    """No tenant follows from the payload, and why: what an operator corrects, in the criteria or at the sender."""
+
+    reason: str
+
+
+class _Missed(Exception):
+    """A match path did not give its value."""
+
+
+class _NoTenant(Exception):
+    """A match path gave its value, but the parameter path gave no tenant."""
+
+
+def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
+    """Return the tenant and the smallest delay of the criteria that apply to `payload`, or why there is none.
+
+    It raises for no JSON payload. Criteria that apply but give different tenants leave the payload unmatched, because
+    a record belongs to one tenant.
+    """
+    applying: list[tuple[Criterion, str]] = []
+    without_tenant: list[str] = []
+    missed: dict[str, list[str]] = {}
+    for criterion in criteria:
+        try:
+            applying.append((criterion, _apply(criterion, payload)))
+        except _Missed as problem:
+            missed.setdefault(str(problem), []).append(_shown(criterion.match_value))
+        except _NoTenant as problem:
+            without_tenant.append(f"criterion {criterion.label} has its value, but {problem}")
+    if applying:
+        return _agreed(applying)
+    # One that came within a step of a match says more than those that are about something else.
+    return Unmatched(without_tenant[0] if without_tenant else _nothing_applies(missed))
+
+
+def check_criteria(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
+    """Return `criteria` as a tuple, or raise InvalidPolicy: there is none, or two of them ask for the same thing.
+
+    Positions in the message count from 1.
+    """
+    checked: list[Criterion] = []
+    # Two that differ in the parameter path alone are allowed: senders may name the tenant in different places, and
+    # a payload that holds one of the two gets its tenant from that one.
+    seen: dict[tuple[str, bool, Scalar, str], int] = {}
+    for position, item in enumerate(_items(criteria), start=1):
+        if not isinstance(item, Criterion):
+            raise InvalidPolicy(f"criterion {position} is of type {type(item).__name__}: pass a Criterion")
+        earlier = seen.setdefault(item._identity, position)
+        if earlier != position:
+            raise InvalidPolicy(_repeated(earlier, checked[earlier - 1], position, item))
+        checked.append(item)
+    if not checked:
+        raise InvalidPolicy("there is no criterion, so no event could ever be due: give at least one")
+    return tuple(checked)
+
+
+def _items(criteria: object) -> tuple[object, ...]:
+    try:
+        return tuple(cast(Sequence[object], criteria))
+    except TypeError:
+        raise InvalidPolicy(
+            f"the criteria are of type {type(criteria).__name__}: pass a list of Criterion, also for a single one"
+        ) from None
+
+
+def _repeated(earlier: int, first: Criterion, later: int, second: Criterion) -> str:
+    both = f"criteria {earlier} and {later} ({first.label}, tenant from {_printable(first.parameter_path)})"
+    if first.delay == second.delay:
+        return f"{both} say the same twice: remove one"
+    return f"{both} contradict each other, with delays of {first.delay:g} s and {second.delay:g} s: keep one of the two"
+
+
+def _compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
+    """The query and its canonical text, in which `$.level` and `$['level']` are the same."""
+    if not isinstance(path, str):
+        raise InvalidPolicy(f'the {name} is {_shown(path)}: give a JSONPath as text, such as "$.level"')
+    import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
+
+    try:
+        path.encode()
+        query = jsonpath.compile(path)
+        return query, str(query)
+    # OverflowError: a number literal such as 1e999. RecursionError: hundreds of nested parentheses.
+    except (jsonpath.JSONPathError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidPolicy(
+            f"the {name} {_shown(path)} is no JSONPath ({error}): write it as RFC 9535 has it, "
+            "such as $.level or $['log level']"
+        ) from error
+
+
+def _check_scalar(path: str, value: object) -> None:
+    if value is not None and not isinstance(value, str | int | float):
+        raise InvalidPolicy(
+            f"the match_value for {_printable(path)} is {_shown(value)}: give a string, a number, a boolean or None"
+        )
+    # Neither can stand in a JSON document that Postgres stores.
+    if value != value or value in (float("inf"), float("-inf")):
+        raise InvalidPolicy(f"the match_value for {_printable(path)} is {value}: give a finite number")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" or character == "\0" for character in value):
+        raise InvalidPolicy(
+            f"the match_value for {_printable(path)} is {_shown(value)}, with a lone surrogate or a NUL, so no stored "
+            "payload could hold it: remove that character"
+        )
+
+
+def _check_delay(label: str, delay: object) -> None:
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)}: give seconds as a finite number")
+    # False for NaN and the infinities too.
+    if not SHORTEST_DELAY <= delay <= LONGEST_DELAY:
+        raise InvalidPolicy(
+            f"criterion {label}: the delay is {_shown(delay)} s: it must lie between {SHORTEST_DELAY:g} s and "
+            f"{LONGEST_DELAY:.0f} s (30 days)"
+        )
+
+
+def _apply(criterion: Criterion, payload: object) -> str:
+    """The tenant that the criterion gives the payload."""
+    path = _printable(criterion.match_path)
+    try:
+        value = _only_value(criterion._match, payload)
+    except ValueError as problem:
+        raise _Missed(f"{path} {problem}") from None
+    if not _equal(criterion.match_value, value):
+        raise _Missed(f"{path} gives {_shown(value)}")
+
+    path = _printable(criterion.parameter_path)
+    try:
+        tenant = _only_value(criterion._parameter, payload)
+    except ValueError as problem:
+        raise _NoTenant(f"its parameter path {path} {problem}") from None
+    if not isinstance(tenant, str):
+        kind = _JSON_TYPES.get(type(tenant), type(tenant).__name__)
+        raise _NoTenant(f"its parameter path {path} gives {kind}: a tenant is a string")
+    try:
+        return check_tenant(tenant)
+    except InvalidName as problem:
+        text = str(problem).replace(repr(tenant), _shown(tenant))
+        raise _NoTenant(f"its parameter path {path} gives a string that is no tenant: {text}") from None
+
+
+def _only_value(query: jsonpath.JSONPathQuery, payload: object) -> object:
+    """The one value that the query gives, or a ValueError that says what it does instead."""
+    try:
+        values = query.find(cast("jsonpath.JSONValue", payload)).values()
+    except Exception as error:  # a filter may choke on a value, such as a pattern with a lone surrogate
+        import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
+
+        if isinstance(error, (jsonpath.JSONPathRecursionError, RecursionError)):
+            raise ValueError("cannot be followed in this payload, which is nested too deeply for it") from None
+        raise ValueError(f"cannot be followed in this payload ({type(error).__name__})") from None
+    if not values:
+        raise ValueError("gives no value")
+    if len(values) > 1:
+        raise ValueError(f"gives {len(values)} values instead of one")
+    return values[0]
+
+
+def _equal(wanted: Scalar, found: object) -> bool:
+    if isinstance(wanted, bool) or isinstance(found, bool):
+        return wanted is found
+    return wanted == found
+
+
+def _agreed(applying: list[tuple[Criterion, str]]) -> Match | Unmatched:
+    first, tenant = applying[0]
+    for other, name in applying[1:]:
+        if name != tenant:
+            return Unmatched(
+                f"criteria {first.label} and {other.label} give different tenants, {_shown(tenant)} by "
+                f"{_printable(first.parameter_path)} and {_shown(name)} by {_printable(other.parameter_path)}: let "
+                "only one of them apply to such a payload"
+            )
+    soonest = min((criterion for criterion, _ in applying), key=lambda criterion: criterion.delay_ms)
+    return Match(tenant, soonest.delay_ms, soonest.label)
+
+
+def _nothing_applies(missed: dict[str, list[str]]) -> str:
+    said = [f"{given}, needed {' or '.join(dict.fromkeys(wanted))}" for given, wanted in missed.items()]
+    if len(said) > _MOST_PATHS:
+        said[_MOST_PATHS:] = [f"and {len(said) - _MOST_PATHS} more"]
+    return f"no criterion applies: {'; '.join(said) or 'none is declared'}"
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, shortened, without a character that a terminal or Postgres would stumble over."""
+    if isinstance(value, str):
+        shown = f'"{_printable(value[:_LONGEST_TEXT], also=_QUOTED)}"'
+        return shown if len(value) <= _LONGEST_TEXT else f"{shown}... ({len(value)} characters)"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, int | float):
+        return json.dumps(value)
+    return _JSON_TYPES.get(type(value), f"of type {type(value).__name__}")
+
+
+def _printable(text: str, *, also: str = "") -> str:
+    return "".join(
+        character if character.isprintable() and character not in also else json.dumps(character)[1:-1]
+        for character in text
+    )

@@ -1,0 +1,154 @@
+"""What a failure means: whose it is, how soon to try again, and which record cannot be handled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import psycopg
+import redis
+from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge.declaring.batch import RetryAfter
+
+__all__ = ["LONGEST_OUTAGE_BACKOFF", "Narrowing", "asked_to_wait", "backoff", "is_downstream"]
+
+FIRST_BACKOFF: Final = 0.5
+LONGEST_BACKOFF: Final = 300.0
+LONGEST_OUTAGE_BACKOFF: Final = 30.0
+"""Of a tenant whose downstream seems to be away; as often an open circuit is probed."""
+
+DOWNSTREAM: Final = (ConnectionError, TimeoutError, redis.ConnectionError, redis.TimeoutError, BrokerError)
+_PIPELINES_DOWN: Final = ("08", "53", "57P")
+"""SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
+
+
+def backoff(failures: int, longest: float | None = None) -> float:
+    """Seconds until the next try after `failures` before this one: 0.5, doubling to `longest`, or else to 300.
+
+    Less up to a quarter, so that tenants that failed together do not come back together.
+    """
+    seconds = min(longest or LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
+    return seconds * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
+    """Whether `error`, or what it was raised from, says that something the handler calls cannot be used now."""
+    return any(isinstance(one, (*DOWNSTREAM, *also)) or _is_lost_database(one) for one in _with_causes(error))
+
+
+def asked_to_wait(error: BaseException) -> RetryAfter | None:
+    """Return the RetryAfter that `error` is, or the longest of a group of nothing else (as a `TaskGroup` raises it)."""
+    told, left = [], [error]
+    while left:
+        one = left.pop()
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+        elif isinstance(one, RetryAfter):
+            # A subclass may have left out what its base class sets.
+            told.append(one if {"seconds", "scope"} <= vars(one).keys() else RetryAfter(None))
+        else:
+            return None
+    return max(told, key=lambda one: one.seconds)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        left.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+
+
+def _is_lost_database(error: BaseException) -> bool:
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or _says_so(error.orig)
+    return _says_so(error)
+
+
+def _says_so(error: BaseException | None) -> bool:
+    """Whether an error of a driver has a state that says so, or none at all, as where psycopg's connection broke."""
+    try:
+        state = getattr(error, "sqlstate", None)
+    except Exception:  # an attribute of somebody's own, which may raise anything
+        state = None
+    return state.startswith(_PIPELINES_DOWN) if isinstance(state, str) else type(error) is psycopg.OperationalError
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """The search for a record that cannot be handled among those after the cursor.
+
+    `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
+    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this size failed. Where one record
+    is alone, `revision` is its revision, `attempts` counts its errors, `outages` those of them that say "downstream",
+    and `deaths` the runs that died over it.
+
+    A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
+    is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
+    """
+
+    limit: int | None = None
+    suspects: int = 0
+    attempts: int = 0
+    deaths: int = 0
+    revision: int | None = None
+    outages: int = 0
+
+    def failed(
+        self, size: int, revision: int | None = None, *, died: bool = False, downstream: bool = False
+    ) -> Narrowing:
+        """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
+
+        The failures of another record, which stood there before, are not counted for this one.
+        """
+        if size == 1:
+            before = self if self.is_alone and self.revision == revision else Narrowing()
+            return Narrowing(
+                1, 1, before.attempts + (not died), before.deaths + died, revision, before.outages + downstream
+            )
+        if self.suspects == 0:
+            return Narrowing(size, size, 1)
+        return Narrowing((size + 1) // 2, size)
+
+    def unread(self, size: int, revision: int | None = None) -> Narrowing:
+        """Return what follows where a batch of `size` records, the first of this `revision`, could not be read."""
+        return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
+
+    def told_to_wait(self, size: int) -> Narrowing:
+        """Return what follows where the handler asked to wait with a batch of `size` records.
+
+        If it asks again with no more records, it may make a request for each: half as many may get through.
+        """
+        if size == 1:
+            return self
+        again = self.limit is not None and size <= self.limit
+        return replace(self, limit=(size + 1) // 2 if again else size)
+
+    def handled(self, size: int, batch_size: int) -> Narrowing:
+        """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""
+        left = self.suspects - size
+        if left > 0:
+            return Narrowing((left + 1) // 2, left)
+        if self.limit is None or self.limit * 2 >= batch_size:
+            return Narrowing()
+        return Narrowing(self.limit * 2)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the search has come down to one record."""
+        return self.suspects == 1
+
+    @property
+    def tries(self) -> int:
+        """How often in a row it failed, errors and deaths together."""
+        return self.attempts + self.deaths

@@ -1,0 +1,241 @@
+"""Declaring a pipeline: `@pipeline(name, policy=..., batch_size=...)` on a handler."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from taskbridge.declaring.batch import Batch
+from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
+from taskbridge.common.names import check_pipeline_name, check_source_name
+from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
+from taskbridge.common.texts import shown
+
+__all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
+
+INVOICES: Final = "invoices"
+LARGEST_BATCH: Final = 100_000
+MOST_ATTEMPTS: Final = 1_000
+MOST_RUNS: Final = 100_000
+LONGEST_LIMIT: Final = 86_400
+
+Handler = Callable[[Batch], Awaitable[None] | None]
+H = TypeVar("H", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A named stream of work: a batching policy, the handler of its records, and what to do when that fails.
+
+    See `pipeline` for what each value means.
+    """
+
+    name: str
+    handler: Handler
+    policy: Policy
+    batch_size: int
+    max_attempts: int = 5
+    max_runs: int = 0
+    rate_limit: Limits = NO_LIMITS
+    tenant_rate_limit: Limits = NO_LIMITS
+    soft_time_limit: float | None = None
+    downstream_errors: tuple[type[Exception], ...] = ()
+    source: str = ""
+    start: str | datetime = "everything"
+
+    @property
+    def criteria(self) -> DelaySinceLastRun | None:
+        """The policy, where it has criteria, which find tenant and delay of the messages of the pipeline's source."""
+        return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has any rate limit."""
+        return any((*self.rate_limit, *self.tenant_rate_limit))
+
+    def __post_init__(self) -> None:
+        check_pipeline_name(self.name)
+        self._check_handler()
+        object.__setattr__(self, "source", check_source_name(self.source or self.name))
+        start = self.start
+        if start not in ("everything", "now") and not (isinstance(start, datetime) and start.tzinfo is not None):
+            raise InvalidPolicy(
+                f"pipeline {self.name}: start is {start!r}, give 'everything', 'now' or a datetime with a time zone"
+            )
+        self._check_whole("batch_size", 1, LARGEST_BATCH)
+        self._check_whole("max_attempts", 1, MOST_ATTEMPTS)
+        self._check_whole("max_runs", 0, MOST_RUNS)
+        limit = self.soft_time_limit
+        if limit is not None and (type(limit) not in (int, float) or not 0.001 <= limit <= LONGEST_LIMIT):
+            raise InvalidPolicy(
+                f"pipeline {self.name}: soft_time_limit is {limit!r}, give seconds between 0.001 and {LONGEST_LIMIT}"
+            )
+        for kind in self.downstream_errors:
+            if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
+                raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
+
+    def _check_handler(self) -> None:
+        # An object that is called has its code in its class.
+        for one in (self.handler, type(self.handler).__call__):
+            if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+                raise InvalidPolicy(
+                    f"pipeline {self.name}: the handler {_place(self.handler)} is a generator function, so calling it "
+                    "would run nothing of it: write a function without `yield`"
+                )
+
+    def _check_whole(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a whole number")
+        if not least <= value <= most:
+            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value}, it must lie between {least} and {most}")
+
+
+class Pipelines:
+    """The pipelines of a process, by name."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Pipeline] = {}
+        self._builtin: dict[str, Pipeline] = {}
+
+    def beside(self, builtin: Pipeline) -> Pipelines:
+        """Return these, with those that are declared later, and a built-in one unless its name is declared."""
+        both = Pipelines()
+        both._declared = self._declared
+        both._builtin = {builtin.name: builtin}
+        return both
+
+    def declare(self, one: Pipeline) -> None:
+        """Add a pipeline.
+
+        Raises:
+            InvalidPolicy: another handler was declared under this name.
+        """
+        before = self._declared.get(one.name)
+        if before is not None and _place(before.handler) != _place(one.handler):
+            raise InvalidPolicy(
+                f"the pipeline {one.name!r} is declared twice, by {_place(before.handler)} and {_place(one.handler)}: "
+                "rename one of them"
+            )
+        self._declared[one.name] = one
+
+    def load(self, modules: Iterable[str]) -> None:
+        """Import modules so that they declare their pipelines.
+
+        The current directory is looked in as well where modules are named, and else not.
+
+        Raises:
+            ConfigurationError: a module does not import; the message has its error.
+        """
+        modules = tuple(modules)
+        here = str(Path.cwd())
+        if modules and here not in sys.path:
+            sys.path.append(here)
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except TaskBridgeError:
+                raise
+            except Exception as error:
+                raise ConfigurationError(
+                    f"the pipeline module {module!r} does not import: {type(error).__name__}: {error}. "
+                    "Correct it, or TASKBRIDGE_PIPELINES"
+                ) from error
+
+    def __getitem__(self, name: Any) -> Pipeline:
+        """Return the pipeline of this name; a message may hold anything in its place.
+
+        Raises:
+            UnknownPipeline: there is none.
+        """
+        found = (self._declared.get(name) or self._builtin.get(name)) if isinstance(name, str) else None
+        if found is None:
+            raise UnknownPipeline(
+                f"no pipeline is called {shown(name)}; there are: {', '.join(self.names()) or 'none'}. "
+                "Name the module that declares it in TASKBRIDGE_PIPELINES"
+            )
+        return found
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(self._builtin.keys() | self._declared.keys())
+
+
+DECLARED: Final = Pipelines()
+"""What `@pipeline` declared in this process."""
+
+
+def pipeline(
+    name: str,
+    *,
+    source: str | None = None,
+    start: str | datetime = "everything",
+    policy: Policy = LatencyNeutral(),
+    batch_size: int = 500,
+    max_attempts: int = 5,
+    max_runs: int = 0,
+    rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
+    tenant_rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
+    soft_time_limit: float | None = None,
+    downstream_errors: Iterable[type[Exception]] = (),
+) -> Callable[[H], H]:
+    """Declare the decorated function as the handler of a pipeline. It may be a coroutine function (`async def`).
+
+    Args:
+        name: 1 to 63 of a-z, 0-9, `_` and `-`; pinned in messages, keys and tables, so it must not change.
+        source: the records that it reads, those of `record(..., source=...)`; by default the pipeline's own name.
+            Several pipelines may read one source, each at its own pace. It must not change either.
+        start: which records a new pipeline begins with: `everything` that there is, only what is written from `now` on,
+            or from a time. It counts when the pipeline is seen for the first time, and never again.
+        policy: when runs may start.
+        batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where their documents
+            come to 64 MiB, where so many took longer than a run's time budget, and while a bad record among them is
+            looked for.
+        max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
+        max_runs: how many runs of this pipeline may be on at once, over all workers; 0: as many as there is room for.
+        rate_limit: how many records of this pipeline may be handed over in a time, or how often its handler may be
+            called, over all workers and tenants: a `RateLimit`, or its rate alone ("600/m", "10 calls/s"), or one of
+            each in a tuple.
+        tenant_rate_limit: the same for each tenant.
+        soft_time_limit: seconds that one call of the handler may take. `Batch.seconds_left` counts down, and where the
+            pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
+            in the handler; in other pools the handler has to look. A coroutine is cancelled in all pools.
+        downstream_errors: exceptions, beside Python's `ConnectionError` and `TimeoutError` and lost connections of
+            Postgres, Redis and the broker, that say "what I call is down" and nothing about a record: they lead to no
+            quarantine, and five in a row open the pipeline's circuit.
+
+    Raises:
+        InvalidName: the name is not allowed.
+        InvalidPolicy: a value is out of range, the name is taken, or the handler is a generator function.
+    """
+
+    def declare(handler: H) -> H:
+        DECLARED.declare(
+            Pipeline(
+                name,
+                handler,
+                policy,
+                batch_size,
+                max_attempts,
+                max_runs,
+                Limits.of(f"pipeline {name}: rate_limit", rate_limit),
+                Limits.of(f"pipeline {name}: tenant_rate_limit", tenant_rate_limit),
+                soft_time_limit,
+                tuple(downstream_errors),
+                source or "",
+                start,
+            )
+        )
+        return handler
+
+    return declare
+
+
+def _place(handler: Handler) -> str:
+    return f"{getattr(handler, '__module__', '?')}.{getattr(handler, '__qualname__', repr(handler))}"

@@ -1,0 +1,216 @@
+"""Policies: when a tenant's next run may start. Values that refuse nonsense when they are made."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple, Protocol
+
+from taskbridge.declaring.criteria import Criterion, check_criteria
+from taskbridge.errors import InvalidPolicy
+
+__all__ = ["NO_LIMITS", "DelaySinceLastRun", "LatencyNeutral", "Limits", "Policy", "RateLimit", "Spacing"]
+
+LONGEST_LEASE = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """A policy as the gate sees it, in whole milliseconds.
+
+    `delay` is the least time from the start of a tenant's last run to its next; `lease` is how long an event keeps the
+    runner alive (0: not at all); `last_ttl` is how long the last run delays a tenant that has become idle (0: not at
+    all); `empty_tick` is the time after which a lingering runner sweeps although nothing came (0: only at the end of
+    the lease).
+    """
+
+    delay: int
+    lease: int = 0
+    last_ttl: int = 0
+    empty_tick: int = 0
+
+
+class Policy(Protocol):
+    """What a pipeline needs of its policy."""
+
+    @property
+    def spacing(self) -> Spacing:
+        """The policy in the gate's units."""
+
+
+@dataclass(frozen=True)
+class LatencyNeutral:
+    """Start at once, then absorb the burst.
+
+    Args:
+        lease: seconds that an event keeps its tenant's runner alive; 0 to 3600. With 0 the runner ends as soon as
+            nothing is new, and batches form only while it runs.
+        tick: least seconds from the start of one run to the start of the tenant's next; above 0, at most `lease`
+            unless that is 0.
+        sweep_empty_ticks: sweep at every tick of the lease, whether or not anything came.
+
+    Raises:
+        InvalidPolicy: a value is out of range, or the tick is longer than the lease.
+    """
+
+    lease: float = 1.2
+    tick: float = 0.2
+    sweep_empty_ticks: bool = False
+
+    def __post_init__(self) -> None:
+        _check_seconds("lease", self.lease, at_least=0)
+        _check_seconds("tick", self.tick, at_least=0.001)
+        if 0 < self.lease < self.tick:
+            raise InvalidPolicy(
+                f"the tick ({self.tick:g} s) is longer than the lease ({self.lease:g} s), so the runner would end "
+                "before its second run: lengthen the lease or shorten the tick"
+            )
+        if 0 < self.lease < 0.001:
+            raise InvalidPolicy(f"the lease is {self.lease:g} s: it must be 0 or at least 0.001 s")
+        if self.sweep_empty_ticks and not self.lease:
+            raise InvalidPolicy("sweep_empty_ticks needs a lease above 0: without one there is no tick to sweep at")
+
+    @cached_property
+    def spacing(self) -> Spacing:
+        """The policy in the gate's units.
+
+        No last run is kept once the burst is over: the first event of the next burst would otherwise wait for the rest
+        of a tick that its predecessor's last run began.
+        """
+        tick = _milliseconds(self.tick)
+        return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)
+
+
+@dataclass(frozen=True)
+class DelaySinceLastRun:
+    """Act at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
+
+    The delay is that of the criterion that the record's message matched; a record that was not written by
+    `record_event` has the smallest one. A run takes all records of its tenant, also those that are not yet due.
+
+    Args:
+        criteria: at least one; kept as a tuple.
+
+    Raises:
+        InvalidPolicy: there is no criterion, or two are the same or contradict each other.
+    """
+
+    criteria: Sequence[Criterion]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "criteria", check_criteria(self.criteria))
+
+    @cached_property
+    def spacing(self) -> Spacing:
+        """The policy in the gate's units, for an event that names no delay of its own: the smallest one."""
+        return self.spacing_for(self.smallest_ms)
+
+    @cached_property
+    def smallest_ms(self) -> int:
+        """The smallest delay of any criterion in milliseconds: that of a record that has none of its own."""
+        return min(criterion.delay_ms for criterion in self.criteria)
+
+    def spacing_for(self, delay_ms: int) -> Spacing:
+        """The policy in the gate's units, for an event with this delay.
+
+        The last run is kept for the longest delay that is known: the next event may have that one.
+        """
+        return Spacing(delay=delay_ms, last_ttl=max(delay_ms, *(criterion.delay_ms for criterion in self.criteria)))
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How many records, or calls of the handler, there may be in a time, counted over all workers.
+
+    Args:
+        rate: a number, `records` or `calls`, a slash, and `s`, `m`, `h` or `d`, as in "600 records/m" or "10 calls/s".
+            Without a word it is records: "600/m".
+        burst: how many may go at once after a quiet time, at least 1. By default what the rate allows in one second; of
+            calls what it allows in a tenth of one, so that a downstream that counts by the second sees hardly more.
+
+    Raises:
+        InvalidPolicy: the rate cannot be read, or a number is out of range.
+    """
+
+    rate: str
+    burst: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _RATE.fullmatch(str(self.rate)):
+            raise InvalidPolicy(
+                f"the rate limit {self.rate!r} cannot be read: write records or calls per time, as in '600/m' or "
+                "'10 calls/s'"
+            )
+        if not 0 < self.interval_us <= _PERIODS["d"]:
+            raise InvalidPolicy(f"the rate limit {self.rate!r} is out of range: it must lie between 1/d and 1000000/s")
+        if self.burst is not None and (type(self.burst) is not int or self.burst < 1):
+            raise InvalidPolicy(f"the burst of a rate limit is {self.burst!r}: give a whole number from 1 up")
+
+    @property
+    def of_calls(self) -> bool:
+        """Whether it counts calls of the handler, and not records."""
+        return " calls" in self.rate
+
+    @property
+    def interval_us(self) -> float:
+        """Microseconds for each record or call; 0 where the rate allows none or too many."""
+        count, period = self.rate.split("/")
+        number = int(count.split()[0])
+        return _PERIODS[period] / number if 0 < number <= _PERIODS[period] else 0
+
+    @property
+    def most(self) -> int:
+        """How many may go at once."""
+        return self.burst or max(1, int((100_000 if self.of_calls else 1_000_000) / self.interval_us))
+
+    def within(self, milliseconds: int) -> int:
+        """How many the rate allows in so many milliseconds, at least 1."""
+        return max(1, int(milliseconds * 1000 / self.interval_us))
+
+
+class Limits(NamedTuple):
+    """A limit in records and one in calls; None: no such limit."""
+
+    records: RateLimit | None = None
+    calls: RateLimit | None = None
+
+    @classmethod
+    def of(cls, name: str, given: object) -> Limits:
+        """Return what the option `name` says: a limit or its rate, several of them, or None.
+
+        Raises:
+            InvalidPolicy: it is something else, or two limits are of one kind.
+        """
+        many = list(given) if isinstance(given, tuple | list) else [] if given is None else [given]
+        found: dict[bool, RateLimit] = {}
+        for one in many:
+            if not isinstance(one, RateLimit | str):
+                raise InvalidPolicy(f"{name} holds {one!r}: give a RateLimit, or its rate, as '600/m' or '10 calls/s'")
+            limit = RateLimit(one) if isinstance(one, str) else one
+            if limit.of_calls in found:
+                kind = "calls" if limit.of_calls else "records"
+                raise InvalidPolicy(f"{name} has two limits of {kind}: give one of records and one of calls at most")
+            found[limit.of_calls] = limit
+        return cls(found.get(False), found.get(True))
+
+
+NO_LIMITS: Final = Limits()
+
+_RATE: Final = re.compile(r"[0-9]{1,12}( records| calls)?/[smhd]")
+_PERIODS: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+
+
+def _check_seconds(name: str, value: object, *, at_least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
+    if not at_least <= value <= LONGEST_LEASE:
+        raise InvalidPolicy(f"the {name} is {value} s: it must lie between {at_least:g} and {LONGEST_LEASE:g} s")
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

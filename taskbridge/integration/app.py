@@ -1,0 +1,77 @@
+"""The package's own Celery app: `celery -A taskbridge worker`, `celery -A taskbridge flower`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from celery import Celery
+
+from taskbridge.errors import TaskBridgeError
+from taskbridge.gate import Queue
+from taskbridge.integration.installation import install
+from taskbridge.producing.producer import Bridge
+from taskbridge.process.runtime import keys_of, runtime
+from taskbridge.settings import Settings
+
+__all__ = ["app", "make_app", "notify_event", "notify_many", "record", "record_event", "record_invoice", "record_many"]
+
+DEFAULTS: Final[dict[str, Any]] = {
+    "broker_connection_retry_on_startup": True,
+    "task_ignore_result": True,
+    # What a worker has reserved it no longer takes in order, so it reserves little.
+    "worker_prefetch_multiplier": 1,
+    # Messages of `record_event` that were with a worker that was killed come again after this. No task takes as long.
+    "broker_transport_options": {"visibility_timeout": 300},
+}
+
+
+def make_app(settings: Settings | None = None) -> Bridge:
+    """Return TaskBridge on a Celery app of its own.
+
+    The app's configuration: defaults, then the module of CELERY_CONFIG_MODULE, then the broker of `settings`. Without
+    that variable the program `celery`, and no other, takes celeryconfig.py where one can be imported. The settings are
+    read from the environment when the app is first used, if none are given.
+    """
+
+    def configuration() -> dict[str, Any]:
+        values = DEFAULTS | {"task_default_queue": keys_of(made).queue(Queue.FIRST)} | _celeryconfig()
+        # A setting that cannot be read is reported where it is used; raised here it would drown in Celery's own trace.
+        with suppress(TaskBridgeError):
+            values["broker_url"] = runtime(made).settings.broker
+        return values
+
+    # Not the current app: a process may have its own, and its tasks stay there.
+    made = Celery("taskbridge", set_as_current=False)
+    made.add_defaults(configuration)
+    return install(made, settings)
+
+
+def _celeryconfig() -> dict[str, Any]:
+    name = os.environ.get("CELERY_CONFIG_MODULE")
+    if not name:
+        # Other programs, such as `taskbridge`, do not run what happens to lie in the directory that they are used in.
+        if not _is_celery(Path(sys.argv[0])) or importlib.util.find_spec("celeryconfig") is None:
+            return {}
+        name = "celeryconfig"
+    module = importlib.import_module(name)
+    return {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
+
+
+def _is_celery(program: Path) -> bool:
+    return program.stem == "celery" or (program.name == "__main__.py" and program.parent.name == "celery")
+
+
+_bridge = make_app()
+
+app = _bridge.app
+notify_event = _bridge.notify_event
+notify_many = _bridge.notify_many
+record = _bridge.record
+record_many = _bridge.record_many
+record_event = _bridge.record_event
+record_invoice = _bridge.record_invoice

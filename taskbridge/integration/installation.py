@@ -1,0 +1,146 @@
+"""TaskBridge on a Celery app that is there already: its tasks, its queues, its ticker, and nothing else of the app."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from celery import Celery, signals
+from kombu import Exchange
+from kombu import Queue as KombuQueue
+
+from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.gate import Queue
+from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
+from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.observing.metrics_server import MetricsStep
+from taskbridge.producing.producer import Bridge
+from taskbridge.process.runtime import keys_of, runtime, serves
+from taskbridge.settings import Settings, unknown_variables
+from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
+from taskbridge.running.ticker import TickerStep
+from taskbridge.integration.turns import Turns
+
+__all__ = ["fit", "install", "renew"]
+
+REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
+JSON: Final = frozenset({"json", "application/json"})
+ORDER: Final = "queue_order_strategy"
+
+_INSTALLED: WeakKeyDictionary[Celery, Bridge] = WeakKeyDictionary()
+
+
+def install(app: Celery, settings: Settings | None = None) -> Bridge:
+    """Add TaskBridge to a Celery app and return what its producers call. A second call returns the same.
+
+    The app gets the tasks `taskbridge.*`, their queues beside its own, and in the workers that serve these a ticker,
+    and metrics where a port is set. Its other tasks and queues, its broker, serializer, results and default queue stay
+    as they are. The app is not configured by this, so it may come before or after `app.config_from_object`.
+
+    Args:
+        app: the app, whatever its broker.
+        settings: where gate and records are. None: what the environment says when they are first needed.
+
+    Raises:
+        ConfigurationError: it was installed with other settings before.
+    """
+    before = _INSTALLED.get(app)
+    if before is not None:
+        if settings is not None and runtime(app).settings != settings:
+            raise ConfigurationError(
+                f"TaskBridge is installed on the app {app.main!r} with other settings already: "
+                "call `taskbridge.install` once for each app"
+            )
+        return before
+    if settings is not None:
+        runtime(app, settings)
+    bridge = _INSTALLED[app] = Bridge(app, register(app))
+    app.steps["worker"].update((TickerStep, KeeperStep, MetricsStep))
+    _add_queues(app)
+    app.on_after_configure.connect(_configured, weak=False)
+    if app.configured:  # type: ignore[attr-defined]
+        fit(app)
+    return bridge
+
+
+def _add_queues(app: Celery) -> None:
+    """Let Celery know our queues beside those of the app, whether these are declared or there is only the default one.
+
+    Not by `task_queues`: the app may still change it, and its default queue, until Celery makes the queues.
+    """
+    amqp: Any = app.amqp
+    made = amqp.queues_cls
+
+    def with_ours(*args: Any, **options: Any) -> Any:
+        queues = made(*args, **options)
+        _select(queues, app)
+        return queues
+
+    amqp.queues_cls = with_ours
+    if "queues" in vars(amqp):
+        _select(amqp.queues, app)
+
+
+def renew(app: Celery) -> None:
+    """Let the app make its queues, routes and connections anew when they are next used: its settings have changed."""
+    vars(app).pop("amqp", None)
+    _add_queues(app)
+    app.close()
+
+
+def _select(queues: Any, app: Celery) -> None:
+    for name in keys_of(app).queues:
+        queues.select_add(KombuQueue(name, Exchange(name), routing_key=name))
+
+
+def _configured(sender: Celery, **_: Any) -> None:
+    fit(sender)
+
+
+def fit(app: Any) -> None:
+    """Make the configuration fit, as far as it does not. What the app says of other tasks and queues stays."""
+    conf, keys = app.conf, keys_of(app)
+    first, following = ({"queue": keys.queue(queue)} for queue in Queue)
+    ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following, RUNS_TASK: following}
+    routes = conf.task_routes or ()
+    routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
+    if ours not in routes:
+        conf.task_routes = [ours, *routes]
+        # A router that is there keeps its routes. Where there is none yet, a new one would make the queues too early.
+        if "router" in vars(app.amqp):
+            conf.update(task_routes=conf.task_routes)
+    if not JSON & set(conf.accept_content):
+        conf.accept_content = [*conf.accept_content, "json"]
+    options = conf.broker_transport_options
+    if _uses_redis(conf) and options.get(ORDER, "round_robin") == "round_robin":
+        conf.broker_transport_options = {**options, ORDER: f"{Turns.__module__}:{Turns.__qualname__}"}
+
+
+def _uses_redis(conf: Any) -> bool:
+    brokers = conf.broker_read_url
+    first = brokers if isinstance(brokers, str) or not brokers else brokers[0]
+    return str(first).partition("://")[0] in REDIS
+
+
+@signals.celeryd_init.connect(weak=False)
+def _worker_begins(instance: Any, **_: Any) -> None:
+    """Fit the configuration once more: the app may have changed it since."""
+    if instance.app in _INSTALLED:
+        fit(instance.app)
+
+
+@signals.worker_init.connect(weak=False)
+def _refuse_to_start(sender: Any, **_: Any) -> None:
+    """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
+    app = sender.app
+    if app not in _INSTALLED or not serves(app):
+        return
+    for name, text in unknown_variables(os.environ):
+        sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
+    try:
+        runtime(app).check()
+    except TaskBridgeError as error:
+        sys.stderr.write(f"taskbridge: {error}\n")
+        raise SystemExit(error.exit_status) from None

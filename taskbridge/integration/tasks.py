@@ -1,0 +1,117 @@
+"""The Celery tasks, by pinned names: other programs publish them, so the names stay."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery import Celery, Task, states
+from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
+
+from taskbridge.producing import intake
+from taskbridge.running import runner
+from taskbridge.producing.keeper import AGAIN_TASK
+from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.producing.notify import notify
+from taskbridge.producing.parking import RECORD_TASK
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.process.runtime import runtime
+
+__all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
+
+NOTIFY_TASK: Final = "taskbridge.notify_event"
+
+
+class NotifyTask(Task[Any, Any]):
+    """Goes through the gate in the producer's own process, so that an absorbed event makes no message.
+
+    With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message that does the
+    same in a worker.
+    """
+
+    abstract = True
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Notify; the result holds the gate's answer (`started`, `delayed` or `absorbed`) and needs no backend.
+
+        Raises: as `taskbridge.producing.notify.notify`, for the fast path.
+        """
+        if producer or link or link_error or shadow or options:
+            return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
+        answer = self.run(*(args or ()), **(kwargs or {}))
+        return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)
+
+
+class RecordTask(Task[Any, Any]):
+    """Its arguments hold a document, which is nothing for logs, events and Flower."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
+        """Publish it with its arguments unnamed."""
+        return super().apply_async(args, kwargs, *further, **{"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, **options})
+
+
+HIDDEN: Final = "(...)"
+
+
+def register(app: Celery) -> Task[Any, Any]:
+    """Add the tasks to `app` and return `notify_event`. Neither is made before it is used, nor is `app` configured."""
+    # Not shared: Celery would put them into every other app of the process as well.
+    ours: dict[str, Any] = {"shared": False, "ignore_result": True}
+
+    # Early ack: a lost run comes back through its deadline in seconds, and not through the visibility timeout.
+    @app.task(name=NOTIFY_TASK, base=NotifyTask, **ours, acks_late=False)
+    def notify_event(tenant: str, pipeline: str = INVOICES) -> str:
+        """Tell the tenant's runner that there are new records."""
+        return notify(app, tenant, pipeline).name.lower()
+
+    # It carries data, so it is acknowledged when that is committed or parked. A message that comes again has the same
+    # id. One that ends its process comes again after `default_retry_delay`, and not at once and for ever.
+    @app.task(
+        name=RECORD_TASK,
+        base=RecordTask,
+        **ours,
+        bind=True,
+        acks_late=True,
+        acks_on_timeout=False,
+        reject_on_worker_lost=True,
+        retry_on_worker_lost=True,
+        max_retries=None,
+        default_retry_delay=10,
+    )
+    def record(self: Task[Any, Any], *arguments: Any, **keywords: Any) -> str:
+        """Record one message of a pipeline with criteria: `pipeline, payload, message_id=None`.
+
+        Without an id of its own the message has the task's.
+        """
+        return intake.take(app, arguments, keywords, str(self.request.id))
+
+    @app.task(name=AGAIN_TASK, **ours, acks_late=False, serializer="json")
+    def record_again() -> None:
+        """Try parked messages again; published by a worker's keeper."""
+        intake.again(app)
+
+    # JSON whatever the app's own messages are, since the gate writes these as well.
+    @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")
+    def run(pipeline: str, tenant: str, token: str) -> None:
+        """One run of a tenant; published by the gate."""
+        runner.run(runtime(app), pipeline, tenant, token)
+
+    @app.task(name=RUNS_TASK, **ours, acks_late=False, serializer="json")
+    def runs(pipeline: str, together: list[tuple[str, str]]) -> None:
+        """One run each of several tenants, (tenant, token) each; published by the ticker when many are due."""
+        runner.run_together(runtime(app), pipeline, together)
+
+    made: Task[Any, Any] = notify_event
+    return made

@@ -1,0 +1,1 @@
+"""What one process needs for its work: connections, heartbeat, event loop, time limits."""

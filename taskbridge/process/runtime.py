@@ -1,0 +1,402 @@
+"""What one process needs to work: settings, pipelines, the gate, the cursors. Made when it is first used.
+
+A forked child makes its own: connections are not shared across a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import redis
+from sqlalchemy import Engine
+
+from taskbridge.gate import message
+from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.gate import Gate, Keys, Queue, Timing, client
+from taskbridge.handlers.journal import JOURNAL
+from taskbridge.process.heartbeat import Heartbeat
+from taskbridge.common.histogram import Histogram
+from taskbridge.process.pace import Pace
+from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
+from taskbridge.settings import Settings
+from taskbridge.store import (
+    Cursors,
+    Pauses,
+    Quarantine,
+    Records,
+    Tails,
+    check_cluster,
+    check_schema,
+    check_version,
+    connect,
+    know,
+)
+from taskbridge.process.translation import speaking_plainly
+from taskbridge.integration.turns import OURS
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from taskbridge.process.event_loop import EventLoop
+
+__all__ = ["Looking", "Runtime", "afresh", "keys_of", "runtime", "serves"]
+
+G = TypeVar("G", bound=Gate)
+
+log = logging.getLogger(__name__)
+
+BROKER_TIMEOUT: Final = 2.0
+"""Seconds that one attempt to publish a run may take where the broker is another server than the gate's."""
+BROKER_REST: Final = 1.0
+"""Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
+
+
+class Runtime:
+    """One process's connections and pipelines."""
+
+    def __init__(self, app: Celery, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.slots = 1
+        """How many runs can be on at a time in the worker of this process."""
+        self.idle_slots: Callable[[], int] | None = None
+        """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
+        self.pid = os.getpid()
+        self.shut_until = 0.0
+        """Until when (`time.monotonic`) messages are parked without a try, since Postgres could not be used."""
+        self._broker_away_until = 0.0
+
+    @cached_property
+    def pipelines(self) -> Pipelines:
+        """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.
+
+        A deployment with pipelines of its own must not take invoices that are for another's handler.
+
+        Raises:
+            ConfigurationError: a module does not import, or none of them declares a pipeline.
+        """
+        modules = self.settings.pipelines
+        DECLARED.load(modules)
+        if not modules:
+            return DECLARED.beside(JOURNAL)
+        if not DECLARED.names():
+            raise ConfigurationError(
+                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, where no pipeline is declared: "
+                "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
+            )
+        return DECLARED
+
+    @cached_property
+    def redis(self) -> redis.Redis:
+        """The gate's client. Times out rather than hang where Redis does not answer."""
+        if not self.settings.redis_url:
+            raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+        try:
+            return client(self.settings.redis_url)
+        except ValueError:
+            # The text may hold a part of the password.
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
+                "percent-encoded"
+            ) from None
+
+    @property
+    def keys(self) -> Keys:
+        """The deployment's keys and queues."""
+        return Keys(self.settings.key_prefix)
+
+    @cached_property
+    def gate(self) -> Gate:
+        """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
+        return self.make_gate(Gate)
+
+    def make_gate(self, kind: type[G]) -> G:
+        """Return a gate of a kind, on the Redis and with the keys of this process."""
+        settings, conf = self.settings, self.app.conf
+        prefix = conf.broker_transport_options.get("global_keyprefix", "")
+        at_once = not self.eager and message.same_server(settings.redis_url, conf.broker_write_url)
+        return kind(
+            self.redis,
+            self.keys,
+            Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
+            message=message.lua_message(self.app, prefix) if at_once else None,
+            publish=None if at_once else self.publish,
+            queue_prefix=prefix,
+        )
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The pool of connections to Postgres."""
+        if not self.settings.postgres_url:
+            raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
+        settings = self.settings
+        return connect(settings.postgres_url, settings.schema, statement_timeout=settings.statement_timeout)
+
+    def cursors_of(self, pipeline: str) -> Cursors:
+        """Return the cursors over the source that a pipeline reads.
+
+        Raises:
+            UnknownPipeline: no loaded module declares it.
+        """
+        source, settings = self.pipelines[pipeline].source, self.settings
+        if source not in self._cursors:
+            self._cursors[source] = Cursors(
+                self.engine,
+                source,
+                runner_ttl=settings.runner_ttl,
+                transaction_timeout=settings.transaction_timeout,
+            )
+        return self._cursors[source]
+
+    def records_of(self, pipeline: str) -> Records:
+        """Return the messages of a pipeline's source; of a pipeline that nobody declares, those under its name."""
+        declared = self.pipelines.names()
+        return Records(self.engine, self.pipelines[pipeline].source if pipeline in declared else pipeline)
+
+    def know(self, pipeline: Pipeline) -> None:
+        """Let the database know the pipeline, once in this process.
+
+        Raises:
+            InvalidPolicy: it has read another source until now.
+        """
+        if self._known.get(pipeline.name) != pipeline.source:
+            has_criteria = pipeline.criteria is not None
+            know(self.engine, pipeline.name, pipeline.source, pipeline.start, has_criteria=has_criteria)
+            self._known[pipeline.name] = pipeline.source
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def _cursors(self) -> dict[str, Cursors]:
+        return {}
+
+    @cached_property
+    def paces(self) -> defaultdict[str, Pace]:
+        """How long the calls of each pipeline's handler took lately, in this process."""
+        return defaultdict(Pace)
+
+    @cached_property
+    def lateness(self) -> defaultdict[str, Histogram]:
+        """How late this process's ticker found the deadlines of each pipeline."""
+        return defaultdict(Histogram)
+
+    @cached_property
+    def resting(self) -> dict[str, float]:
+        """The pipelines whose tick failed in this process, and until when (`time.monotonic`) they are left alone."""
+        return {}
+
+    @cached_property
+    def handed(self) -> deque[float]:
+        """When this process's ticker gave tenants their turn lately, in seconds of the monotonic clock."""
+        return deque()
+
+    @cached_property
+    def forgotten(self) -> Counter[str]:
+        """How many tenants of each pipeline this process found with pending records and no runner."""
+        return Counter()
+
+    @cached_property
+    def tails(self) -> Tails:
+        """How far all records of each pipeline have been looked at."""
+        return Tails(self.engine)
+
+    def pending(self, pipeline: str) -> Iterator[str]:
+        """Return the tenants with pending records, each once; whether they are due does not matter."""
+        declared = self.pipelines[pipeline]
+        self.know(declared)
+        return self.tails.pending(pipeline, declared.source)
+
+    @cached_property
+    def pauses(self) -> Pauses:
+        """What an operator holds."""
+        return Pauses(self.engine)
+
+    def quarantine_of(self, pipeline: str) -> Quarantine:
+        """Return the quarantine of the source that a pipeline reads; raises as `cursors_of`."""
+        return Quarantine(self.engine, self.pipelines[pipeline].source)
+
+    @cached_property
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeat of this process's runs."""
+        return Heartbeat(self.settings.runner_ttl)
+
+    @cached_property
+    def event_loop(self) -> EventLoop:
+        """The event loop of this process's handlers."""
+        from taskbridge.process.event_loop import EventLoop  # noqa: PLC0415 - not for who only looks
+
+        return EventLoop()
+
+    @cached_property
+    def eager(self) -> bool:
+        """Whether Celery runs tasks inline (`task_always_eager`), as it is at the first event."""
+        return bool(self.app.conf.task_always_eager)
+
+    def check(self) -> None:
+        """Connect everything, so that a worker that could not work says so before it takes a message.
+
+        Raises:
+            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, the schema is
+                not this version's, or the database was restored into another cluster.
+        """
+        with speaking_plainly():
+            self.pipelines.names()
+            self.gate.check_version()
+            check_version(self.engine)
+            check_schema(self.engine)
+            check_cluster(self.engine)
+            for name in self.pipelines.names():
+                self.know(self.pipelines[name])
+
+    def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
+        """Publish a run the ordinary way."""
+        self._send(message.RUN_TASK, queue, pipeline, tenant, token)
+
+    def publish_together(self, pipeline: str, runs: Sequence[tuple[str, str]]) -> None:
+        """Publish the runs of several tenants, (tenant, token) each, as one message."""
+        self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
+
+    def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
+        """Publish a run. Where the broker cannot be reached, say so in the log: its deadline publishes it again."""
+        options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
+        if self.eager:
+            self.app.tasks[task].apply_async(arguments, **options)
+            return
+        if time.monotonic() < self._broker_away_until:
+            return
+        for last in (False, True):
+            try:
+                with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
+                    self.app.tasks[task].apply_async(arguments, producer=producer, retry=False, **options)
+            except Exception as error:
+                # A connection that was there may lead to a server that is not the one any more.
+                self._drop_producers()
+                if last:
+                    log.warning(
+                        "a run of %s is not published: the broker cannot be used (%s); its deadline publishes again",
+                        arguments[0],
+                        type(error).__name__,
+                    )
+                    self._broker_away_until = time.monotonic() + BROKER_REST
+            else:
+                return
+
+    @cached_property
+    def _producers(self) -> Any:
+        """Connections to the broker that time out; those of the app need not."""
+        from kombu.pools import ProducerPool  # noqa: PLC0415 - not for who only looks
+
+        conf = self.app.conf
+        options = dict(conf.broker_transport_options)
+        if str(conf.broker_write_url).startswith(("redis", "sentinel")):
+            options = {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, **options}
+        connection = self.app.connection_for_write(connect_timeout=BROKER_TIMEOUT, transport_options=options)
+        limit = conf.broker_pool_limit
+        return ProducerPool(connection.Pool(limit), limit=limit, Producer=self.app.amqp.Producer)
+
+    def _drop_producers(self) -> None:
+        producers = self.__dict__.pop("_producers", None)
+        if producers is not None:
+            with suppress(Exception):
+                producers.force_close_all()
+            with suppress(Exception):
+                producers.connections.force_close_all()
+
+    def close(self) -> None:
+        """Close the connections that were opened."""
+        if "engine" in self.__dict__:
+            self.engine.dispose()
+        if "redis" in self.__dict__:
+            self.redis.close()
+        self._drop_producers()
+
+    def forget(self) -> None:
+        """Drop what was inherited through a fork, without talking on the parent's connections."""
+        if "engine" in self.__dict__:
+            self.engine.dispose(close=False)
+        app, settings, slots = self.app, self.settings, self.slots
+        self.__dict__.clear()
+        Runtime.__init__(self, app, settings)
+        self.slots = slots
+
+
+class Looking(Runtime):
+    """The same without a Celery app, for who only looks: its gate publishes nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(cast("Celery", None), settings)
+
+    def make_gate(self, kind: type[G]) -> G:
+        """Return a gate of a kind, on the Redis and with the keys of this process."""
+
+        def publish(*_: object) -> None:
+            raise TypeError("nothing is published here")
+
+        return kind(self.redis, self.keys, publish=publish)
+
+
+_RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
+
+
+def runtime(app: Celery, settings: Settings | None = None) -> Runtime:
+    """Return this process's runtime of `app`.
+
+    The first call makes it, with `settings`, else with those of the environment; later ones return the same.
+    """
+    found = _RUNTIMES.get(app)
+    if found is None:
+        found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
+    elif found.pid != os.getpid():
+        # A child of a fork that Python was not told of.
+        found.forget()
+    return found
+
+
+@contextmanager
+def afresh() -> Iterator[None]:
+    """Let every app of the process make a new runtime in the block, from the environment as it is by then.
+
+    At the block's end these are closed, and the apps have those that they had before.
+    """
+    before = dict(_RUNTIMES)
+    _RUNTIMES.clear()
+    try:
+        yield
+    finally:
+        for one in _RUNTIMES.values():
+            one.close()
+        _RUNTIMES.clear()
+        _RUNTIMES.update(before)
+
+
+def keys_of(app: Celery) -> Keys:
+    """Return the deployment's keys and queues; those of the default prefix where the settings cannot be read.
+
+    That is reported where the settings are used. Raised here, it would keep the app's other tasks from being sent.
+    """
+    with suppress(TaskBridgeError):
+        return runtime(app).keys
+    return Keys()
+
+
+def serves(app: Celery) -> bool:
+    """Whether the worker of this process serves a queue whose name is one of ours."""
+    return any(name.startswith(OURS) for name in app.amqp.queues.consume_from)
+
+
+def _forget_all() -> None:
+    for one in _RUNTIMES.values():
+        one.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

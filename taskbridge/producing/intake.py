@@ -1,0 +1,254 @@
+"""Messages of `taskbridge.record_event`: each ends in the table of records, however often that has to be tried.
+
+| what keeps it out | where the message goes |
+| --- | --- |
+| Postgres cannot be used, or an error that nobody foresaw | into the broker's parking queue, and from there again |
+| no worker that took it knows the pipeline | stored as unmatched; a worker that knows the pipeline matches it |
+| it can never be recorded: no JSON for jsonb, a bad id, no criteria | stored as unmatched, with the reason |
+
+The parking queue is consumed by nobody. A thread of each worker looks how many messages are in it and lets the pool
+take a slice of them, with a back-off while that does not help. So an hour without Postgres keeps no message in a
+worker's memory, needs no countdown, and holds up no run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from celery import Celery
+from celery.exceptions import Reject
+from sqlalchemy.exc import DataError, DBAPIError
+
+from taskbridge.producing import recording
+from taskbridge.declaring.criteria import Match, Unmatched
+from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
+from taskbridge.common.names import check_pipeline_name
+from taskbridge.producing.notify import notify
+from taskbridge.producing.parking import bound, park, rotate
+from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.store import json_text, matching_alone, with_reason
+from taskbridge.common.texts import error_line, printable
+from taskbridge.process.translation import speaking_plainly
+
+__all__ = ["UNDECLARED", "again", "take", "with_undeclared"]
+
+log = logging.getLogger(__name__)
+
+UNDECLARED: Final = "no worker that took it knows the pipeline; one that does matches it"
+"""The reason of a message whose pipeline may come with the next deployment."""
+
+SLICE: Final = 0.1
+"""Seconds that the pool spends on messages that wait at once. Others wait for as long."""
+NOT_TRIED: Final = 1.0
+"""Seconds after a failure of Postgres in which this process parks messages without trying: each try may take long."""
+MOST_FAILURES: Final = 3
+AT_ONCE: Final = 50
+"""Messages whose pipeline was not known that are read at once: not many more than fit into a slice."""
+LONGEST_UNSTORABLE: Final = 10_000_000
+
+
+class Message(NamedTuple):
+    """What `record_event` was called with; `task_id` names a message that has no id of its own."""
+
+    pipeline: Any
+    payload: Any
+    message_id: Any
+    task_id: str
+
+
+def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> str:
+    """Record a message; return its id, or "" where it was parked.
+
+    Raises:
+        Reject: it can be neither stored nor parked; the broker gives it again.
+    """
+    here = runtime(app)
+    failure = "Postgres could not be used a moment ago"
+    if time.monotonic() >= here.shut_until:
+        try:
+            return _store(here, _message(arguments, keywords, task_id))
+        except Exception as error:
+            if here.eager:
+                raise
+            if _is_away(error):
+                here.shut_until = time.monotonic() + NOT_TRIED
+            failure = error_line(error)
+    try:
+        park(app, arguments, keywords, task_id, 1, failure)
+    except Exception as error:
+        log.error("message %s can be neither recorded (%s) nor parked: %s", task_id, failure, error)
+        time.sleep(1)
+        raise Reject(failure, requeue=True) from error
+    log.warning("message %s waits to be recorded: %s", task_id, failure)
+    return ""
+
+
+def again(app: Celery) -> None:
+    """Match messages whose pipeline was not known when they came, then try parked ones; half a slice for each."""
+    here = runtime(app)
+    try:
+        with speaking_plainly():
+            _match_undeclared(here)
+    except Exception as error:
+        log.warning("no more messages of pipelines that are known by now are matched: %s", error_line(error))
+        if _is_away(error):
+            return
+    until, failures = time.monotonic() + SLICE / 2, 0
+    pool: Any = app.pool
+    with pool.acquire(block=True) as connection, connection.channel() as channel:
+        queue: Any = bound(here, channel)
+        left = queue.queue_declare().message_count
+        while left and failures < MOST_FAILURES and time.monotonic() < until:
+            left -= 1
+            message = queue.get(accept=app.conf.accept_content)
+            if message is None:
+                return
+            try:
+                if message.delivery_info.get("redelivered"):
+                    raise ConnectionError("its last try did not come to an end")
+                arguments, keywords, _ = message.decode()
+                _store(here, _message(arguments, keywords, message.headers["id"]))
+            except Exception as error:
+                # To the end of the queue, so that it holds up no other. As a new message: one that the broker takes
+                # back is marked as redelivered, and the next try would refuse it.
+                rotate(app, message, error_line(error))
+                failures += 1
+                if _is_away(error):
+                    return
+            else:
+                message.ack()
+
+
+def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> Message:
+    try:
+        given = _SIGNATURE.bind(*arguments, **keywords)
+    except TypeError:
+        return Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
+    given.apply_defaults()
+    pipeline, payload, message_id = given.args
+    return Message(pipeline, payload, message_id, task_id)
+
+
+def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
+    """What a message of `record_event` has."""
+
+
+_SIGNATURE: Final = inspect.signature(_called)
+
+
+def _store(here: Runtime, message: Message) -> str:
+    """Record a message, or store why it can never be recorded.
+
+    Raises:
+        Exception: Postgres does not take it now.
+    """
+    try:
+        recorded = recording.prepare(here, message.pipeline, message.payload, message.message_id or message.task_id)
+        new = recorded.write(here)
+    except UnknownPipeline as error:
+        reason = UNDECLARED if _is_pipeline_name(message.pipeline) else str(error)
+    except UsageError as error:
+        reason = str(error)
+    except DBAPIError as error:
+        if not _is_about_the_payload(error):
+            with speaking_plainly():
+                raise
+        reason = f"Postgres does not take the payload: {str(error.orig).splitlines()[0]}"
+    else:
+        found = recorded.found
+        if new and isinstance(found, Match):
+            # It is stored. Should this fail, a worker finds the record all the same.
+            try:
+                notify(here.app, found.tenant, recorded.pipeline, found.delay_ms)
+            except Exception as error:
+                log.warning("message %s is recorded, its tenant not notified: %s", recorded.message_id, error)
+        return recorded.message_id
+    return _set_aside(here, message, reason)
+
+
+def _is_about_the_payload(error: DBAPIError) -> bool:
+    """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
+    return isinstance(error, DataError) or _state(error).startswith(("22", "54"))
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether Postgres cannot be used. Where it refused one statement, or something else failed, it can."""
+    if not isinstance(error, Unavailable) or not isinstance(error.__cause__, DBAPIError):
+        return False
+    state = _state(error.__cause__)
+    return not state or state.startswith(("08", "53", "57P"))
+
+
+def _state(error: DBAPIError) -> str:
+    return str(getattr(error.orig, "sqlstate", None) or "")
+
+
+def _set_aside(here: Runtime, message: Message, reason: str) -> str:
+    """Store a message as unmatched, in a form that Postgres takes."""
+    pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
+    pipeline = printable(pipeline)[:200] or "(none)"
+    try:
+        message_id = recording.check_message_id(pipeline, message.message_id or message.task_id)
+    except InvalidInput:
+        # The same for the same message, so that one that comes twice is stored once.
+        message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))
+    found = Unmatched(printable(reason)[:2000])
+    with speaking_plainly():
+        try:
+            here.records_of(pipeline).write(message_id, json_text("", message.payload), found, None)
+        except (InvalidInput, DBAPIError) as error:
+            if isinstance(error, DBAPIError) and not _is_about_the_payload(error):
+                raise
+            here.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
+    log.error(
+        "message %s of pipeline %r is set aside: %s (`taskbridge unmatched list` shows it)",
+        message_id,
+        pipeline,
+        found.reason,
+    )
+    return message_id
+
+
+def _as_text(payload: Any) -> str:
+    """Return a payload that jsonb does not take as a JSON object with its text."""
+    try:
+        text = ascii(payload)
+    except Exception as error:
+        text = f"a {type(payload).__name__} that cannot be written down ({type(error).__name__})"
+    return json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]})
+
+
+def _is_pipeline_name(name: Any) -> bool:
+    with suppress(UsageError):
+        check_pipeline_name(name)
+        return True
+    return False
+
+
+def _match_undeclared(here: Runtime) -> None:
+    """Match messages that came before their pipeline was known, for half a slice; at least one of each pipeline."""
+    pipelines = with_undeclared(here)
+    if not pipelines:
+        return
+    with matching_alone(here.engine) as alone:
+        until = time.monotonic() + SLICE / 2
+        for pipeline in pipelines if alone else ():
+            count = 0
+            for _ in recording.match_again(here.app, pipeline, UNDECLARED, AT_ONCE):
+                count += 1
+                if time.monotonic() >= until:
+                    break
+            log.info("%s: %d messages that came before the pipeline was known are matched", pipeline, count)
+
+
+def with_undeclared(here: Runtime) -> dict[str, int]:
+    """Return the pipelines that are known by now and have messages from before, each with the oldest one's id."""
+    known = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
+    return with_reason(here.engine, known, UNDECLARED) if known else {}

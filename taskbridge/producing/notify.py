@@ -1,0 +1,81 @@
+"""Notify: from an event to a running runner, in the producer's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from celery import Celery
+
+from taskbridge.gate import Answer, Spacing
+from taskbridge.common.names import check_tenant
+from taskbridge.declaring.pipeline import INVOICES, Pipeline
+from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.translation import speaking_plainly
+
+__all__ = ["notify", "notify_many", "start"]
+
+# Inline there is no ticker that would come back at a deadline: each event makes a run, which ends when nothing is new.
+EAGER = Spacing(delay=0)
+
+
+def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | None = None) -> Answer:
+    """Tell the tenant's runner that there are new records, and start it if there is none.
+
+    One round trip to Redis, whatever the tenant's state. When this returns, the first event's run is published. In a
+    pipeline with criteria `delay_ms` is the new record's delay; without it Postgres is asked for the smallest of those
+    that wait.
+
+    Raises:
+        InvalidName: the tenant is not allowed.
+        UnknownPipeline: no loaded module declares the pipeline.
+        Unavailable: Redis cannot be used. The records are safe: workers find them all the same.
+    """
+    here = runtime(app)
+    check_tenant(tenant)
+    with speaking_plainly():
+        declared = here.pipelines[pipeline]
+        if here.eager:
+            # Nothing else fires deadlines inline; a tenant that waits after a failure is tried again here.
+            here.gate.expire(pipeline, [tenant])
+            return here.gate.notify(pipeline, tenant, EAGER)
+        return here.gate.notify(pipeline, tenant, _spacing(here, declared, tenant, delay_ms))
+
+
+def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
+    """Notify many tenants, in one round trip to Redis for each 500; a tenant may stand in the list several times.
+
+    Raises: as `notify`. Nothing is sent when a tenant is not allowed.
+    """
+    here = runtime(app)
+    checked = [check_tenant(tenant) for tenant in tenants]
+    with speaking_plainly():
+        declared = here.pipelines[pipeline]
+        if here.eager:
+            return [here.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
+        spacings = {tenant: _spacing(here, declared, tenant) for tenant in set(checked)}
+        events = [(pipeline, tenant, spacings[tenant]) for tenant in checked]
+        return here.gate.notify_many(events)
+
+
+def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None:
+    """Notify the tenants, and let those that are held, by a back-off or a pause that is over, go on at once.
+
+    Raises: as `notify`.
+    """
+    here = runtime(app)
+    notify_many(app, tenants, pipeline)
+    with speaking_plainly():
+        runners = zip(tenants, here.gate.look(pipeline, tenants), strict=True)
+        held = [tenant for tenant, runner in runners if runner.held]
+        if held:
+            here.gate.expire(pipeline, held, early=True)
+
+
+def _spacing(here: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:
+    """Return how the tenant's next run is spaced. Where records have delays of their own, those that wait are asked."""
+    if pipeline.criteria is None:
+        return pipeline.policy.spacing
+    if delay_ms is not None:
+        return pipeline.criteria.spacing_for(delay_ms)
+    waiting = here.cursors_of(pipeline.name).waiting(pipeline.name, tenant, pipeline.criteria.smallest_ms)
+    return pipeline.policy.spacing if waiting is None else pipeline.criteria.spacing_for(waiting.delay_ms)

@@ -1,0 +1,218 @@
+"""One batch: given to the handler, and the cursor advanced past it, in one transaction if the handler wants one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from taskbridge.declaring.batch import Batch, Record
+from taskbridge.errors import HandlerMistake
+from taskbridge.gate import Begun, Blame, Outcome
+from taskbridge.process.heartbeat import Lease
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.process.runtime import Runtime
+from taskbridge.process.shutdown import ends_process
+from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
+from taskbridge.common.texts import error_text
+from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
+
+__all__ = ["Ending", "HandlerFailed", "Run", "charge", "hand_over", "permitted", "try_alone"]
+
+PAID_AHEAD_MS: Final = 200
+"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that has begun. It counts what it `took`, and of that what the handler `handled`."""
+
+    runtime: Runtime
+    pipeline: Pipeline
+    tenant: str
+    token: str
+    begun: Begun
+    started: float
+    lease: Lease
+    took: int = 0
+    handled: int = 0
+
+    @property
+    def cursors(self) -> Cursors:
+        """The cursors over the source of this pipeline."""
+        return self.runtime.cursors_of(self.pipeline.name)
+
+    @property
+    def key(self) -> dict[str, str]:
+        """Whose cursor it is, and the token that may advance it."""
+        return {"pipeline": self.pipeline.name, "tenant": self.tenant, "token": self.token}
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the time budget."""
+        return self.runtime.settings.run_budget - (time.monotonic() - self.started)
+
+    def claim(self, limit: int, *, narrowed: bool = True) -> Page:
+        """Claim the cursor and read the first batch; without documents where the run before died: they may be why."""
+        self.runtime.know(self.pipeline)
+        begun = self.begun
+        counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
+        return self.cursors.claim(self.key, limit, narrowed=narrowed, documents=not begun.died, **counts)
+
+    def most_records(self) -> int:
+        """How many records the handler gets through in what is left of the budget, going by its last calls."""
+        pace, budget = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget
+        return min(self.pipeline.batch_size, pace.most_records(self.seconds_left, budget))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time budget is over, or so little of it is left that a call for the rest would not pay."""
+        return self.seconds_left < self.runtime.settings.run_budget / 10
+
+
+class Ending(NamedTuple):
+    """How a run ends, for the gate; `error` is what the handler or a server raised, `all_wait` that all wait."""
+
+    outcome: Outcome
+    retry_ms: int = 0
+    blame: Blame = Blame.NOBODY
+    owner: str = ""
+    error: Exception | None = None
+    all_wait: bool = False
+
+
+class HandlerFailed(Exception):
+    """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect."""
+
+    def __init__(self, page: Page, error: BaseException) -> None:
+        super().__init__(error)
+        self.page = page
+        self.error = error
+
+    @property
+    def exception(self) -> Exception:
+        """What the run raises: `error`, unless that would end more than the run, as SystemExit does."""
+        if isinstance(self.error, Exception):
+            return self.error
+        mistake = HandlerMistake(
+            f"the handler raised {error_text(self.error)}, which ends no worker: raise an Exception"
+        )
+        mistake.__cause__ = self.error
+        return mistake
+
+
+def permitted(this: Run, page: Page) -> tuple[Page, int]:
+    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
+    limits = [limit.records for limit in (this.pipeline.rate_limit, this.pipeline.tenant_rate_limit) if limit.records]
+    wanted = len(page.records)
+    if not wanted or not this.pipeline.is_limited:
+        return page, 0
+    allowed, wait_ms = _permit(this, wanted, min((limit.within(PAID_AHEAD_MS) for limit in limits), default=wanted))
+    if allowed == 0:
+        return page, max(1, wait_ms)
+    return page.first(allowed), 0
+
+
+def charge(this: Run) -> None:
+    """Count a call with one record, which is made whatever the rate limits say: later calls wait for it."""
+    if this.pipeline.is_limited:
+        _permit(this, 1, 0)
+
+
+def _permit(this: Run, wanted: int, at_least: int) -> tuple[int, int]:
+    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
+    return this.runtime.gate.permit(this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each)
+
+
+def hand_over(this: Run, page: Page) -> None:
+    """Call the handler with the page's records and advance the cursor past them.
+
+    Records that cannot be decoded are not handed over: they go to quarantine.
+
+    Raises:
+        HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
+        CursorLost: the cursor is another run's.
+    """
+    first_event_ms = None
+    if this.begun.runs == 1 and this.took == 0 and page.records:
+        first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
+    with this.cursors.transaction(this.key) as transaction:
+        narrowing, reasons = page.narrowing, dict(page.undecodable)
+        if records := page.decoded:
+            reasons |= _call(this, page, records, transaction)
+        if page.records:
+            narrowing = narrowing.handled(len(page.records), this.pipeline.batch_size)
+        aside = Aside(reasons, "rejected") if reasons else None
+        used = transaction.used
+        try:
+            asked = transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
+        except CursorLost:
+            raise
+        except Exception as error:
+            # What the handler wrote may break a constraint at the commit, or its transaction may be aborted.
+            if used:
+                raise HandlerFailed(page, error) from error
+            raise
+    handled = len(page.records) - len(reasons)
+    if asked and handled:
+        this.cursors.note_success(this.key)
+    this.took += len(page.records)
+    this.handled += handled
+
+
+def try_alone(this: Run, page: Page, record: Record) -> bool:
+    """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
+
+    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn. Returns
+    whether the record was handled. If the handler rejected it, that says nothing about the downstream.
+
+    Raises:
+        HandlerFailed: the handler raised.
+    """
+    with this.cursors.transaction(this.key) as transaction:
+        rejected = _call(this, page, (record,), transaction)
+    if not rejected:
+        this.cursors.note_success(this.key, trial=True)
+    return not rejected
+
+
+def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:
+    """Call the handler, note its pace, and return what it rejected."""
+    limit, started = this.pipeline.soft_time_limit, time.monotonic()
+    batch = Batch(
+        this.pipeline.name,
+        this.tenant,
+        this.token,
+        records,
+        connect=transaction.connect,
+        owned=lambda: this.lease.owned,
+        until=math.inf if limit is None else started + limit,
+    )
+    this.lease.ends_at = math.inf if limit is None else started + longest_call(limit)
+    try:
+        with soft_time_limit(limit):
+            _finish(this, this.pipeline.handler(batch), batch)
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        raise HandlerFailed(page, error) from error
+    finally:
+        this.lease.ends_at = math.inf
+    this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
+    return dict(batch.rejected)
+
+
+def _finish(this: Run, returned: Any, batch: Batch) -> None:
+    """Run what the handler returned to its end, where that has not run yet."""
+    if inspect.isawaitable(returned):
+        limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
+        if limit is not None:
+            disarm()
+        this.runtime.event_loop.run(returned, limit)
+    elif isinstance(returned, Iterator | AsyncIterator):
+        raise HandlerMistake(
+            f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
+        )

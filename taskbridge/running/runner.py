@@ -1,0 +1,187 @@
+"""The story of one run: begin, claim, sweep, hand over, settle.
+
+At most one run of a tenant is between begin and settle with the current token (the gate sees to that), and only the
+token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
+a word to the gate: its successor has the tenant.
+
+How a batch is handed over stands in `taskbridge.running.handover`, what follows a failure in `taskbridge.running.setbacks`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Final
+
+from taskbridge.running import setbacks
+from taskbridge.gate import Answer, Outcome, Queue
+from taskbridge.running.handover import Ending, HandlerFailed, Run, hand_over, permitted
+from taskbridge.process.runtime import Runtime
+from taskbridge.process.shutdown import is_stopping
+from taskbridge.store import CursorLost, Outranked, Unread
+
+__all__ = ["run", "run_together"]
+
+log = logging.getLogger(__name__)
+
+SHARED_BUDGET: Final = 0.05
+"""Seconds after which no other run of a shared message begins; first events wait for as long.
+
+Where a run is still on after twice that, those behind it become messages of their own.
+"""
+
+
+def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
+    """Do one run of a tenant: sweep until nothing is left or the time budget is spent.
+
+    A late or doubled message ends here without touching anything.
+
+    Raises:
+        Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
+    """
+    gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
+    _spare_what_is_loaded()
+    # The lease that `begin` takes is as old as the call: the process may freeze before it has the answer.
+    asked = time.monotonic()
+    begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
+    if isinstance(begun, Answer):
+        what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
+        log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
+        return
+    started = time.monotonic()
+    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token), confirmed=asked) as lease:
+        this = Run(runtime, pipeline, tenant, token, begun, started, lease)
+        try:
+            ending = _sweep_or_fail(this)
+        except CursorLost:
+            log.warning("run of %s for tenant %r: replaced by another run, stops", pipeline_name, tenant)
+            return
+        except Outranked as higher:
+            ending = Ending(Outcome.OUTRANKED, owner=higher.owner)
+        except Exception as error:
+            ending = setbacks.after_lost_server(this, error)
+        except BaseException:
+            # The process was told to end. Its batch comes again at once, elsewhere.
+            _settle(this, Ending(Outcome.STOPPED))
+            raise
+        _settle(this, ending)
+    if ending.error is not None:
+        # Celery logs the error with its notes, and says nothing of whose run it was.
+        with suppress(Exception):  # an error may refuse to be written to
+            ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
+        raise ending.error
+
+
+def _settle(this: Run, ending: Ending) -> None:
+    this.runtime.gate.settle(
+        this.pipeline.name,
+        this.tenant,
+        this.token,
+        ending.outcome,
+        this.pipeline.policy.spacing,
+        took=this.took,
+        handled=this.handled,
+        retry_ms=ending.retry_ms,
+        failed=ending.error is not None,
+        blame=ending.blame,
+        owner=ending.owner,
+        all_wait=ending.all_wait,
+        most_handed=(this.runtime.slots + 1) // 2,
+        most_runs=this.pipeline.max_runs,
+    )
+
+
+def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
+    """Do one run each of several tenants, (tenant, token) each, in their order.
+
+    After 50 ms none of them begins any more: when the run in hand ends, the rest goes to the end of the queue. A run
+    that is still on 100 ms after the first began holds nobody up: those behind it become messages of their own while
+    it works.
+
+    Raises:
+        Exception: what the first handler that failed raised, after all runs.
+    """
+    until = time.monotonic() + SHARED_BUDGET
+    left, errors = deque(runs), []
+
+    def part() -> None:
+        for tenant, token in _taken(left):
+            runtime.publish(Queue.NEXT, pipeline_name, tenant, token)
+
+    timer = threading.Timer(2 * SHARED_BUDGET, part)
+    timer.start()
+    try:
+        for tenant, token in _taken(left):
+            try:
+                run(runtime, pipeline_name, tenant, token)
+            except Exception as error:
+                log.warning("run of %s for tenant %r failed, the next goes on", pipeline_name, tenant)
+                errors.append(error)
+            if time.monotonic() > until or is_stopping():
+                break
+    finally:
+        timer.cancel()
+        # Also where the process was told to end: those that have not begun must not wait for their deadlines.
+        if rest := list(_taken(left)):
+            runtime.publish_together(pipeline_name, rest)
+    if errors:
+        raise errors[0]
+
+
+@cache
+def _spare_what_is_loaded() -> None:
+    """Keep modules and all else that is there by the first run out of garbage collection, which would walk it often."""
+    gc.freeze()
+
+
+def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Take one after another; two threads may, and none gets the other's."""
+    while True:
+        try:
+            yield left.popleft()
+        except IndexError:
+            return
+
+
+def _sweep_or_fail(this: Run) -> Ending:
+    try:
+        return setbacks.probe(this) if this.begun.probe is not None else _sweep(this)
+    except HandlerFailed as failed:
+        return setbacks.after_failure(this, failed)
+    except Unread as unread:
+        return setbacks.after_unread(this, unread)
+
+
+def _sweep(this: Run) -> Ending:
+    """Read and hand over batch by batch.
+
+    DONE: nothing is left. MORE: the budget is spent, and records are left. STOPPED: the worker stops before the budget
+    is spent. RETRY: the tenant is paused, or waits for a rate limit.
+    """
+    page = this.claim(this.most_records())
+    if this.begun.died and page.records:
+        if (ending := setbacks.after_death(this, page)) is not None:
+            return ending
+        page = this.cursors.read(this.key, this.most_records())
+    while True:
+        if page.held:
+            return setbacks.PAUSED
+        page, wait_ms = permitted(this, page)
+        if wait_ms:
+            return Ending(Outcome.RETRY, retry_ms=wait_ms)
+        if page.moves_cursor:
+            hand_over(this, page)
+        # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
+        if page.finished and not page.resumed:
+            return Ending(Outcome.DONE)
+        if not this.lease.owned:
+            raise CursorLost
+        if this.is_spent or is_stopping():
+            return Ending(Outcome.MORE if this.is_spent else Outcome.STOPPED)
+        page = this.cursors.read(this.key, this.most_records())

@@ -1,0 +1,287 @@
+"""What follows when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
+
+A record goes to quarantine when it failed alone `max_attempts` times and something else of its pipeline was handled
+since its last failure alone. If nothing was, other records of its tenant are tried. If those fail too, it looks like
+the downstream and not like a record: the tenant waits, nothing is quarantined, and where a second tenant says the same
+the circuit opens. Where a tenant has no other record, or all others are rejected, two such records may go to quarantine
+in a row.
+
+An error that says itself that the downstream is away needs stronger evidence: another record of the same tenant is
+handled and then this one fails again; or, where none is, four times as many failures while other tenants are handled.
+Such failures do not count for a record that then fails with another error.
+
+A run whose process died counts as a failure of the batch that its successor reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from enum import Enum, auto
+from typing import Final
+
+from taskbridge.declaring.batch import Record, RetryAfter
+from taskbridge.errors import HandlerMistake
+from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
+from taskbridge.gate import Blame, Outcome
+from taskbridge.running.handover import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
+from taskbridge.store import Aside, Evidence, Page, Unread
+from taskbridge.common.texts import error_text
+
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
+
+log = logging.getLogger(__name__)
+
+PAUSED: Final = Ending(Outcome.RETRY, retry_ms=60_000)
+"""A paused tenant is looked at again after a minute, should word of its resumption get lost."""
+LEAST_WAIT_MS: Final = 200
+"""A handler that asks to wait for no time at all, as with a date that is past, is not called without a pause."""
+MOST_IN_A_ROW: Final = 2
+LEAST_DEATHS: Final = 5
+"""So often a run must die over one record alone at the least: a kill from outside must not cost an innocent record."""
+DOWNSTREAM_FACTOR: Final = 4
+LOOKS_AHEAD: Final = 256
+"""So many records of a tenant at the least are looked at for one that can be handled."""
+DIED: Final = (
+    "the run before this one did not end: its process died, its handler went on after its time limit or held the "
+    "interpreter for longer than the runner TTL, or Redis could not be reached for as long"
+)
+
+
+def after_failure(this: Run, failed: HandlerFailed) -> Ending:
+    """Decide what follows the handler's error, and write it down.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    error, page = failed.error, failed.page
+    if (told := asked_to_wait(error)) is not None:
+        if (narrowing := page.narrowing.told_to_wait(len(page.records))) != page.narrowing:
+            this.cursors.limit(this.key, narrowing)
+        return _as_told(this, told)
+    text = error_text(error)
+    downstream = is_downstream(error, this.pipeline.downstream_errors)
+    blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
+    if this.begun.probe is not None:
+        this.cursors.fail(this.key, text)
+        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
+
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, downstream=downstream)
+    enough = _has_failed_enough(this, narrowing, downstream=downstream)
+    ending, _ = _judged(this, page, narrowing, text, enough=enough, downstream=downstream)
+    if ending is not None:
+        return ending
+    if enough and not downstream:
+        blame = Blame.PIPELINE
+    failures = max(narrowing.tries - 1, this.begun.failures if downstream else 0)
+    longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
+    return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
+
+
+def after_death(this: Run, page: Page) -> Ending | None:
+    """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
+
+    Returns how this run ends; None: it goes on at once, after the first failure in a row.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, died=True)
+    log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
+    # Errors do not count: a kill from outside must not be one failure too many.
+    enough = narrowing.is_alone and narrowing.deaths >= max(this.pipeline.max_attempts, LEAST_DEATHS)
+    ending, failures = _judged(this, page, narrowing, DIED, enough=enough)
+    if ending is None and failures > 1:
+        wait_ms = _milliseconds(max(0, narrowing.tries - 1))
+        return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
+    return ending
+
+
+def after_unread(this: Run, unread: Unread) -> Ending:
+    """Write down that a batch could not be read, and let the next one be smaller.
+
+    A record whose document cannot be read alone goes to quarantine as one does whose handler fails. Where records
+    cannot be read even without their documents, as while the table is locked, that says nothing about any of them.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    error, text = unread.error, f"the batch could not be read: {unread}"
+    wait_ms = _milliseconds(this.begun.failures)
+    try:
+        page = this.cursors.read(this.key, unread.limit, narrowed=unread.narrowed, documents=False)
+    except Unread:
+        this.cursors.fail(this.key, text, unread=unread.limit)
+        return Ending(Outcome.RETRY, wait_ms, error=error)
+    if page.held:
+        return PAUSED
+    if this.begun.probe is not None or not page.records:
+        this.cursors.fail(this.key, text)
+        return Ending(Outcome.RETRY, wait_ms, error=error)
+    narrowing = page.narrowing.unread(len(page.records), page.records[0].revision)
+    enough = _has_failed_enough(this, narrowing)
+    ending, _ = _judged(this, page, narrowing, text, enough=enough)
+    return ending or Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.tries - 1)), error=error)
+
+
+def after_lost_server(this: Run, error: Exception) -> Ending:
+    """Wait for the back-off: Postgres failed, or this program did. It says nothing about a record."""
+    try:
+        this.cursors.fail(this.key, error_text(error))
+    except Exception as second:
+        # Postgres may be what failed. The tenant waits for its back-off all the same.
+        log.warning("the failure of tenant %r could not be written down: %s", this.tenant, error_text(second))
+    return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), error=error)
+
+
+def probe(this: Run) -> Ending:
+    """Try one record while the circuit is open. If it is handled, the circuit closes.
+
+    The tenant's first record is handed over as usual. Another than the first, tried where the first ones may be at
+    fault, is not taken for done.
+
+    Raises:
+        HandlerFailed: the handler raised.
+        CursorLost, Outranked: the cursor is another run's.
+    """
+    page = this.claim((this.begun.probe or 0) + 1, narrowed=False)
+    if page.held:
+        return PAUSED
+    if this.begun.died and page.records:
+        # Which record the run before tried is not known, so the next probe tries another.
+        this.cursors.fail(this.key, DIED)
+        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
+    _, wait_ms = permitted(this, page.first(1))
+    if wait_ms:
+        return Ending(Outcome.RETRY, retry_ms=wait_ms)
+    others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
+    if this.begun.probe and others:
+        if not try_alone(this, page, others[-1]):
+            # A rejection says nothing about the downstream, so the next probe tries another.
+            return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD)
+        this.handled = 1
+        return Ending(Outcome.MORE)
+    page = page.first(1)
+    if page.moves_cursor:
+        hand_over(this, page)
+    return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
+
+
+def _has_failed_enough(this: Run, narrowing: Narrowing, *, downstream: bool = False) -> bool:
+    """Whether a record failed alone so often that it may be at fault. Outages do not count for another error."""
+    counted = narrowing.attempts - (0 if downstream else narrowing.outages)
+    return narrowing.is_alone and counted >= this.pipeline.max_attempts
+
+
+def _judged(
+    this: Run, page: Page, narrowing: Narrowing, text: str, *, enough: bool, downstream: bool = False
+) -> tuple[Ending | None, int]:
+    """Write a failure down and, where a record failed alone often `enough`, ask whose fault it is.
+
+    Returns how the run ends, if that is known by now, and the failures in a row.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    evidence = this.cursors.evidence(this.key) if enough else None
+    # Before another record is tried: that one may end the process, and the search must not begin there again.
+    failures = this.cursors.fail(this.key, text, narrowing)
+    if evidence is None:
+        return None, failures
+    try:
+        if not _is_the_records_fault(this, page, narrowing, evidence, downstream=downstream):
+            return None, failures
+    except RetryAfter as told:
+        return _as_told(this, told), failures
+    _set_aside(this, page, narrowing, text)
+    return Ending(Outcome.MORE), failures
+
+
+def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence: Evidence, *, downstream: bool) -> bool:
+    """Whether other records of the pipeline are handled while this one fails.
+
+    Raises:
+        RetryAfter: asked for when another record was tried.
+    """
+    (record,) = page.records
+    often = not downstream or narrowing.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    # At its first failure alone, what was handled before says nothing about it.
+    if evidence.others_succeed and narrowing.tries > 1 and often:
+        return True
+    try:
+        ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
+    except Unread:
+        return False
+    # A record that somebody took out of quarantine meanwhile may stand before this one.
+    others = [other for other in ahead.records if other.external_id != record.external_id]
+    failed = 0
+    for at in _places(len(others), narrowing.tries - this.pipeline.max_attempts):
+        trial = _try(this, ahead, others[at])
+        if trial is Trial.HANDLED:
+            # The downstream may have come back in between.
+            return not downstream or _try(this, page, record) is Trial.FAILED
+        failed += trial is not Trial.SILENT
+        if failed >= len(others).bit_length() or this.seconds_left <= 0:
+            return False
+    return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
+
+
+def _places(count: int, turn: int) -> list[int]:
+    """Return each place among `count` records: first further and further ahead, others at each turn, then the rest."""
+    steps = [(turn + 2**exponent - 1) % count for exponent in range(count.bit_length())]
+    return list(dict.fromkeys([*steps, *range(count)]))
+
+
+class Trial(Enum):
+    """What came of a record that was tried to see whether another is at fault."""
+
+    HANDLED = auto()
+    FAILED = auto()
+    UNREAD = auto()
+    SILENT = auto()
+    """It was rejected, is gone, or cannot be decoded, which says nothing about the downstream."""
+
+
+def _try(this: Run, page: Page, record: Record) -> Trial:
+    try:
+        # One document at a time: all that are tried could fill the memory.
+        loaded = this.cursors.load(record)
+        if loaded is None:
+            return Trial.SILENT
+        # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
+        charge(this)
+        return Trial.HANDLED if try_alone(this, page, loaded) else Trial.SILENT
+    except Unread:
+        return Trial.UNREAD
+    except HandlerFailed as failed:
+        if (told := asked_to_wait(failed.error)) is not None:
+            raise told from None
+        return Trial.FAILED
+
+
+def _as_told(this: Run, told: RetryAfter) -> Ending:
+    log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, told)
+    wait_ms = max(LEAST_WAIT_MS, math.ceil(told.seconds * 1000))
+    return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
+
+
+def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
+    (record,) = page.records
+    with this.cursors.transaction(this.key) as transaction:
+        transaction.advance(
+            page,
+            narrowing=narrowing.handled(1, this.pipeline.batch_size),
+            aside=Aside({record.external_id: error}, "failed", narrowing.tries),
+        )
+    log.error(
+        "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
+        this.pipeline.name,
+        record.external_id,
+        this.tenant,
+        narrowing.tries,
+        error,
+    )
+
+
+def _milliseconds(failures: int, longest: float | None = None) -> int:
+    return round(backoff(failures, longest) * 1000)
