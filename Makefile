@@ -53,7 +53,7 @@ format: $(READY) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only poison' for one)
-	$(BIN)/python -m benchmarks docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
+	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
 
 flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/flames (Linux; root, or ptrace allowed)
 	$(BIN)/python -m benchmarks.flames .taskbridge/flames --figures docs/explanation --pages docs $(FLAMES_FLAGS)
@@ -69,7 +69,7 @@ docs: $(READY) ## Print the schema, the transition table, the costs, the metrics
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
 	$(BIN)/python -m tests.docs.metrics_text
-	$(BIN)/python -m benchmarks docs/explanation --pages README.md --pages docs --render
+	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

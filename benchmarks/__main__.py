@@ -1,111 +1,84 @@
-"""`python -m benchmarks DIRECTORY`: measures all benchmarks and writes their page; `make bench` runs it."""
+"""`python -m benchmarks NAME`: a benchmark, on embedded servers of its own."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 import click
+from rich.console import Console
 
-from benchmarks import figures, page
-from benchmarks.benchmark import Benchmark
+from benchmarks.benchmark import Benchmark, Option
 from benchmarks.catalogue import BENCHMARKS
-from benchmarks.figures import FILE, Figures
-from benchmarks.plots import check_matplotlib
-from benchmarks.profiles import PROFILES
-from benchmarks.surroundings import machine, versions
-from taskbridge.errors import TaskBridgeError
+from benchmarks.everything import all_of_them
+from benchmarks.plots import draw
+from benchmarks.report import Report, shown
+from taskbridge.cli import interrupts, screen
+from taskbridge.cli.failures import Group
+from taskbridge.cli.options import examples, file_type, json_option
 
-__all__ = ["main", "measure", "render", "run"]
-
-NAMES: Final = [benchmark.name for benchmark in BENCHMARKS]
-PAGE: Final = "benchmarks.md"
+__all__ = ["main"]
 
 
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--only", multiple=True, type=click.Choice(NAMES), help="Measure this one and keep the rest; repeatable.")
-@click.option("--small", is_flag=True, help="Measure in seconds, to try the command: the figures mean nothing.")
-@click.option("--render", "render_only", is_flag=True, help="Measure nothing: write the pages from the JSON.")
-@click.option(
-    "--pages",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True),
-    help="A Markdown file, or a folder of them, whose blocks of figures are refreshed; repeatable.",
-)
-def main(directory: Path, only: Sequence[str], small: bool, render_only: bool, pages: Sequence[Path]) -> None:
-    """Measure the benchmarks one after the other; write DIRECTORY/benchmarks.json, benchmarks.md and their plots.
+@click.group(cls=Group, epilog=examples("python -m benchmarks first-event", "python -m benchmarks drain --json"))
+def main() -> None:
+    """Measure on this machine, on embedded servers that live as long as the measurement.
 
-    Each report is stored as soon as it is there. A benchmark that fails leaves the others, and its former figures, as
-    they are; the exit status is then 1.
+    Each benchmark measures its baselines in the same run, in turn with what they are compared with.
     """
-    try:
-        chosen = [one for one in BENCHMARKS if not only or one.name in only]
-        run(directory, [] if render_only else chosen, pages, small=small)
-    except TaskBridgeError as error:
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(
-            f"{error.filename}: {error.strerror}: choose a DIRECTORY that can be written"
-        ) from None
 
 
-def run(directory: Path, chosen: Sequence[Benchmark], pages: Sequence[Path] = (), *, small: bool = False) -> None:
-    """Measure `chosen`, if there are any, then write the pages.
+def _command(benchmark: Benchmark) -> click.Command:
+    """Return the command of one benchmark: its options, --json and --plot."""
 
-    Raises:
-        click.ClickException: some failed; the message names them. The others are stored, and the pages written.
-    """
-    check_matplotlib()
-    directory.mkdir(parents=True, exist_ok=True)
-    failed = measure(directory, chosen, small=small) if chosen else []
-    render(directory, pages)
-    if failed:
-        raise click.ClickException(f"not measured: {', '.join(failed)}; what was measured before stays")
+    def callback(as_json: bool, plot: Path | None, **options: float) -> None:
+        report = benchmark.measure(**options)
+        if plot is not None:
+            draw(report.plots, plot)
+        if as_json:
+            screen.emit_json({"benchmark": benchmark.name, **report.as_json()})
+        else:
+            _print(screen.stdout(), report)
 
-
-def measure(directory: Path, chosen: Sequence[Benchmark], *, small: bool = False) -> list[str]:
-    """Measure `chosen` and store each report; return the names of those that failed."""
-    file = directory / FILE
-    found = figures.read(file)
-    surroundings = {"machine": machine(), "versions": versions()}
-    failed = []
-    for number, one in enumerate(chosen, 1):
-        click.echo(f"{one.name} ({number} of {len(chosen)})", err=True)
-        started = time.monotonic()
-        try:
-            report = one.measure(**_parameters(one, small=small))
-        except Exception as error:
-            # Whatever it is, the others are measured.
-            click.echo(f"{one.name} failed: {type(error).__name__}: {error}", err=True)
-            failed.append(one.name)
-            continue
-        click.echo(f"{one.name}: {time.monotonic() - started:.0f} s", err=True)
-        date = datetime.now(UTC).date().isoformat()
-        found[one.name] = Figures(one.summary, one.text, date, report=report, **surroundings)
-        figures.write(file, found, NAMES)
-    return failed
+    return click.command(
+        benchmark.name,
+        short_help=benchmark.summary,
+        help=benchmark.text,
+        epilog=examples(f"python -m benchmarks {benchmark.name}"),
+        params=[_option(option) for option in benchmark.options],
+    )(json_option(_plot_option(callback)))
 
 
-def render(directory: Path, pages: Sequence[Path] = ()) -> None:
-    """Write the page of figures and its plots, and refresh the blocks of `pages`, from the JSON alone.
-
-    Raises:
-        InvalidInput: the JSON cannot be read, or a page asks for figures that are not in it.
-    """
-    found = figures.read(directory / FILE)
-    (directory / PAGE).write_text(page.rendered(found), encoding="utf-8")
-    page.draw_plots(found, directory / page.PLOTS)
-    page.refresh(pages, {**found, **figures.read(directory / PROFILES)})
+_plot_option = click.option("--plot", type=file_type, metavar="FILE", help="Draw what has a curve into FILE, as SVG.")
 
 
-def _parameters(one: Benchmark, *, small: bool) -> dict[str, float]:
-    defaults = {option.name: option.default for option in one.options}
-    return {**defaults, **(one.small if small else one.page)}
+def _option(option: Option) -> click.Option:
+    kind: Any = click.FloatRange if type(option.default) is float else click.IntRange
+    return click.Option(
+        [f"--{option.name.replace('_', '-')}"],
+        type=kind(option.least, option.most),
+        default=option.default,
+        show_default=True,
+        help=option.help,
+    )
 
+
+def _print(console: Console, report: Report) -> None:
+    for one in report.tables:
+        table = screen.table(console, *one.columns, title=one.title)
+        for row in one.rows:
+            table.add_row(*(screen.cell(shown(value)) for value in row))
+        console.print(table)
+        if one.note:
+            console.print(one.note, soft_wrap=True)
+    for target in report.targets:
+        console.print(f"{target.what}: {target.text}", soft_wrap=True)
+
+
+for benchmark in BENCHMARKS:
+    main.add_command(_command(benchmark))
+main.add_command(all_of_them)
 
 if __name__ == "__main__":
+    interrupts.install()
     main(prog_name="python -m benchmarks")

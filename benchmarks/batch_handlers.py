@@ -7,9 +7,9 @@ from typing import Final
 
 import redis
 
-from taskbridge.declaring.batch import Batch
 from benchmarks.batches import BATCH_SIZE, COSTS, Cost, take
 from benchmarks.messages import POLICY
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, pipeline
 
 _REDIS: Final = redis.Redis.from_url(os.environ["TASKBRIDGE_REDIS_URL"], decode_responses=True)

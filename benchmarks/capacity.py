@@ -47,10 +47,10 @@ from benchmarks.loads import (
 from benchmarks.report import Headline, Report, Table, Target
 from benchmarks.rounds import interleaved
 from benchmarks.stage import stage, wait_until, worker
-from taskbridge.gate import Keys, Spacing
-from taskbridge.producing.notify import notify
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import Keys, Spacing
 from taskbridge.process.runtime import Runtime
+from taskbridge.producing.notify import notify
 from taskbridge.store import record_invoice
 
 __all__ = ["CAPACITY"]

@@ -1,6 +1,6 @@
 """CPU time by group of processes: on a machine that others use as well it varies less than wall time.
 
-psutil, which reads it, comes with the embedded servers and with `taskbridge[bench]`.
+psutil reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def process(pid: int | None = None) -> Any:
         ConfigurationError: psutil is not installed.
     """
     if find_spec("psutil") is None:
-        raise ConfigurationError("psutil counts the CPU time: pip install 'taskbridge[bench]'")
+        raise ConfigurationError("psutil counts the CPU time: pip install -e '.[dev]'")
     return importlib.import_module("psutil").Process(pid)
 
 

@@ -21,9 +21,9 @@ from benchmarks.report import Report, Table, Target
 from benchmarks.rounds import interleaved, summary
 from benchmarks.stage import stage, wait_until, worker
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.integration.tasks import NOTIFY_TASK
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import record_invoice
-from taskbridge.integration.tasks import NOTIFY_TASK
 
 __all__ = ["FIRST_EVENT"]
 

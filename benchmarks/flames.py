@@ -28,10 +28,10 @@ from benchmarks.profiles import PROFILES, Profile, by_function, by_package, read
 from benchmarks.report import Report
 from benchmarks.stage import stage, wait_until, worker
 from benchmarks.surroundings import machine, versions
+from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.embedded import Guarded
 from taskbridge.errors import ConfigurationError, TaskBridgeError, Unavailable
 from taskbridge.gate import Keys, Spacing
-from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.process.runtime import Runtime
 
 __all__ = ["main"]
@@ -222,7 +222,7 @@ def _sample(program: str, pid: int, seconds: float, kind: str, file: Path) -> No
 def _py_spy() -> str:
     found = shutil.which("py-spy", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
     if found is None or sys.platform != "linux":
-        raise ConfigurationError("py-spy records the flame graphs, on Linux: pip install 'taskbridge[dev]'")
+        raise ConfigurationError("py-spy records the flame graphs, on Linux: pip install -e '.[dev]'")
     return found
 
 

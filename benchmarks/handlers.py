@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from taskbridge.declaring.batch import Batch
 from benchmarks.lateness import PIPELINE, POLICY
 from benchmarks.marks import mark
-from taskbridge.handlers.journal import journal
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import INVOICES, pipeline
+from taskbridge.handlers.journal import journal
 
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
 CALLS: Final = os.environ.get("TASKBRIDGE_BENCH_CALLS")

@@ -17,8 +17,8 @@ from benchmarks.report import Headline, Report, Table, Target
 from benchmarks.rounds import summary
 from benchmarks.stage import stage, wait_until, worker
 from taskbridge.declaring.criteria import Criterion
-from taskbridge.gate import Queue, Reminder
 from taskbridge.declaring.policy import DelaySinceLastRun
+from taskbridge.gate import Queue, Reminder
 from taskbridge.process.runtime import Runtime
 
 __all__ = ["HEAD_START_MS", "IDLE_SECONDS", "LATENESS", "PIPELINE", "POLICY", "let_wait", "let_wait_evenly"]

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from taskbridge.declaring.batch import Batch
 from benchmarks.no_event import DELAYS, SOURCE
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import pipeline
 
 

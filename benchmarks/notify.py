@@ -17,9 +17,9 @@ from benchmarks.benchmark import Benchmark, Option
 from benchmarks.report import Cell, Report, Table, Target
 from benchmarks.rounds import interleaved, median_ratio
 from benchmarks.stage import stage
-from taskbridge.producing.notify import notify_many
-from taskbridge.process.runtime import Runtime
 from taskbridge.integration.tasks import NOTIFY_TASK
+from taskbridge.process.runtime import Runtime
+from taskbridge.producing.notify import notify_many
 
 __all__ = ["NOTIFY"]
 

@@ -143,7 +143,7 @@ def _targets(report: Report) -> str:
 
 def _command(name: str, report: Report) -> str:
     given = (f"--{option.replace('_', '-')} {_number(value)}" for option, value in report.parameters.items())
-    return " ".join(("taskbridge bench", name, *given))
+    return " ".join(("python -m benchmarks", name, *given))
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,6 @@
 """What others publish for one job per key on Celery, at their defaults, and plain Celery with late acknowledgement.
 
-`celery -A benchmarks.peers worker` serves them all. They come with `taskbridge[peers]`.
+`celery -A benchmarks.peers worker` serves them all.
 """
 
 from __future__ import annotations

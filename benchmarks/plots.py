@@ -1,4 +1,4 @@
-"""Plots of a report as SVG. Drawn by matplotlib, which comes with `taskbridge[bench]`."""
+"""Plots of a report as SVG. Drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_matplotlib", "draw"]
 def check_matplotlib() -> None:
     """Raise ConfigurationError, with the remedy, where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise ConfigurationError("matplotlib draws the plots: pip install 'taskbridge[bench]'")
+        raise ConfigurationError("matplotlib draws the plots: pip install -e '.[dev]'")
 
 
 def draw(plots: Sequence[Plot], file: Path) -> None:

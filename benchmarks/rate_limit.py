@@ -16,11 +16,11 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Literal, NamedTuple
 
-from taskbridge.declaring.batch import RetryAfter
 from benchmarks.benchmark import Benchmark, Option
 from benchmarks.messages import add
 from benchmarks.report import Headline, Report, Table, Target
 from benchmarks.stage import stage, wait_until, worker
+from taskbridge.declaring.batch import RetryAfter
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.runtime import Runtime
 

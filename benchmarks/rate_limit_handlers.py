@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from taskbridge.declaring.batch import Batch
 from benchmarks.messages import POLICY
 from benchmarks.rate_limit import ADDRESS, ALL_WAIT, LIMITED, RAISES, RATE, TENANT_WAITS, ask, ask_or_wait
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import pipeline
 
 _ADDRESS: Final = os.environ[ADDRESS]

@@ -7,8 +7,8 @@ from typing import Final
 
 import redis
 
-from taskbridge.declaring.batch import Batch
 from benchmarks.calls import hang_once
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import INVOICES, pipeline
 
 _REDIS: Final = redis.Redis.from_url(os.environ["TASKBRIDGE_REDIS_URL"], decode_responses=True)

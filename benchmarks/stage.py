@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from taskbridge import store
-from taskbridge.integration.app import make_app
 from taskbridge.embedded import Guarded, serve
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import Runtime, runtime
 from taskbridge.settings import Settings
 
+ROOT: Final = Path(__file__).resolve().parent.parent
 CONFIGURATION: Final = "benchmarks.celeryconfig"
 HANDLERS: Final = "benchmarks.handlers"
 
@@ -52,7 +53,12 @@ def worker(
     What it writes goes to a file in `directory`. A worker of ours loads the modules `pipelines`.
     """
     name = f"bench-{secrets.token_hex(4)}@localhost"
-    chosen = {"CELERY_CONFIG_MODULE": CONFIGURATION, "TASKBRIDGE_PIPELINES": pipelines, **environment}
+    chosen = {
+        "CELERY_CONFIG_MODULE": CONFIGURATION,
+        "TASKBRIDGE_PIPELINES": pipelines,
+        "PYTHONPATH": str(ROOT),
+        **environment,
+    }
     surroundings = {**os.environ, **settings_of(here), **chosen}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
     with (

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.workplace import Strategy, Workplace
-from taskbridge.gate import State
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import State
+from taskbridge.integration.tasks import NOTIFY_TASK
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import record_invoice
-from taskbridge.integration.tasks import NOTIFY_TASK
 
 __all__ = ["Ours", "Subject", "Theirs", "Work"]
 

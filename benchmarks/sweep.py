@@ -16,16 +16,16 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from taskbridge.running import runner
-from taskbridge.declaring.batch import Batch
 from benchmarks.benchmark import Benchmark, Option
 from benchmarks.report import Cell, Plot, Report, Table, Target
 from benchmarks.rounds import decades, interleaved, median_ratio, slope
 from benchmarks.stage import stage
-from taskbridge.gate import Queue, State
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.gate import Queue, State
 from taskbridge.process.runtime import Runtime
+from taskbridge.running import runner
 
 __all__ = ["SWEEP"]
 

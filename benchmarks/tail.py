@@ -24,13 +24,13 @@ from benchmarks.marks import MARKS, Marks
 from benchmarks.report import Cell, Plot, Report, Table, Target
 from benchmarks.rounds import decades, slope
 from benchmarks.stage import settings_of, stage, wait_until, worker
-from taskbridge.observing.metrics import Metrics
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.observing.metrics import Metrics
 from taskbridge.process.runtime import Runtime
+from taskbridge.running.tail import base_round, tail_round
 from taskbridge.store import record_many
 from taskbridge.store.engine import patiently
-from taskbridge.running.tail import base_round, tail_round
 
 __all__ = ["PIPELINE", "TAIL"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taskbridge.declaring.batch import Batch
 from benchmarks.marks import mark
 from benchmarks.tail import PIPELINE
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import pipeline
 
 

@@ -22,10 +22,10 @@ from benchmarks.queued import runs_in
 from benchmarks.report import Plot, Report, Table, Target
 from benchmarks.rounds import decades, interleaved, slope, summary
 from benchmarks.stage import stage, wait_until, worker
-from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue
-from taskbridge.gate.message import lua_message
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.declaring.policy import LatencyNeutral, Spacing
+from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue
+from taskbridge.gate.message import lua_message
 from taskbridge.process.runtime import Runtime
 
 __all__ = ["TENANTS"]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskbridge.integration.app import app, notify_event, notify_many, record, record_event, record_invoice, record_many
     from taskbridge.declaring.batch import Batch, Record, RetryAfter
     from taskbridge.declaring.criteria import Criterion
-    from taskbridge.integration.installation import install
     from taskbridge.declaring.pipeline import pipeline
     from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
+    from taskbridge.integration.app import (
+        app,
+        notify_event,
+        notify_many,
+        record,
+        record_event,
+        record_invoice,
+        record_many,
+    )
+    from taskbridge.integration.installation import install
 
 __all__ = [
     "Batch",
@@ -37,12 +43,20 @@ __all__ = [
 if not TYPE_CHECKING:
     # A module is imported when one of its names is first used: a command's help needs no Celery, a policy no Postgres.
     _MODULES = {
-        "app": ("app", "notify_event", "notify_many", "record", "record_event", "record_invoice", "record_many"),
-        "batch": ("Batch", "Record", "RetryAfter"),
-        "criteria": ("Criterion",),
-        "installation": ("install",),
-        "pipeline": ("pipeline",),
-        "policy": ("DelaySinceLastRun", "LatencyNeutral", "RateLimit"),
+        "integration.app": (
+            "app",
+            "notify_event",
+            "notify_many",
+            "record",
+            "record_event",
+            "record_invoice",
+            "record_many",
+        ),
+        "declaring.batch": ("Batch", "Record", "RetryAfter"),
+        "declaring.criteria": ("Criterion",),
+        "integration.installation": ("install",),
+        "declaring.pipeline": ("pipeline",),
+        "declaring.policy": ("DelaySinceLastRun", "LatencyNeutral", "RateLimit"),
     }
     _PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
@@ -55,11 +69,3 @@ if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
-
-    class _Package(ModuleType):
-        def __setattr__(self, name: str, value: Any) -> None:
-            # Python sets a submodule under its name; `app` and `pipeline` mean the app and the decorator here.
-            if name not in _PLACES or not isinstance(value, ModuleType):
-                super().__setattr__(name, value)
-
-    sys.modules[__name__].__class__ = _Package

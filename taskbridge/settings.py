@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from taskbridge.errors import ConfigurationError
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
+from taskbridge.errors import ConfigurationError
 
 __all__ = ["Settings", "unknown_variables"]
 

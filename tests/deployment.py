@@ -16,8 +16,8 @@ import redis
 from celery import Celery, Task
 from sqlalchemy import Engine, make_url
 
-from taskbridge.integration.app import make_app
 from taskbridge.gate import Gate
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from taskbridge.running import runner
 from taskbridge.declaring.batch import Batch
-from taskbridge.gate import Queue, State
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral, Policy
+from taskbridge.gate import Queue, State
 from taskbridge.process.runtime import runtime
+from taskbridge.running import runner
 from tests.deployment import Deployment
 
 AT_ONCE: Final = LatencyNeutral(lease=0, tick=0.001)

@@ -13,8 +13,9 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.producing.parking import count_parked
 from taskbridge.process.runtime import Runtime
+from taskbridge.process.translation import speaking_plainly
+from taskbridge.producing.parking import count_parked
 from taskbridge.store import (
     check_cluster,
     check_schema,
@@ -25,7 +26,6 @@ from taskbridge.store import (
     unmatched_sources,
 )
 from taskbridge.store.schema import head
-from taskbridge.process.translation import speaking_plainly
 
 __all__ = ["Finding", "Level", "examine", "worst"]
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from taskbridge.cli.csv_records import CONVERT, NOT_UTF8, SPACE, Record, is_date, read_records
-from taskbridge.errors import InvalidInput, InvalidName
 from taskbridge.common.names import check_tenant
+from taskbridge.errors import InvalidInput, InvalidName
 
 __all__ = ["JSON", "Invoice", "InvoiceFile", "Problem", "read_invoices"]
 

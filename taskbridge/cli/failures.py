@@ -15,7 +15,7 @@ from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.screen import complain
 from taskbridge.errors import TaskBridgeError
 
-__all__ = ["Commands"]
+__all__ = ["Commands", "Group"]
 
 FAULT = 70
 """An error that nobody foresaw (EX_SOFTWARE of sysexits.h)."""
@@ -23,8 +23,29 @@ PIPE_CLOSED = 141
 """Whoever read our stdout went away; what a shell reports for SIGPIPE."""
 
 
-class Commands(click.Group):
-    """A group whose commands end with a message and a status, and with a traceback only where one is asked for.
+class Group(click.Group):
+    """A group whose commands end with a message and a status, and with a traceback only where one is asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command.
+
+        Raises:
+            click.exceptions.Exit: it failed; what was wrong stands on stderr.
+        """
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except (Exception, Interrupted) as error:
+            error = _spoken_plainly(error)
+            status = _report(error, with_traceback=bool(ctx.params.get("traceback")))
+            raise click.exceptions.Exit(status) from error
+        return result
+
+
+class Commands(Group):
+    """The program's commands.
 
     `commands_in` has each command's module in this package and its short help, so that help imports none of them.
     """
@@ -56,23 +77,6 @@ class Commands(click.Group):
         """Write the list of commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self._commands_in[name][1]) for name in sorted(self._commands_in)])
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the chosen command.
-
-        Raises:
-            click.exceptions.Exit: it failed; what was wrong stands on stderr.
-        """
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except (Exception, Interrupted) as error:
-            error = _spoken_plainly(error)
-            status = _report(error, with_traceback=bool(ctx.params.get("traceback")))
-            raise click.exceptions.Exit(status) from error
-        return result
 
 
 def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:

@@ -17,7 +17,6 @@ __all__ = ["cli", "main"]
 
 
 COMMANDS: Final = {
-    "bench": ("bench", "Measure."),
     "doctor": ("doctor", "Check a deployment, with remedies."),
     "drain": ("pause", "Wait until all is handled, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),

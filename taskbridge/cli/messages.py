@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from taskbridge.integration.app import record_event
 from taskbridge.cli import screen
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.cli.json_lines import STDIN, Line
 from taskbridge.cli.sending import SHOWN_PROBLEMS
 from taskbridge.errors import InvalidInput
+from taskbridge.integration.app import record_event
 
 __all__ = ["Messages", "record_all"]
 

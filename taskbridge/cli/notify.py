@@ -27,8 +27,8 @@ _WORDS: Final = {
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     """Tell TENANT's runner that there are new records, and print the gate's answer."""
-    from taskbridge.producing import notify as notifying
     from taskbridge.integration.app import app
+    from taskbridge.producing import notify as notifying
 
     check_tenant(tenant)
     surroundings.existing(data_dir)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskbridge.integration.app import app, notify_event, record_invoice
 from taskbridge.cli import screen
-from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.cli.csv_invoices import Invoice, InvoiceFile, read_invoices
+from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.integration.app import app, notify_event, record_invoice
 from taskbridge.process.runtime import runtime
 
 __all__ = ["Sending", "check_pipeline", "list_problems", "read", "send"]

@@ -17,8 +17,8 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
     Raises:
         Unavailable: Redis cannot be used; the message says that nothing is lost.
     """
-    from taskbridge.producing import notify
     from taskbridge.integration.app import app
+    from taskbridge.producing import notify
 
     try:
         notify.start(app, tenants, pipeline)

@@ -24,10 +24,10 @@ from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError, Unavailable
 
 if TYPE_CHECKING:
+    from taskbridge.cli.csv_invoices import InvoiceFile
     from taskbridge.cli.sending import Sending
     from taskbridge.cli.watching import Watcher
     from taskbridge.cli.workers import Workers
-    from taskbridge.cli.csv_invoices import InvoiceFile
 
 __all__ = ["up"]
 

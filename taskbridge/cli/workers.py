@@ -15,11 +15,11 @@ from typing import Any, Final, Self
 
 from celery.utils.nodenames import host_format
 
-from taskbridge.integration.app import app
 from taskbridge.cli.interrupts import check, hurrying, stopping
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.errors import Unavailable
+from taskbridge.integration.app import app
 from taskbridge.settings import Settings
 
 __all__ = ["Workers"]

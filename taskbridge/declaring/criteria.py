@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from taskbridge.errors import InvalidName, InvalidPolicy
 from taskbridge.common.names import check_tenant
+from taskbridge.errors import InvalidName, InvalidPolicy
 
 if TYPE_CHECKING:
     import jsonpath_rfc9535 as jsonpath

@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from taskbridge.declaring.batch import Batch
-from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 from taskbridge.common.names import check_pipeline_name, check_source_name
-from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
 from taskbridge.common.texts import shown
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
+from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 

@@ -1,5 +1,6 @@
 """The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate.gate import (
     OLDEST_REDIS,
     Begun,
@@ -15,13 +16,13 @@ from taskbridge.gate.gate import (
     TailHold,
     Timing,
 )
-from taskbridge.gate.keys import Keys, Queue
+from taskbridge.gate.keys import OURS, Keys, Queue
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import client
-from taskbridge.declaring.policy import Spacing
 
 __all__ = [
     "OLDEST_REDIS",
+    "OURS",
     "Answer",
     "Begun",
     "Blame",

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
+from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import Wire
-from taskbridge.declaring.policy import Limits, Spacing
 
 __all__ = [
     "OLDEST_REDIS",

@@ -8,7 +8,10 @@ from typing import Final
 
 from taskbridge.common.names import DEFAULT_PREFIX
 
-__all__ = ["Keys", "Queue", "beginning"]
+__all__ = ["OURS", "Keys", "Queue", "beginning"]
+
+OURS: Final = "taskbridge."
+"""What the names of our queues begin with; they sort in the order of their precedence."""
 
 
 class Queue(StrEnum):

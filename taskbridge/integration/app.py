@@ -14,8 +14,8 @@ from celery import Celery
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.integration.installation import install
-from taskbridge.producing.producer import Bridge
 from taskbridge.process.runtime import keys_of, runtime
+from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
 
 __all__ = ["app", "make_app", "notify_event", "notify_many", "record", "record_event", "record_invoice", "record_many"]

@@ -13,15 +13,15 @@ from kombu import Queue as KombuQueue
 
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
-from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
 from taskbridge.gate.message import RUN_TASK, RUNS_TASK
-from taskbridge.observing.metrics_server import MetricsStep
-from taskbridge.producing.producer import Bridge
-from taskbridge.process.runtime import keys_of, runtime, serves
-from taskbridge.settings import Settings, unknown_variables
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
-from taskbridge.running.ticker import TickerStep
 from taskbridge.integration.turns import Turns
+from taskbridge.observing.metrics_server import MetricsStep
+from taskbridge.process.runtime import keys_of, runtime, serves
+from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
+from taskbridge.producing.producer import Bridge
+from taskbridge.running.ticker import TickerStep
+from taskbridge.settings import Settings, unknown_variables
 
 __all__ = ["fit", "install", "renew"]
 

@@ -8,14 +8,14 @@ from celery import Celery, Task, states
 from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
-from taskbridge.producing import intake
-from taskbridge.running import runner
-from taskbridge.producing.keeper import AGAIN_TASK
+from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.process.runtime import runtime
+from taskbridge.producing import intake
+from taskbridge.producing.keeper import AGAIN_TASK
 from taskbridge.producing.notify import notify
 from taskbridge.producing.parking import RECORD_TASK
-from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.process.runtime import runtime
+from taskbridge.running import runner
 
 __all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
 

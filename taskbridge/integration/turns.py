@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-__all__ = ["OURS", "Turns"]
+from taskbridge.gate import OURS
 
-OURS: Final = "taskbridge."
-"""What the names of our queues begin with; they sort in the order of their precedence."""
+__all__ = ["Turns"]
 
 
 class Turns:

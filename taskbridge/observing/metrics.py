@@ -24,12 +24,12 @@ from prometheus_client.metrics_core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate import Survey
-from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.process.runtime import Runtime
-from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
 from taskbridge.process.translation import speaking_plainly
+from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
 

@@ -18,14 +18,14 @@ from weakref import WeakKeyDictionary
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.gate import message
+from taskbridge.common.histogram import Histogram
+from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError, TaskBridgeError
-from taskbridge.gate import Gate, Keys, Queue, Timing, client
+from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, client, message
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.process.heartbeat import Heartbeat
-from taskbridge.common.histogram import Histogram
 from taskbridge.process.pace import Pace
-from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
+from taskbridge.process.translation import speaking_plainly
 from taskbridge.settings import Settings
 from taskbridge.store import (
     Cursors,
@@ -39,8 +39,6 @@ from taskbridge.store import (
     connect,
     know,
 )
-from taskbridge.process.translation import speaking_plainly
-from taskbridge.integration.turns import OURS
 
 if TYPE_CHECKING:
     from celery import Celery

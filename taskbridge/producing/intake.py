@@ -26,16 +26,16 @@ from celery import Celery
 from celery.exceptions import Reject
 from sqlalchemy.exc import DataError, DBAPIError
 
-from taskbridge.producing import recording
+from taskbridge.common.names import check_pipeline_name
+from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
-from taskbridge.common.names import check_pipeline_name
+from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.translation import speaking_plainly
+from taskbridge.producing import recording
 from taskbridge.producing.notify import notify
 from taskbridge.producing.parking import bound, park, rotate
-from taskbridge.process.runtime import Runtime, runtime
 from taskbridge.store import json_text, matching_alone, with_reason
-from taskbridge.common.texts import error_line, printable
-from taskbridge.process.translation import speaking_plainly
 
 __all__ = ["UNDECLARED", "again", "take", "with_undeclared"]
 

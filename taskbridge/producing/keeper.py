@@ -12,10 +12,10 @@ from typing import Any, Final
 from celery import Celery, bootsteps
 from sqlalchemy.exc import DBAPIError
 
+from taskbridge.common.texts import error_line
+from taskbridge.process.runtime import runtime, serves
 from taskbridge.producing.intake import with_undeclared
 from taskbridge.producing.parking import count_parked
-from taskbridge.process.runtime import runtime, serves
-from taskbridge.common.texts import error_line
 
 __all__ = ["AGAIN_TASK", "KeeperStep"]
 

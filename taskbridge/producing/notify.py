@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from celery import Celery
 
-from taskbridge.gate import Answer, Spacing
 from taskbridge.common.names import check_tenant
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
+from taskbridge.gate import Answer, Spacing
 from taskbridge.process.runtime import Runtime, runtime
 from taskbridge.process.translation import speaking_plainly
 

@@ -1,6 +1,6 @@
 """The parking queue: messages of `taskbridge.record_event` that could not be recorded when they were taken.
 
-It lies in the broker and is consumed by nobody; `taskbridge.producing.intake` says what is parked and what is tried again.
+It lies in the broker and is consumed by nobody; `intake.py` says what is parked and what is tried again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from celery import Celery
 from kombu import Exchange
 from kombu import Queue as KombuQueue
 
-from taskbridge.process.runtime import Runtime, runtime
 from taskbridge.common.texts import printable
+from taskbridge.process.runtime import Runtime, runtime
 
 __all__ = ["RECORD_TASK", "bound", "count_parked", "park", "rotate"]
 

@@ -9,14 +9,14 @@ from typing import Any
 from celery import Celery, Task
 from sqlalchemy import Connection
 
-from taskbridge.producing import notify, recording
 from taskbridge import store
-from taskbridge.gate import Answer
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.producing.recording import Recorded
+from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime
-from taskbridge.store import Row
 from taskbridge.process.translation import speaking_plainly
+from taskbridge.producing import notify, recording
+from taskbridge.producing.recording import Recorded
+from taskbridge.store import Row
 
 __all__ = ["Bridge"]
 

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 from celery import Celery
 from sqlalchemy import Connection
 
+from taskbridge.common.texts import shown
 from taskbridge.declaring.criteria import Match, Unmatched, match
+from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput
 from taskbridge.gate import Answer
-from taskbridge.producing.notify import notify
-from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.translation import speaking_plainly
+from taskbridge.producing.notify import notify
 from taskbridge.store import UnmatchedRecord, json_text
 from taskbridge.store.records import PAGE
-from taskbridge.common.texts import shown
-from taskbridge.process.translation import speaking_plainly
 
 __all__ = [
     "MatchedAgain",

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Begun, Blame, Outcome
 from taskbridge.process.heartbeat import Lease
-from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
-from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
-from taskbridge.common.texts import error_text
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
+from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
 
 __all__ = ["Ending", "HandlerFailed", "Run", "charge", "hand_over", "permitted", "try_alone"]
 

@@ -4,7 +4,7 @@ At most one run of a tenant is between begin and settle with the current token (
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
 a word to the gate: its successor has the tenant.
 
-How a batch is handed over stands in `taskbridge.running.handover`, what follows a failure in `taskbridge.running.setbacks`.
+How a batch is handed over stands in `handover.py`, what follows a failure in `setbacks.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Final
 
-from taskbridge.running import setbacks
 from taskbridge.gate import Answer, Outcome, Queue
-from taskbridge.running.handover import Ending, HandlerFailed, Run, hand_over, permitted
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
+from taskbridge.running import setbacks
+from taskbridge.running.handover import Ending, HandlerFailed, Run, hand_over, permitted
 from taskbridge.store import CursorLost, Outranked, Unread
 
 __all__ = ["run", "run_together"]

@@ -20,13 +20,13 @@ import math
 from enum import Enum, auto
 from typing import Final
 
+from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Record, RetryAfter
-from taskbridge.errors import HandlerMistake
 from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
+from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
 from taskbridge.running.handover import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
 from taskbridge.store import Aside, Evidence, Page, Unread
-from taskbridge.common.texts import error_text
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
 

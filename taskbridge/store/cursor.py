@@ -29,14 +29,14 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge.declaring.batch import Record
-from taskbridge.errors import HandlerMistake
-from taskbridge.declaring.failures import Narrowing
 from taskbridge.common.histogram import bucket
+from taskbridge.common.texts import error_text, storable
+from taskbridge.declaring.batch import Record
+from taskbridge.declaring.failures import Narrowing
+from taskbridge.errors import HandlerMistake
 from taskbridge.store.documents import decoded
 from taskbridge.store.engine import Bounded, NoAnswer, distrust, patiently
 from taskbridge.store.queries import queries
-from taskbridge.common.texts import error_text, storable
 
 __all__ = [
     "Aside",

@@ -15,8 +15,8 @@ from psycopg.errors import _WaitTimeout
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 
-from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.common.names import DEFAULT_SCHEMA
+from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.queries import SCHEMA_OPTION
 
 __all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "distrust", "patiently"]

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
+from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput
-from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.store.documents import unreadable
 from taskbridge.store.engine import patiently
 from taskbridge.store.queries import Queries, queries

@@ -7,12 +7,12 @@ from typing import Final
 
 from celery import Celery
 
-from taskbridge.running import runner
-from taskbridge.integration.app import app as package_app
-from taskbridge.gate import State
 from taskbridge.common.names import check_tenant
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import State
+from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.running import runner
 from taskbridge.testing.clock import InjectedClock, inject_clock
 
 __all__ = ["assert_notified", "drain", "drain_all", "notified"]
@@ -41,7 +41,7 @@ def drain(
         pipeline: of which pipeline.
         through_failures: go on as workers do when the handler raises, until its records are handled or in quarantine.
         most_runs: how many runs are enough to say that it does not end.
-        app: another Celery app than `taskbridge.integration.app`.
+        app: another Celery app than `taskbridge.app`.
 
     Raises:
         Exception: what the handler raised, unless `through_failures`. Its tenant waits for a back-off, and the next

@@ -7,10 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.__main__ import main
 from benchmarks.benchmark import Benchmark
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.report import Report, shown
-from taskbridge.cli.main import cli
 
 each = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 QUICK = ("notify", "sweep")
@@ -24,7 +24,7 @@ QUICK = ("notify", "sweep")
 )
 def test_it_reports_figures_as_json(benchmark: Benchmark) -> None:
     options = [part for name, value in benchmark.small.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    result = CliRunner().invoke(cli, ["bench", benchmark.name, "--json", *options], catch_exceptions=False)
+    result = CliRunner().invoke(main, [benchmark.name, "--json", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     (line,) = result.stdout.splitlines()
     found = json.loads(line)

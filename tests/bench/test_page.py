@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import __main__ as command
+from benchmarks import everything as command
 from benchmarks import figures, page
 from benchmarks.benchmark import Benchmark
 from benchmarks.catalogue import BENCHMARKS
@@ -83,7 +83,7 @@ def test_a_table_keeps_its_columns_whatever_its_cells_hold() -> None:
     text = page.rendered({"poison": figures_of(REPORT)})
     assert "| one | 1.5 | x\\|y |\n| two | - | z |\n\nA note.\n" in text
     assert "|  | ms | unit |\n| --- | ---: | --- |\n" in text
-    assert "`taskbridge bench poison --records 3 --seconds 0.5`" in text
+    assert "`python -m benchmarks poison --records 3 --seconds 0.5`" in text
     assert "- ratio: 2 (target at most 3: met)" in text
 
 
@@ -91,7 +91,7 @@ def test_figures_of_two_machines_are_told_apart() -> None:
     found = {"lateness": figures_of(REPORT), "poison": figures_of(REPORT, machine={"CPU": "two"})}
     text = page.rendered(found)
     assert "## Machine 1\n\n- CPU: one\n- Redis: 7\n" in text
-    assert "Measured on 2026-01-31, on machine 2: `taskbridge bench poison" in text
+    assert "Measured on 2026-01-31, on machine 2: `python -m benchmarks poison" in text
 
 
 def test_a_headline_has_its_baseline_and_a_benchmark_without_one_shows_its_targets() -> None:
@@ -137,7 +137,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     figures.write(directory / figures.FILE, {"poison": figures_of(REPORT)}, ["poison"])
     (directory / "other.md").write_text("<!-- figures: overview -->\n<!-- end -->\n")
     options = [str(directory), "--only", "notify", "--small", "--pages", str(directory / "other.md")]
-    result = CliRunner().invoke(command.main, options, catch_exceptions=False)
+    result = CliRunner().invoke(command.all_of_them, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return directory, result.stderr
 
@@ -188,7 +188,7 @@ def test_a_benchmark_that_fails_is_named_and_loses_neither_the_others_nor_its_fo
 
 def test_figures_that_cannot_be_read_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / figures.FILE).write_text('{"poison": 1}')
-    result = CliRunner().invoke(command.main, [str(tmp_path), "--render"])
+    result = CliRunner().invoke(command.all_of_them, [str(tmp_path), "--render"])
     assert result.exit_code == 1
     assert "move it away and measure again" in result.stderr
     assert (tmp_path / figures.FILE).read_text() == '{"poison": 1}'

@@ -7,12 +7,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from taskbridge.cli.main import cli
+from benchmarks.__main__ import main
 
 
 @pytest.mark.parametrize("package", ["celery_once", "celery_singleton"])
 def test_without_the_peers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that it cannot be imported
-    result = CliRunner().invoke(cli, ["bench", "recovery"])
+    result = CliRunner().invoke(main, ["recovery"])
     assert result.exit_code == 1
-    assert "pip install 'taskbridge[peers]'" in result.stderr
+    assert "pip install -e '.[dev]'" in result.stderr

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import redis
 
-from taskbridge.integration.app import app
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Gate, Keys, Outcome
 from taskbridge.gate.message import lua_message
-from taskbridge.declaring.policy import Spacing
+from taskbridge.integration.app import app
 
 RETRY_MS = 300_000
 

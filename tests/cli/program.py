@@ -29,7 +29,7 @@ _forkserver.set_forkserver_preload(
         *(f"taskbridge.cli.{module}" for module in ("checks", "messages", "report", "watching", "workers")),
         "alembic.util",
         "rich.progress",
-        "taskbridge.app",
+        "taskbridge.integration.app",
         "taskbridge.producing.recording",
         "taskbridge.process.translation",
     ]

@@ -8,9 +8,9 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Blame, Gate, Keys, Outcome
 from taskbridge.observing.metrics import METRICS
-from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.store import Kind, Tails, record_invoice
 from tests.cli.alerts import alert, declare, write
 from tests.cli.files import line

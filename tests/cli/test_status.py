@@ -9,8 +9,8 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
 from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.program import Program

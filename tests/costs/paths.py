@@ -7,18 +7,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from taskbridge.running import runner
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Limits, RateLimit
 from taskbridge.gate import Answer, Outcome
 from taskbridge.handlers.journal import journal
 from taskbridge.producing.notify import notify, notify_many
-from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Limits, RateLimit
 from taskbridge.producing.recording import record_event
-from taskbridge.store import record_invoice
+from taskbridge.running import runner
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.running.ticker import fire_due
+from taskbridge.store import record_invoice
 from tests.costs.meter import Meter
 
 Call = Callable[[], object]

@@ -14,11 +14,11 @@ import redis
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ProgrammingError
 
-from taskbridge.integration.app import make_app
-from taskbridge.handlers.journal import JOURNAL, journal
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
-from taskbridge.producing.recording import record_event
+from taskbridge.handlers.journal import JOURNAL, journal
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime
+from taskbridge.producing.recording import record_event
 from taskbridge.store import connect, record_invoice
 from tests.deployment import Deployment
 from tests.pipelines_with_criteria import ALERTS

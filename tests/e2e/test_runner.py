@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from taskbridge.running import runner
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer, Begun, State
-from taskbridge.store import record_invoice
+from taskbridge.running import runner
 from taskbridge.running.tail import base_round
+from taskbridge.store import record_invoice
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until

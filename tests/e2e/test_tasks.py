@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery, chain
 
-from taskbridge.integration.app import make_app
 from taskbridge.errors import InvalidName, Unavailable, UnknownPipeline
 from taskbridge.gate import Gate, Keys, Queue, Spacing, State
 from taskbridge.gate.message import arguments_text, lua_message, same_server
-from taskbridge.producing.notify import notify_many
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime
+from taskbridge.producing.notify import notify_many
 from taskbridge.settings import Settings
 from tests.deployment import Deployment
 from tests.waiting import wait_until

@@ -22,9 +22,9 @@ from taskbridge import (
     record_event,
     record_invoice,
 )
+from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.errors import UnknownPipeline
 from taskbridge.gate import Keys, Queue, State
-from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.process.runtime import afresh, runtime
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from taskbridge.running import runner
-from taskbridge.declaring.batch import Batch
 from benchmarks.queued import runs_in
-from taskbridge.gate import Queue, State
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.store import record_invoice
+from taskbridge.gate import Queue, State
+from taskbridge.running import runner
 from taskbridge.running.ticker import fire_due
+from taskbridge.store import record_invoice
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from taskbridge.running import runner
 from taskbridge.declaring.batch import Batch
-from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import Limits
+from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
+from taskbridge.running import runner
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from taskbridge.declaring.batch import Batch, RetryAfter
+from taskbridge.declaring.pipeline import Pipeline, pipeline
+from taskbridge.declaring.policy import LatencyNeutral, RateLimit
 from taskbridge.errors import InvalidPolicy
 from taskbridge.gate import State
 from taskbridge.handlers.journal import journal
-from taskbridge.declaring.pipeline import Pipeline, pipeline
-from taskbridge.declaring.policy import LatencyNeutral, RateLimit
 from tests.failures.drill import Drill
 
 NUMBERS = [f"{number:04}" for number in range(1, 1001)]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from taskbridge.process import event_loop
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.process.event_loop import EventLoop
 from taskbridge.handlers.journal import journal
+from taskbridge.process import event_loop
+from taskbridge.process.event_loop import EventLoop
 from tests.failures.drill import Drill
 
 NUMBERS = [f"{number:02}" for number in range(20)]

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from taskbridge.running import runner
 from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
 from taskbridge.gate import Answer
 from taskbridge.handlers.journal import journal
-from taskbridge.declaring.pipeline import Pipeline
-from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.running import runner
 from taskbridge.store import record_invoice
 from tests.failures.drill import Drill
 

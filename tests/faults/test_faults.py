@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from taskbridge.producing.notify import notify
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.process.runtime import runtime
-from taskbridge.store import record_invoice
+from taskbridge.producing.notify import notify
 from taskbridge.running.tail import Rounds
 from taskbridge.running.ticker import fire_due
+from taskbridge.store import record_invoice
 from tests.deployment import Deployment
 from tests.waiting import PATIENCE, wait_until
 

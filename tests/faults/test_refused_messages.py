@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from taskbridge.producing import intake, parking
 from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.process.runtime import runtime
+from taskbridge.producing import intake, parking
 from tests.deployment import Deployment
 
 PIPELINE = "alerts-of-services"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-from taskbridge.gate import Keys
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime
-from taskbridge.store import Tails
 from taskbridge.running.tail import Rounds, base_round, tail_round
+from taskbridge.store import Tails
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from taskbridge.producing import intake, parking
-from taskbridge.producing.intake import UNDECLARED
 from taskbridge.declaring.pipeline import DECLARED, Pipelines
 from taskbridge.process.runtime import runtime
+from taskbridge.producing import intake, parking
+from taskbridge.producing.intake import UNDECLARED
 from taskbridge.store import connect, matching_alone
 from tests.deployment import Deployment
 from tests.waiting import wait_until

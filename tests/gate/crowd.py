@@ -7,8 +7,8 @@ from typing import Any
 
 import redis
 
-from taskbridge.gate import Answer, Begun, Blame, CircuitStatus, Keys, Outcome, Queue, RunnerStatus, State, Timing
 from taskbridge.declaring.policy import Spacing
+from taskbridge.gate import Answer, Begun, Blame, CircuitStatus, Keys, Outcome, Queue, RunnerStatus, State, Timing
 from taskbridge.testing.clock import InjectedClock
 
 PIPELINE = "invoices"

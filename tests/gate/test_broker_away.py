@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from taskbridge.integration.app import make_app
 from taskbridge.gate import Answer, Queue, State
-from taskbridge.producing.notify import notify, notify_many
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.producing.notify import notify, notify_many
 from tests.deployment import Deployment
 from tests.gate.test_wire import free_port, redis_at
 

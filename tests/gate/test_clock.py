@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder
 from taskbridge.declaring.policy import Limits, RateLimit, Spacing
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder
 from tests.gate.crowd import PIPELINE, Crowd
 
 HOUR_MS = 3_600_000

@@ -24,9 +24,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
-from taskbridge.declaring.policy import Spacing
 from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
     GRACE,

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import redis
 
-from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, State
 from taskbridge.declaring.policy import Spacing
+from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, State
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
 
 LEASE = Spacing(delay=0, lease=1_200)

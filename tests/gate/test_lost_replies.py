@@ -11,10 +11,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, State
 from taskbridge.gate.scripts import SCRIPTS, read, render
-from taskbridge.declaring.policy import Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
 

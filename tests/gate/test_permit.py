@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 import redis
 
-from taskbridge.gate import Answer, Begun, Keys, Outcome
 from taskbridge.declaring.policy import Limits, RateLimit
+from taskbridge.gate import Answer, Begun, Keys, Outcome
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
 
 HOUR = 3_600_000

@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Blame, Keys, Outcome, State
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
-from taskbridge.declaring.policy import Spacing
 from tests.gate.test_gate_agrees_with_model import (
     EXAMPLES,
     SETTINGS,

@@ -9,10 +9,10 @@ import pytest
 import redis
 from celery import Celery
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
 from taskbridge.gate.gate import MOST_SENT
 from taskbridge.gate.message import lua_message
-from taskbridge.declaring.policy import Spacing
 from tests.gate.crowd import PIPELINE, Crowd
 
 BURSTS = Spacing(delay=200, lease=1_200)

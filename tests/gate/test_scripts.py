@@ -16,11 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskbridge.gate
+from taskbridge.common.names import check_pipeline_name, check_tenant
+from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
-from taskbridge.common.names import check_pipeline_name, check_tenant
-from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)

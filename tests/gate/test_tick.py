@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Begun, Gate, Keys
 from taskbridge.gate.gate import MOST_SENT
-from taskbridge.declaring.policy import Spacing
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=60_000, last_ttl=120_000)

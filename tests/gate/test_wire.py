@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import redis
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Answer, Gate, Keys, client
-from taskbridge.declaring.policy import Spacing
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=0)

@@ -15,10 +15,10 @@ import pytest
 import redis
 from celery import chain, chord
 
-from taskbridge.integration.app import make_app
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Queue
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment

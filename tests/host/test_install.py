@@ -11,8 +11,8 @@ from kombu import Queue as KombuQueue
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
-from taskbridge.settings import Settings
 from taskbridge.integration.turns import Turns
+from taskbridge.settings import Settings
 from tests.deployment import Deployment
 
 SETTINGS = Settings(redis_url="redis://127.0.0.1:1/0")

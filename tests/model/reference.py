@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Blame, Outcome, State, Timing
 from taskbridge.gate.transitions import Condition, Row, Verb, choose
-from taskbridge.declaring.policy import Spacing
 
 __all__ = [
     "GRACE",

@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.declaring.criteria import Criterion
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer, Keys
 from taskbridge.producing.notify import notify
-from taskbridge.declaring.pipeline import Pipeline
-from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.producing.recording import match_again, record_event
-from taskbridge.store.cursor import Cursors
 from taskbridge.running.tail import Rounds, base_round, last_runs_restored, tail_round
+from taskbridge.store.cursor import Cursors
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until

@@ -9,8 +9,8 @@ import pytest
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun
-from taskbridge.producing.recording import Recorded, record_event
 from taskbridge.process.runtime import runtime
+from taskbridge.producing.recording import Recorded, record_event
 from tests.deployment import Deployment
 from tests.waiting import PATIENCE, wait_until
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from taskbridge.running import runner
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
-from taskbridge.gate import Answer, Keys, Queue, State
 from taskbridge.declaring.policy import DelaySinceLastRun
+from taskbridge.gate import Answer, Keys, Queue, State
 from taskbridge.producing.recording import Recorded, record_event
+from taskbridge.running import runner
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
 from tests.inline import Inline

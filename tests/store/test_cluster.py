@@ -14,6 +14,7 @@ from sqlalchemy.exc import DatabaseError
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
+from taskbridge.process.translation import speaking_plainly
 from taskbridge.store import (
     CursorLost,
     Cursors,
@@ -30,7 +31,6 @@ from taskbridge.store import (
     record_invoice,
 )
 from taskbridge.testing.servers import open_directory
-from taskbridge.process.translation import speaking_plainly
 from tests.store.restoring import dump, empty_database, next_xid, restore, use_up
 
 OLD, NEW = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2))

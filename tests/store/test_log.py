@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, make_url
 from sqlalchemy.exc import DataError
 
-from taskbridge.declaring.criteria import Match, Unmatched
-from taskbridge.errors import InvalidInput, InvalidName, InvalidPolicy
 from taskbridge.common.names import check_key, check_tenant
+from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.errors import InvalidInput, InvalidName, InvalidPolicy
 from taskbridge.store import Cursors, Records, Tails, connect, know, migrate, record, record_many, records
 from tests.store.restoring import use_up
 from tests.store.test_cursor import key

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.errors import HandlerMistake
+from taskbridge.process.time_limit import soft_time_limit
 from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, record_invoice
 from taskbridge.store.cursor import session_name
 from taskbridge.store.engine import NoAnswer, patiently
 from taskbridge.store.queries import query
-from taskbridge.process.time_limit import soft_time_limit
 from tests.waiting import wait_until
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))

@@ -9,9 +9,9 @@ from typing import Final
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.running.setbacks import LEAST_DEATHS
+from taskbridge.running.tail import HOLDS_LONGER, PAUSE
 from taskbridge.settings import Settings
 from taskbridge.store.engine import GRACE
-from taskbridge.running.tail import HOLDS_LONGER, PAUSE
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work

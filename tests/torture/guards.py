@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbridge.running import tail
 from taskbridge.gate import gate
+from taskbridge.running import tail
 from taskbridge.store import queries
 
 __all__ = ["GUARDS", "take_out"]

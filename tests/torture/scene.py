@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from taskbridge.gate import Keys
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import Keys
 from tests.torture.arena import Arena
 from tests.torture.producer import Invoice, Writer
 from tests.torture.workers import Worker

@@ -9,8 +9,8 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from taskbridge.gate import Keys
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import Keys
 from taskbridge.running.tail import HOLDS_LONGER
 from tests.torture.producer import PLAIN
 from tests.torture.scene import Scene, Struck, nothing

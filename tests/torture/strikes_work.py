@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import redis
 
-from taskbridge import LatencyNeutral, app
 from benchmarks.queued import runs_in
+from taskbridge import LatencyNeutral, app
 from taskbridge.declaring.failures import FIRST_BACKOFF
-from taskbridge.gate import Queue
-from taskbridge.producing.notify import notify_many
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import Queue
 from taskbridge.process.runtime import runtime
+from taskbridge.producing.notify import notify_many
 from tests.torture.acts import ACTS, UNDECODABLE
 from tests.torture.ledger import HandOver
 from tests.torture.producer import Expected

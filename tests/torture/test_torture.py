@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from taskbridge.running import tail
 from taskbridge.gate import gate
 from taskbridge.gate.scripts import SCRIPTS, render
+from taskbridge.running import tail
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
 from tests.deployment import ROOT

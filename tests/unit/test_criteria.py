@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from taskbridge.common.names import check_tenant
 from taskbridge.declaring.criteria import Criterion, Match, Unmatched, check_criteria, match
 from taskbridge.errors import InvalidName, InvalidPolicy
-from taskbridge.common.names import check_tenant
 
 ERROR = Criterion("$.level", "ERROR", "$.service", 300)
 WARNING = Criterion("$.level", "WARNING", "$.service", 900)

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from taskbridge.observing import metrics
-from taskbridge.errors import Unavailable
 from taskbridge.common.histogram import BOUNDS_MS, Histogram, bucket
+from taskbridge.errors import Unavailable
+from taskbridge.observing import metrics
 from taskbridge.observing.metrics import _cumulative, _Patient
 from tests.waiting import wait_until
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taskbridge.common.names import check_key_prefix, check_pipeline_name, check_tenant
 from taskbridge.errors import InvalidName
 from taskbridge.gate import Keys
-from taskbridge.common.names import check_key_prefix, check_pipeline_name, check_tenant
 
 
 def allowed(check: object, text: str) -> bool:

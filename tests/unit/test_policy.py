@@ -8,9 +8,9 @@ import pytest
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
-from taskbridge.errors import ConfigurationError, InvalidName, InvalidPolicy, UnknownPipeline
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Spacing
+from taskbridge.errors import ConfigurationError, InvalidName, InvalidPolicy, UnknownPipeline
 
 
 @pytest.mark.parametrize(
