@@ -13,8 +13,8 @@ from benchmarks.catalogue import BENCHMARKS
 from benchmarks.everything import all_of_them
 from benchmarks.plots import draw
 from benchmarks.report import Report, shown
-from taskbridge.cli import interrupts, screen
-from taskbridge.cli.failures import Group
+from taskbridge.cli import console, interrupts
+from taskbridge.cli.errors import Group
 from taskbridge.cli.options import examples, file_type, json_option
 
 __all__ = ["main"]
@@ -36,9 +36,9 @@ def _command(benchmark: Benchmark) -> click.Command:
         if plot is not None:
             draw(report.plots, plot)
         if as_json:
-            screen.emit_json({"benchmark": benchmark.name, **report.as_json()})
+            console.emit_json({"benchmark": benchmark.name, **report.as_json()})
         else:
-            _print(screen.stdout(), report)
+            _print(console.stdout(), report)
 
     return click.command(
         benchmark.name,
@@ -63,16 +63,16 @@ def _option(option: Option) -> click.Option:
     )
 
 
-def _print(console: Console, report: Report) -> None:
+def _print(terminal: Console, report: Report) -> None:
     for one in report.tables:
-        table = screen.table(console, *one.columns, title=one.title)
+        table = console.table(terminal, *one.columns, title=one.title)
         for row in one.rows:
-            table.add_row(*(screen.cell(shown(value)) for value in row))
-        console.print(table)
+            table.add_row(*(console.cell(shown(value)) for value in row))
+        terminal.print(table)
         if one.note:
-            console.print(one.note, soft_wrap=True)
+            terminal.print(one.note, soft_wrap=True)
     for target in report.targets:
-        console.print(f"{target.what}: {target.text}", soft_wrap=True)
+        terminal.print(f"{target.what}: {target.text}", soft_wrap=True)
 
 
 for benchmark in BENCHMARKS:

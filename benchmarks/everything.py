@@ -13,10 +13,10 @@ import click
 from benchmarks import figures, page
 from benchmarks.benchmark import Benchmark
 from benchmarks.catalogue import BENCHMARKS
+from benchmarks.environment import machine, versions
 from benchmarks.figures import FILE, Figures
 from benchmarks.plots import check_matplotlib
 from benchmarks.profiles import PROFILES
-from benchmarks.surroundings import machine, versions
 from taskbridge.errors import TaskBridgeError
 
 __all__ = ["all_of_them", "measure", "render", "run"]
@@ -71,7 +71,7 @@ def measure(directory: Path, chosen: Sequence[Benchmark], *, small: bool = False
     """Measure `chosen` and store each report; return the names of those that failed."""
     file = directory / FILE
     found = figures.read(file)
-    surroundings = {"machine": machine(), "versions": versions()}
+    environment = {"machine": machine(), "versions": versions()}
     failed = []
     for number, one in enumerate(chosen, 1):
         click.echo(f"{one.name} ({number} of {len(chosen)})", err=True)
@@ -85,7 +85,7 @@ def measure(directory: Path, chosen: Sequence[Benchmark], *, small: bool = False
             continue
         click.echo(f"{one.name}: {time.monotonic() - started:.0f} s", err=True)
         date = datetime.now(UTC).date().isoformat()
-        found[one.name] = Figures(one.summary, one.text, date, report=report, **surroundings)
+        found[one.name] = Figures(one.summary, one.text, date, report=report, **environment)
         figures.write(file, found, NAMES)
     return failed
 

@@ -21,13 +21,13 @@ import click
 
 from benchmarks import figures, page
 from benchmarks.cpu import process
+from benchmarks.environment import machine, versions
 from benchmarks.figures import FILE, Figures
 from benchmarks.lateness import HEAD_START_MS, IDLE_SECONDS, let_wait_evenly
 from benchmarks.lateness import PIPELINE as ALERTS
 from benchmarks.profiles import PROFILES, Profile, by_function, by_package, read_raw
 from benchmarks.report import Report
 from benchmarks.stage import stage, wait_until, worker
-from benchmarks.surroundings import machine, versions
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.embedded import Guarded
 from taskbridge.errors import ConfigurationError, TaskBridgeError, Unavailable
@@ -59,14 +59,14 @@ class HotPath(NamedTuple):
 
 @contextmanager
 def _notify(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:  # noqa: ARG001
-    surroundings = {
+    environment = {
         **os.environ,
         "TASKBRIDGE_POSTGRES_URL": here.settings.postgres_url,
         "TASKBRIDGE_REDIS_URL": here.settings.redis_url,
     }
     with (
         (directory / "producer.log").open("wb") as output,
-        Guarded([sys.executable, "-c", PRODUCER], output=output, environment=surroundings) as process,
+        Guarded([sys.executable, "-c", PRODUCER], output=output, environment=environment) as process,
     ):
         wait_until(lambda: here.redis.hget(Keys().runner(INVOICES, "busy"), "events"), "the producer notifies", 30)
         yield process.pid

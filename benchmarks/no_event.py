@@ -54,10 +54,10 @@ def _measure(records: int, concurrency: int) -> Report:
         options = ("--concurrency", str(concurrency))
         for listens in (False, True):
             delays = directory / f"delays-{listens}"
-            surroundings = {DELAYS: str(delays)} | ({"TASKBRIDGE_TAIL_LISTENS": "1"} if listens else {})
+            environment = {DELAYS: str(delays)} | ({"TASKBRIDGE_TAIL_LISTENS": "1"} if listens else {})
             with here.engine.begin() as connection:
                 connection.exec_driver_sql("SELECT taskbridge.announce(%s, %s)", (SOURCE, listens))
-            with worker(here, directory, *options, pipelines=HANDLERS, **surroundings):
+            with worker(here, directory, *options, pipelines=HANDLERS, **environment):
                 _insert(here, delays, f"warm-{listens}", WARM)
                 suffix = ", with the listener" if listens else ""
                 found[f"plain SQL{suffix}"] = summary(_insert(here, delays, f"sql-{listens}", records))
@@ -97,8 +97,8 @@ def _insert(here: Runtime, delays: Path, prefix: str, records: int) -> list[floa
 def _die(here: Runtime, delays: Path, records: int) -> list[float]:
     """Let so many producers write a record each and die; return the delay of each."""
     before = len(_read(delays))
-    surroundings = {**os.environ, **settings_of(here), "TASKBRIDGE_PIPELINES": HANDLERS}
-    subprocess.run([sys.executable, "-c", PRODUCERS, str(records)], env=surroundings, check=True)
+    environment = {**os.environ, **settings_of(here), "TASKBRIDGE_PIPELINES": HANDLERS}
+    subprocess.run([sys.executable, "-c", PRODUCERS, str(records)], env=environment, check=True)
     return _after(delays, before, records)
 
 

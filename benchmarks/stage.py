@@ -59,11 +59,11 @@ def worker(
         "PYTHONPATH": str(ROOT),
         **environment,
     }
-    surroundings = {**os.environ, **settings_of(here), **chosen}
+    environment = {**os.environ, **settings_of(here), **chosen}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
     with (
         (directory / f"{name}.log").open("wb") as output,
-        Guarded([*command, *options], output=output, environment=surroundings) as process,
+        Guarded([*command, *options], output=output, environment=environment) as process,
     ):
         wait_until(lambda: here.app.control.ping(destination=[name], timeout=0.2), "the worker is ready", 60)
         yield process.pid

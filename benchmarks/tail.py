@@ -255,8 +255,8 @@ def _costs(rounds: _Rounds, tenants: int) -> _Costs:
 
 def _status(here: Runtime) -> None:
     command = [sys.executable, "-c", STATUS, "status", "--pipeline", PIPELINE]
-    surroundings = {**os.environ, **settings_of(here), "TASKBRIDGE_PIPELINES": HANDLERS}
-    subprocess.run(command, env=surroundings, check=True, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, **settings_of(here), "TASKBRIDGE_PIPELINES": HANDLERS}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def _ms(call: Callable[[], object]) -> float:

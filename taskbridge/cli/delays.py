@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from taskbridge.cli import screen
-from taskbridge.cli.moments import ago, ahead, iso
+from taskbridge.cli import console
+from taskbridge.cli.times import ago, ahead, iso
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,21 +38,21 @@ class Delays:
             "records_waiting": waiting.waiting if waiting else 0,
         }
 
-    def table(self, console: Console, tenants: Sequence[TenantView], title: str | None) -> Table:
+    def table(self, terminal: Console, tenants: Sequence[TenantView], title: str | None) -> Table:
         """Return the table of `status`. The last run is the one that delays count from: the last that took records."""
-        counts = {"handled": "handled"} | ({"quarantine": "quarantined"} if console.width > screen.NARROW else {})
+        counts = {"handled": "handled"} | ({"quarantine": "quarantined"} if terminal.width > console.NARROW else {})
         columns = ("state", "due", "waiting", *counts, "last run", "criterion")
-        made = screen.table(console, "tenant", *columns, title=title, texts=("criterion",))
+        made = console.table(terminal, "tenant", *columns, title=title, texts=("criterion",))
         for one in tenants:
             waiting = self.waiting.get(one.tenant)
             made.add_row(
-                screen.cell(one.tenant),
+                console.cell(one.tenant),
                 one.state,
                 ahead(one.due_seconds),
                 f"{waiting.waiting if waiting else 0:,}",
                 *(f"{one.counts[key]:,}" for key in counts.values()),
                 ago(one.counts["last_taken_at"]),
-                screen.cell(waiting.criterion if waiting else "-"),
+                console.cell(waiting.criterion if waiting else "-"),
             )
         return made
 

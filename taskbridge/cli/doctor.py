@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.cli.surroundings import Origin
 
 if TYPE_CHECKING:
     from taskbridge.cli.checks import Finding
@@ -35,11 +35,11 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
     """
     from taskbridge.cli.checks import Level, examine, worst
 
-    with surroundings.enter(data_dir) as origin:
-        findings = examine(surroundings.here(), alone=origin is Origin.OURS)
+    with environment.enter(data_dir) as origin:
+        findings = examine(environment.here(), alone=origin is Origin.OURS)
     if as_json:
         rows = [{"level": one.level, "check": one.check, "text": one.text, "remedy": one.remedy} for one in findings]
-        screen.emit_json({"level": worst(findings), "findings": rows})
+        console.emit_json({"level": worst(findings), "findings": rows})
     else:
         _show(findings)
     if worst(findings) is Level.PROBLEM or (strict and worst(findings) is not Level.OK):
@@ -47,10 +47,10 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
 
 
 def _show(findings: list[Finding]) -> None:
-    console = screen.stdout()
+    terminal = console.stdout()
     for one in findings:
-        line = screen.cell(f"{one.level:<8}", _STYLES[one.level])
-        line.append_text(screen.cell(f" {one.check}: {one.text}", "default"))
-        console.print(line)
+        line = console.cell(f"{one.level:<8}", _STYLES[one.level])
+        line.append_text(console.cell(f" {one.check}: {one.text}", "default"))
+        terminal.print(line)
         if one.remedy:
-            console.print(screen.cell(f"         -> {one.remedy}"))
+            terminal.print(console.cell(f"         -> {one.remedy}"))

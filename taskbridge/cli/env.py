@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from taskbridge.cli import surroundings
+from taskbridge.cli import environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.settings import Settings
 
@@ -24,11 +24,11 @@ def env(data_dir: Path) -> None:
 
     Where there are no servers, nothing is printed on stdout, so the shell's variables stay as they are.
     """
-    surroundings.existing(data_dir)
+    environment.existing(data_dir)
     settings = Settings.read()
     values = {
-        surroundings.POSTGRES: settings.postgres_url,
-        surroundings.REDIS: settings.redis_url,
+        environment.POSTGRES: settings.postgres_url,
+        environment.REDIS: settings.redis_url,
         "TASKBRIDGE_BROKER_URL": settings.broker,
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option, tenant_column_option
-from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError, Unavailable
 
 if TYPE_CHECKING:
@@ -41,20 +41,20 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
     content = sending.read(file, tenant_column)
     sending.list_problems(file, content)
     progress = sending.Sending(content)
-    with surroundings.enter(data_dir) as origin:
-        surroundings.ready(surroundings.here(), migrate=origin is Origin.OURS)
+    with environment.enter(data_dir) as origin:
+        environment.ready(environment.here(), migrate=origin is Origin.OURS)
         sending.check_pipeline()
         try:
             sending.send(progress)
         except (TaskBridgeError, Interrupted) as error:
             _show(progress, as_json=as_json)
             if isinstance(error, Interrupted):
-                screen.tell(progress.how_far())
+                console.tell(progress.how_far())
                 raise
             raise Unavailable(f"{error}. {progress.how_far()}") from error
     _show(progress, as_json=as_json)
     if origin is Origin.OURS and progress.written:
-        screen.tell("No worker runs yet: `taskbridge up` handles what was imported.")
+        console.tell("No worker runs yet: `taskbridge up` handles what was imported.")
     if content.problems:
         raise click.exceptions.Exit(1)
 
@@ -62,10 +62,10 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
 def _show(progress: Sending, *, as_json: bool) -> None:
     counts = progress.as_json()
     if as_json:
-        screen.emit_json(counts)
+        console.emit_json(counts)
         return
-    console = screen.stdout()
-    table = screen.table(console, "", "count")
+    terminal = console.stdout()
+    table = console.table(terminal, "", "count")
     for name in ("invoices", "written", "unchanged", "credit_notes", "tenants", "problems"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
-    console.print(table)
+    terminal.print(table)

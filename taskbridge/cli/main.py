@@ -8,8 +8,8 @@ from typing import Final
 
 import click
 
-from taskbridge.cli import interrupts, screen
-from taskbridge.cli.failures import Commands
+from taskbridge.cli import console, interrupts
+from taskbridge.cli.errors import Commands
 from taskbridge.cli.options import examples
 from taskbridge.settings import unknown_variables
 
@@ -72,7 +72,7 @@ def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
     that `taskbridge up` serves in the data directory.
     """
     for name, text in unknown_variables(os.environ):
-        screen.complain(f"the variable {name} is not known and does nothing: {text}")
+        console.complain(f"the variable {name} is not known and does nothing: {text}")
 
 
 def main() -> None:

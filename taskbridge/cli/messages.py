@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from taskbridge.cli import screen
+from taskbridge.cli import console
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.cli.json_lines import STDIN, Line
 from taskbridge.cli.sending import SHOWN_PROBLEMS
@@ -91,7 +91,7 @@ class Messages:
     def _note(self, number: int, text: str) -> None:
         self.problems += 1
         if self.problems <= SHOWN_PROBLEMS:
-            screen.tell(f"{self.path}:{number}: {text}")
+            console.tell(f"{self.path}:{number}: {text}")
         if self.problems <= KEPT_PROBLEMS:
             self.problem_lines.append({"line": number, "text": text})
 
@@ -144,6 +144,6 @@ def _progress(path: Path) -> Iterator[Callable[[int], None]]:
     if path == STDIN:
         yield lambda _: None
         return
-    with screen.progress(time_left=True) as progress:
+    with console.progress(time_left=True) as progress:
         task = progress.add_task("recording", total=path.stat().st_size if path.is_file() else None)
         yield lambda done: progress.update(task, completed=done)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
 
 __all__ = ["metrics"]
@@ -29,10 +29,10 @@ def metrics(data_dir: Path) -> None:
     """
     from taskbridge.observing.metrics import Metrics
 
-    surroundings.existing(data_dir)
-    look = Metrics(surroundings.here(), ticking=False)
+    environment.existing(data_dir)
+    look = Metrics(environment.here(), ticking=False)
     click.echo(look.text(), nl=False)
     for problem in look.problems:
-        screen.complain(problem)
+        console.complain(problem)
     if look.problems:
         raise click.exceptions.Exit(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import SchemaMismatch, UsageError
 
@@ -36,9 +36,9 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
 
     if revision == "base" and not yes:
         raise click.UsageError("--to base drops all tables and what they hold: add --yes if that is what you want")
-    with surroundings.enter(data_dir):
+    with environment.enter(data_dir):
         try:
-            engine = surroundings.here().engine
+            engine = environment.here().engine
             store.check_version(engine)
             before, after = store.migrate(engine, revision)
             foreign = after == head() and not store.in_its_cluster(engine)
@@ -49,6 +49,6 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
     else:
         click.echo(f"schema {before or 'none'} -> {after or 'none'}")
     if foreign:
-        screen.complain(f"what comes next: {store.FOREIGN_CLUSTER}")
+        console.complain(f"what comes next: {store.FOREIGN_CLUSTER}")
     if after != revision and revision not in ("head", "base"):
         raise SchemaMismatch(f"the database stays at {after}: only `--to base` goes back, and it drops the tables")

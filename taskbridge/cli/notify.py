@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option
 from taskbridge.common.names import check_tenant
 
@@ -31,9 +31,9 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     from taskbridge.producing import notify as notifying
 
     check_tenant(tenant)
-    surroundings.existing(data_dir)
+    environment.existing(data_dir)
     answer = notifying.notify(app, tenant, pipeline).name.lower()
     if as_json:
-        screen.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer})
+        console.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer})
     else:
         click.echo(_WORDS[answer])

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.cli import interrupts, screen, surroundings
-from taskbridge.cli.moments import iso
+from taskbridge.cli import console, environment, interrupts
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
-from taskbridge.cli.surroundings import Origin
+from taskbridge.cli.times import iso
 from taskbridge.common.names import check_tenant
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
         known = tenant is None or bool(view(scope.here, pipeline, tenant))
         held = scope.hold(reason)
     if as_json:
-        screen.emit_json(held)
+        console.emit_json(held)
     else:
-        click.echo(screen.plain(f"{scope.name}: {'paused' if held['new'] else 'was paused already'}"))
+        click.echo(console.plain(f"{scope.name}: {'paused' if held['new'] else 'was paused already'}"))
     if not known:
-        screen.tell(f"{scope.name} has neither records nor a runner yet: is it spelled right?")
+        console.tell(f"{scope.name} has neither records nor a runner yet: is it spelled right?")
 
 
 @click.command(
@@ -116,14 +116,14 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
         started = [one for one in scope.pending() if left.holding(one) is None]
         start(started, pipeline, scope.origin)
     if as_json:
-        screen.emit_json(scope.key | {"paused": scope.paused(left), "resumed": released, "started": len(started)})
+        console.emit_json(scope.key | {"paused": scope.paused(left), "resumed": released, "started": len(started)})
     else:
         was = "resumed" if released else "was not paused"
-        click.echo(screen.plain(f"{scope.name}: {was}, tenants with pending records: {len(started):,}"))
+        click.echo(console.plain(f"{scope.name}: {was}, tenants with pending records: {len(started):,}"))
     if tenant is not None and left.whole is not None:
-        screen.tell(f"{pipeline} itself is still paused: `taskbridge resume --pipeline {pipeline}` lets it go on.")
+        console.tell(f"{pipeline} itself is still paused: `taskbridge resume --pipeline {pipeline}` lets it go on.")
     elif tenant is None and left.tenants:
-        screen.tell(
+        console.tell(
             f"Tenants that are still paused, one by one: {len(left.tenants):,}; `taskbridge status` names them."
         )
 
@@ -162,9 +162,9 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
             found |= scope.hold(reason)
     found["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
-        screen.emit_json(found)
+        console.emit_json(found)
     elif not left:
-        click.echo(screen.plain(f"{scope.name}: drained and paused"))
+        click.echo(console.plain(f"{scope.name}: drained and paused"))
     if left:
         _complain(scope, left, paused)
         raise click.exceptions.Exit(1)
@@ -174,10 +174,10 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
 def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Scope]:
     if tenant is not None:
         check_tenant(tenant)
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         yield _Scope(here, origin, here.pipelines[pipeline].name, tenant)
 
 
@@ -197,21 +197,21 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
         if not left or paused or after >= deadline:
             return left, paused
         if not told:
-            screen.tell(f"{scope.name}: waiting for pending records: {sum(left.values()):,}")
+            console.tell(f"{scope.name}: waiting for pending records: {sum(left.values()):,}")
         tenants, told = list(left), True
         time.sleep(min(max(POLL_SECONDS, (after - before) / LOOKS_SHARE), deadline - after))
 
 
 def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
     for tenant, records in list(left.items())[:SHOWN_TENANTS]:
-        screen.tell(f"{tenant}: {records:,} {'record is' if records == 1 else 'records are'} left")
+        console.tell(f"{tenant}: {records:,} {'record is' if records == 1 else 'records are'} left")
     if len(left) > SHOWN_TENANTS:
-        screen.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
+        console.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
     why = (
         "paused tenants have pending records, which nobody handles: `taskbridge resume` them first"
         if paused
         else "`taskbridge status` shows why, and a longer --timeout waits longer"
     )
-    screen.complain(
+    console.complain(
         f"{scope.name}: not drained, and nothing was paused; pending records: {sum(left.values()):,}; {why}"
     )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, duration, examples, json_option
-from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ def prune(
     """
     from taskbridge import store
 
-    surroundings.need_data(data_dir)
+    environment.need_data(data_dir)
     counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
     complete = False
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    with environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         what = _what(here.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
         try:
             _prune(store.prune(here.engine, what), counts)
             complete = True
         except (TaskBridgeError, Interrupted):
-            screen.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
+            console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
             raise
         finally:
             _show(what, counts, as_json=as_json, complete=complete)
@@ -87,7 +87,7 @@ def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
     """Take the steps, with a progress bar; a signal ends it between two."""
     from taskbridge.process.translation import speaking_plainly
 
-    with screen.progress(time_left=True) as progress:
+    with console.progress(time_left=True) as progress:
         tasks: dict[str, Any] = {}
         while True:
             with uninterrupted(), speaking_plainly():
@@ -106,13 +106,13 @@ def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -
     from taskbridge.store import PRUNED
 
     if as_json:
-        screen.emit_json({"dry_run": what.dry_run, "complete": complete, **counts})
+        console.emit_json({"dry_run": what.dry_run, "complete": complete, **counts})
         return
-    console = screen.stdout()
-    table = screen.table(console, "", "would be deleted" if what.dry_run else "deleted")
+    terminal = console.stdout()
+    table = console.table(terminal, "", "would be deleted" if what.dry_run else "deleted")
     for name in PRUNED:
         table.add_row(name, f"{counts[name]:,}")
-    console.print(table)
+    terminal.print(table)
     if counts["kept"]:
         records = "1 old record stays" if counts["kept"] == 1 else f"{counts['kept']:,} old records stay"
-        console.print(f"{records}: pending, in quarantine, or about to be tried again")
+        terminal.print(f"{records}: pending, in quarantine, or about to be tried again")

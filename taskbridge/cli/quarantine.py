@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskbridge.cli import screen, surroundings
-from taskbridge.cli.moments import ago, iso
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
-from taskbridge.cli.surroundings import Origin
+from taskbridge.cli.times import ago, iso
 from taskbridge.common.names import check_tenant
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def list_them(pipeline: str, discarded: bool, limit: int, data_dir: Path, as_jso
     with _entered(data_dir, pipeline) as (there, _, _):
         records, count = there.find(pipeline, **choice.filters, discarded=discarded, limit=limit)
     if as_json:
-        screen.emit_json({"pipeline": pipeline, "count": count, "records": list(map(_as_json, records))})
+        console.emit_json({"pipeline": pipeline, "count": count, "records": list(map(_as_json, records))})
     else:
         _show(pipeline, records, count, "such record" if any(chosen.values()) else "record")
 
@@ -145,11 +145,11 @@ def retry(pipeline: str, every: bool, data_dir: Path, as_json: bool, **chosen: A
         start(list(done.tenants), pipeline, origin)
         paused = pauses.of(pipeline)
     if as_json:
-        screen.emit_json(done.as_json("retried"))
+        console.emit_json(done.as_json("retried"))
     else:
         click.echo(f"{pipeline}: {done.sentence} tried again" if done.records else f"{pipeline}: nothing to try again")
     if any(paused.holding(tenant) for tenant in done.tenants):
-        screen.tell("What is paused is tried after `taskbridge resume`; `taskbridge status` shows it.")
+        console.tell("What is paused is tried after `taskbridge resume`; `taskbridge status` shows it.")
     _end(done)
 
 
@@ -183,7 +183,7 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
             click.confirm(question, abort=True, err=True)
         done = _done(pipeline, choice, records, there.discard(pipeline, records))
     if as_json:
-        screen.emit_json(done.as_json("discarded"))
+        console.emit_json(done.as_json("discarded"))
     else:
         click.echo(f"{pipeline}: {done.sentence} discarded" if done.records else f"{pipeline}: nothing to discard")
     _end(done)
@@ -191,10 +191,10 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 
 @contextmanager
 def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         yield here.quarantine_of(pipeline), here.pauses, origin
 
 
@@ -222,7 +222,7 @@ def _done(
 
 def _end(done: _Done) -> None:
     for external_id in done.missing:
-        screen.complain(
+        console.complain(
             f"{external_id!r} is not in quarantine, or not where you looked: "
             f"see `taskbridge quarantine list --all --pipeline {done.pipeline}`"
         )
@@ -235,19 +235,19 @@ def _as_json(record: QuarantinedRecord) -> dict[str, Any]:
 
 
 def _show(pipeline: str, records: Sequence[QuarantinedRecord], count: int, what: str) -> None:
-    console = screen.stdout()
+    terminal = console.stdout()
     if not records:
-        console.print(f"{pipeline}: no {what} is in quarantine")
+        terminal.print(f"{pipeline}: no {what} is in quarantine")
         return
-    table = screen.table(
-        console, "id", "tenant", "state", "attempts", "set aside", "reason", texts=("tenant", "reason")
+    table = console.table(
+        terminal, "id", "tenant", "state", "attempts", "set aside", "reason", texts=("tenant", "reason")
     )
     for one in records:
         numbers = (one.state, "-" if one.cause == "rejected" else f"{one.attempts:,}", ago(one.quarantined_at))
-        table.add_row(screen.cell(one.external_id), screen.cell(one.tenant), *numbers, screen.cell(one.reason))
-    console.print(table)
+        table.add_row(console.cell(one.external_id), console.cell(one.tenant), *numbers, console.cell(one.reason))
+    terminal.print(table)
     if count > len(records):
-        console.print(f"and {count - len(records):,} more (--limit shows more)")
+        terminal.print(f"and {count - len(records):,} more (--limit shows more)")
 
 
 def _number(count: int, what: str) -> str:

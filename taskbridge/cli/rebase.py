@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
     """
     from taskbridge import store
 
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir):
-        engine = surroundings.here().engine
+    environment.need_data(data_dir)
+    with environment.enter(data_dir):
+        engine = environment.here().engine
         store.check_version(engine)
         store.check_schema(engine)
         done = None
@@ -50,7 +50,7 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
                 )
             done = store.rebase(engine)
     if as_json:
-        screen.emit_json(_as_json(done))
+        console.emit_json(_as_json(done))
     else:
         _show(done)
 
@@ -62,11 +62,11 @@ def _as_json(done: Rebased | None) -> dict[str, object]:
 
 
 def _show(done: Rebased | None) -> None:
-    console = screen.stdout()
+    terminal = console.stdout()
     if done is None:
-        console.print("the database is in its own cluster: nothing to do")
+        terminal.print("the database is in its own cluster: nothing to do")
         return
-    console.print(f"rebased {done.cursors:,} cursors and {done.rows:,} rows")
+    terminal.print(f"rebased {done.cursors:,} cursors and {done.rows:,} rows")
     for pipeline, count in done.set_aside.items():
-        console.print(screen.cell(f"{pipeline}: {count:,} pending records are tried first by the next sweeps"))
-    screen.tell("Workers and producers may start again.")
+        terminal.print(console.cell(f"{pipeline}: {count:,} pending records are tried first by the next sweeps"))
+    console.tell("Workers and producers may start again.")

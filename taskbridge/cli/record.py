@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
-from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
@@ -50,19 +50,19 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     from taskbridge.producing.recording import criteria_of
 
     progress = Messages(pipeline, file, id_field)
-    with json_lines.messages(file) as lines, surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    with json_lines.messages(file) as lines, environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         criteria_of(here, pipeline)
         try:
             record_all(progress, lines)
         except (TaskBridgeError, Interrupted):
             _show(progress, as_json=as_json)
-            screen.tell(progress.how_far())
+            console.tell(progress.how_far())
             raise
     _show(progress, as_json=as_json)
     if origin is Origin.OURS and progress.matched:
-        screen.tell("No worker runs yet: `taskbridge up` handles what was recorded.")
+        console.tell("No worker runs yet: `taskbridge up` handles what was recorded.")
     if progress.problems:
         raise click.exceptions.Exit(1)
 
@@ -71,15 +71,15 @@ def _show(progress: Messages, *, as_json: bool) -> None:
     from taskbridge.cli.sending import SHOWN_PROBLEMS
 
     if progress.problems > SHOWN_PROBLEMS:
-        screen.tell(f"... and {progress.problems - SHOWN_PROBLEMS:,} more (--json lists them)")
+        console.tell(f"... and {progress.problems - SHOWN_PROBLEMS:,} more (--json lists them)")
     counts = progress.as_json()
     if as_json:
-        screen.emit_json(counts)
+        console.emit_json(counts)
         return
-    console = screen.stdout()
-    table = screen.table(console, "", "count")
+    terminal = console.stdout()
+    table = console.table(terminal, "", "count")
     for name in ("lines", "new", "known_before", "matched", "unmatched", "tenants", "problems"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
-    console.print(table)
+    terminal.print(table)
     if progress.unmatched:
-        screen.tell(f"`taskbridge unmatched list {progress.pipeline}` shows why no criterion matched.")
+        console.tell(f"`taskbridge unmatched list {progress.pipeline}` shows why no criterion matched.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbridge.cli import screen
+from taskbridge.cli import console
 from taskbridge.cli.sending import Sending
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.process.runtime import Runtime
@@ -38,15 +38,15 @@ def collect(here: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     """Print the figures for people."""
-    console = screen.stdout()
-    table = screen.table(console, "tenant", "events", "runs", "sweeps", "records", "first event (ms)")
+    terminal = console.stdout()
+    table = console.table(terminal, "tenant", "events", "runs", "sweeps", "records", "first event (ms)")
     for tenant, row in figures["tenants"].items():
         first = row["first_event_ms"]
         numbers = [f"{row[name]:,}" for name in _COUNTERS[:-1]]
-        table.add_row(screen.cell(tenant), *numbers, "-" if first is None else f"{first:,}")
+        table.add_row(console.cell(tenant), *numbers, "-" if first is None else f"{first:,}")
     if table.rows:
-        console.print(table)
-    console.print(_sentence(figures))
+        terminal.print(table)
+    terminal.print(_sentence(figures))
 
 
 def _sentence(figures: dict[str, Any]) -> str:

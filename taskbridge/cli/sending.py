@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskbridge.cli import screen
+from taskbridge.cli import console
 from taskbridge.cli.csv_invoices import Invoice, InvoiceFile, read_invoices
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.declaring.pipeline import INVOICES
@@ -72,7 +72,7 @@ def read(path: Path, tenant_column: str) -> InvoiceFile:
     Raises:
         InvalidInput: the file as a whole cannot be read.
     """
-    with screen.progress() as progress:
+    with console.progress() as progress:
         total = path.stat().st_size if path.is_file() else None
         task = progress.add_task("reading", total=total)
         return read_invoices(path, tenant_column, lambda done: progress.update(task, completed=done))
@@ -95,7 +95,7 @@ def send(sending: Sending, meanwhile: Callable[[], None] = lambda: None) -> None
     Raises:
         Unavailable: Postgres or Redis cannot be used now.
     """
-    with screen.progress(of=True, time_left=True) as progress:
+    with console.progress(of=True, time_left=True) as progress:
         task = progress.add_task("sending", total=len(sending.file.invoices))
         for invoice in sending.file.invoices:
             with uninterrupted():
@@ -117,7 +117,7 @@ def list_problems(path: Path, file: InvoiceFile) -> None:
     """List the first problems on stderr, by line number."""
     for problem in file.problems[:SHOWN_PROBLEMS]:
         invoice = f" invoice {problem.invoice}:" if problem.invoice else ""
-        screen.tell(f"{path}:{problem.line}:{invoice} {problem.text}")
+        console.tell(f"{path}:{problem.line}:{invoice} {problem.text}")
     rest = len(file.problems) - SHOWN_PROBLEMS
     if rest > 0:
-        screen.tell(f"... and {rest} more (--json lists all)")
+        console.tell(f"... and {rest} more (--json lists all)")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskbridge.cli import screen
-from taskbridge.cli.surroundings import Origin
+from taskbridge.cli import console
+from taskbridge.cli.environment import Origin
 from taskbridge.errors import Unavailable
 
 __all__ = ["start"]
@@ -27,4 +27,4 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
             f"{error}. It is written down all the same: workers find it within TASKBRIDGE_BASE_INTERVAL"
         ) from error
     if origin is Origin.OURS and tenants:
-        screen.tell("No worker runs yet: `taskbridge up` handles what is pending.")
+        console.tell("No worker runs yet: `taskbridge up` handles what is pending.")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.cli import delays, screen, surroundings
+from taskbridge.cli import console, delays, environment
 from taskbridge.cli.delays import Delays
-from taskbridge.cli.moments import ago, ahead, iso, moment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.cli.surroundings import Origin
+from taskbridge.cli.times import ago, ahead, iso, moment
 from taskbridge.common.names import check_tenant
 
 if TYPE_CHECKING:
@@ -153,10 +153,10 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
     """
     if tenant is not None:
         check_tenant(tenant)
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.looking()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        here = environment.looking()
+        environment.ready(here, migrate=origin is Origin.OURS)
         names = here.pipelines.names() if pipeline is None else [here.pipelines[pipeline].name]
         from taskbridge.store import undeclared_pipelines, unmatched_sources
 
@@ -170,19 +170,19 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         pipelines = {name: _as_json(one) for name, one in found.items()}
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
         more |= {"undeclared": undeclared} if undeclared else {}
-        screen.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
+        console.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
     else:
         _show(found)
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
-            click.echo(screen.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
+            click.echo(console.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
         for name, count in undeclared.items():
             text = f"{name}: {count:,} tenants, and this process does not declare the pipeline"
-            click.echo(screen.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
+            click.echo(console.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
         if parked:
             click.echo(f"{parked:,} messages wait to be recorded; a worker's log says what keeps them")
     if tenant is not None and not any(one.tenants for one in found.values()):
-        screen.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
+        console.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
         raise click.exceptions.Exit(1)
 
 
@@ -235,31 +235,33 @@ def _tenant_as_json(one: TenantView) -> dict[str, Any]:
 
 
 def _show(found: dict[str, _Standing]) -> None:
-    console = screen.stdout()
+    terminal = console.stdout()
     for name, one in found.items():
         title = name if len(found) > 1 else None
         if one.more:
-            console.print(str(one.whole))
+            terminal.print(str(one.whole))
         if not one.tenants:
-            console.print(f"{name}: no tenants")
+            terminal.print(f"{name}: no tenants")
         elif one.delays is None:
-            console.print(_table(console, one.tenants, title))
+            terminal.print(_table(terminal, one.tenants, title))
         else:
-            console.print(one.delays.table(console, one.tenants, title))
+            terminal.print(one.delays.table(terminal, one.tenants, title))
         if one.more:
-            console.print(screen.plain(f"more tenants: {_command('status', name)} --after {one.tenants[-1].tenant!r}"))
+            terminal.print(
+                console.plain(f"more tenants: {_command('status', name)} --after {one.tenants[-1].tenant!r}")
+            )
         for sentence in one.sentences():
-            console.print(screen.plain(sentence))
+            terminal.print(console.plain(sentence))
 
 
-def _table(console: Console, tenants: list[TenantView], title: str | None) -> Table:
+def _table(terminal: Console, tenants: list[TenantView], title: str | None) -> Table:
     columns = ("state", "lease", "pending", "handled", "quarantine", "last run", "events", "runs")
-    made = screen.table(console, "tenant", *columns, title=title)
+    made = console.table(terminal, "tenant", *columns, title=title)
     for one in tenants:
         counts = [f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined")]
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
-        made.add_row(screen.cell(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
+        made.add_row(console.cell(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
     return made
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from taskbridge.cli.moments import moment
+from taskbridge.cli.times import moment
 from taskbridge.gate import RunnerStatus, State, Survey
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import Backlog, Pause, read_backlogs

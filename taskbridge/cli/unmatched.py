@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.cli import screen, surroundings
-from taskbridge.cli.moments import iso
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.cli.surroundings import Origin
+from taskbridge.cli.times import iso
 
 if TYPE_CHECKING:
     from taskbridge.store import UnmatchedRecord
@@ -52,10 +52,10 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
     from taskbridge.producing.recording import criteria_of
     from taskbridge.store import unmatched_sources
 
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         if pipeline is None:
             _count(unmatched_sources(here.engine), as_json=as_json)
             return
@@ -64,7 +64,7 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
             criteria_of(here, pipeline)
         records = list(islice(here.records_of(pipeline).unmatched(), limit))
     if as_json:
-        screen.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
+        console.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
     else:
         _show(pipeline, records, count)
 
@@ -87,10 +87,10 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
     from taskbridge.integration.app import app
     from taskbridge.producing.recording import criteria_of, match_again
 
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         criteria_of(here, pipeline)
         tenants, reasons = Counter[str](), Counter[str]()
         for one in match_again(app, pipeline):
@@ -100,22 +100,22 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
                 reasons[str(one.reason)] += 1
     if as_json:
         counts = {"matched": tenants.total(), "unmatched": reasons.total()}
-        screen.emit_json({"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())})
+        console.emit_json({"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())})
     else:
         _show_matched(tenants, reasons)
     if origin is Origin.OURS and tenants:
-        screen.tell("No worker runs yet: `taskbridge up` handles what was matched.")
+        console.tell("No worker runs yet: `taskbridge up` handles what was matched.")
 
 
 def _count(counts: dict[str, int], *, as_json: bool) -> None:
     if as_json:
-        screen.emit_json({"unmatched": counts})
+        console.emit_json({"unmatched": counts})
         return
-    console = screen.stdout()
+    terminal = console.stdout()
     if not counts:
-        console.print("a criterion matched every record")
+        terminal.print("a criterion matched every record")
     for pipeline, count in counts.items():
-        console.print(screen.cell(f"{pipeline}: {count:,} unmatched"))
+        terminal.print(console.cell(f"{pipeline}: {count:,} unmatched"))
 
 
 @unmatched.command(
@@ -140,15 +140,15 @@ def discard_them(
     """
     if everything == bool(message_ids or reason):
         raise click.UsageError("choose what to give up: IDs, --reason or both, or --all for all that are unmatched")
-    surroundings.need_data(data_dir)
-    with surroundings.enter(data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=origin is Origin.OURS)
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=origin is Origin.OURS)
         done = here.records_of(pipeline).discard(list(message_ids) or None, reason)
     if as_json:
-        screen.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
+        console.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
     else:
-        screen.stdout().print(screen.cell(f"{pipeline}: {len(done):,} discarded"))
+        console.stdout().print(console.cell(f"{pipeline}: {len(done):,} discarded"))
 
 
 def _as_json(record: UnmatchedRecord) -> dict[str, Any]:
@@ -156,18 +156,18 @@ def _as_json(record: UnmatchedRecord) -> dict[str, Any]:
 
 
 def _show(pipeline: str, records: list[UnmatchedRecord], count: int) -> None:
-    console = screen.stdout()
+    terminal = console.stdout()
     if not records:
-        console.print(f"{pipeline}: a criterion matched every record")
+        terminal.print(f"{pipeline}: a criterion matched every record")
         return
-    table = screen.table(console, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
+    table = console.table(terminal, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
     for one in records:
         at = f"{one.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
-        texts = (screen.cell(one.reason), screen.cell(_shortened(one.payload)))
-        table.add_row(screen.cell(one.message_id), str(one.id), at, *texts)
-    console.print(table)
+        texts = (console.cell(one.reason), console.cell(_shortened(one.payload)))
+        table.add_row(console.cell(one.message_id), str(one.id), at, *texts)
+    terminal.print(table)
     if count > len(records):
-        console.print(f"and {count - len(records):,} more (--limit shows more)")
+        terminal.print(f"and {count - len(records):,} more (--limit shows more)")
 
 
 def _shortened(payload: Any) -> str:
@@ -176,13 +176,13 @@ def _shortened(payload: Any) -> str:
 
 
 def _show_matched(tenants: Counter[str], reasons: Counter[str]) -> None:
-    console = screen.stdout()
-    console.print(f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched")
+    terminal = console.stdout()
+    terminal.print(f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched")
     if not reasons:
         return
-    table = screen.table(console, "reason", "records")
+    table = console.table(terminal, "reason", "records")
     for reason, count in reasons.most_common(SHOWN_REASONS):
-        table.add_row(screen.cell(reason), f"{count:,}")
-    console.print(table)
+        table.add_row(console.cell(reason), f"{count:,}")
+    terminal.print(table)
     if len(reasons) > SHOWN_REASONS:
-        console.print(f"and {len(reasons) - SHOWN_REASONS:,} more reasons (--json lists all)")
+        terminal.print(f"and {len(reasons) - SHOWN_REASONS:,} more reasons (--json lists all)")

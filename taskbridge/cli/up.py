@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskbridge.cli import screen, surroundings
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import (
     DEFAULT_DATA_DIR,
@@ -20,13 +21,12 @@ from taskbridge.cli.options import (
     json_option,
     tenant_column_option,
 )
-from taskbridge.cli.surroundings import Origin
 from taskbridge.errors import TaskBridgeError, Unavailable
 
 if TYPE_CHECKING:
     from taskbridge.cli.csv_invoices import InvoiceFile
+    from taskbridge.cli.monitor import Monitor
     from taskbridge.cli.sending import Sending
-    from taskbridge.cli.watching import Watcher
     from taskbridge.cli.workers import Workers
 
 __all__ = ["up"]
@@ -90,7 +90,7 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
         return
     figures, pending = done
     if as_json:
-        screen.emit_json(figures)
+        console.emit_json(figures)
     else:
         report.show(figures)
     if figures["problems"] or figures["pending"] or pending:
@@ -100,27 +100,27 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
 def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
     """Start all, do what was asked, stop all. Return --exit-when-idle's figures, and whether any record is pending."""
     from taskbridge.cli import report, sending
+    from taskbridge.cli.monitor import Monitor
     from taskbridge.cli.tenants import has_pending, is_idle
-    from taskbridge.cli.watching import Watcher
     from taskbridge.cli.workers import Workers
 
-    screen.tell("taskbridge: starting")
-    with surroundings.served(wish.data_dir) as origin:
-        here = surroundings.here()
-        surroundings.ready(here, migrate=True)
+    console.tell("taskbridge: starting")
+    with environment.served(wish.data_dir) as origin:
+        here = environment.here()
+        environment.ready(here, migrate=True)
         if wish.content.invoices:
             sending.check_pipeline()
-        with Workers(wish.workers, wish.concurrency, wish.data_dir, screen.complain) as workers:
+        with Workers(wish.workers, wish.concurrency, wish.data_dir, console.complain) as workers:
             workers.wait_until_ready()
             started = time.monotonic()
             sent = _import(wish.content, workers)
-            watcher = Watcher(here, workers, ours=origin is Origin.OURS)
-            workers.announce = watcher.announce
+            monitor = Monitor(here, workers, ours=origin is Origin.OURS)
+            workers.announce = monitor.announce
             if not wish.exit_when_idle:
-                _stay_up(watcher, sent, _other_shell(wish.data_dir) if origin is Origin.OURS else None)
+                _stay_up(monitor, sent, _other_shell(wish.data_dir) if origin is Origin.OURS else None)
                 return None
-            if not watcher.until(is_idle, wish.timeout):
-                screen.complain(f"not idle after {wish.timeout:g} s; `taskbridge status` shows the tenants' errors")
+            if not monitor.until(is_idle, wish.timeout):
+                console.complain(f"not idle after {wish.timeout:g} s; `taskbridge status` shows the tenants' errors")
             return report.collect(here, sent, time.monotonic() - started), has_pending(here)
 
 
@@ -131,23 +131,23 @@ def _import(content: InvoiceFile, workers: Workers) -> Sending:
     try:
         sending.send(sent, workers.watch)
     except Interrupted:
-        screen.tell(sent.how_far())
+        console.tell(sent.how_far())
         raise
     except TaskBridgeError as error:
         raise Unavailable(f"{error}. {sent.how_far()}") from error
     return sent
 
 
-def _stay_up(watcher: Watcher, sent: Sending, other_shell: str | None) -> None:
+def _stay_up(monitor: Monitor, sent: Sending, other_shell: str | None) -> None:
     if sent.done:
-        watcher.announce(f"{sent.done:,} invoices: {sent.written:,} written, {sent.unchanged:,} unchanged")
+        monitor.announce(f"{sent.done:,} invoices: {sent.written:,} written, {sent.unchanged:,} unchanged")
     if other_shell is not None:
-        watcher.announce(f"ready; in another shell: {other_shell}")
-    watcher.announce("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
+        monitor.announce(f"ready; in another shell: {other_shell}")
+    monitor.announce("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
     try:
-        watcher.until(lambda _: False, None)
+        monitor.until(lambda _: False, None)
     except Interrupted:
-        watcher.announce("stopping; a second Ctrl-C does not wait for the runs under way")
+        monitor.announce("stopping; a second Ctrl-C does not wait for the runs under way")
 
 
 def _other_shell(data_dir: Path) -> str:

@@ -4,7 +4,7 @@ At most one run of a tenant is between begin and settle with the current token (
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
 a word to the gate: its successor has the tenant.
 
-How a batch is handed over stands in `handover.py`, what follows a failure in `setbacks.py`.
+How a batch is handed over stands in `delivery.py`, what follows a failure in `failures.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Final
 from taskbridge.gate import Answer, Outcome, Queue
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
-from taskbridge.running import setbacks
-from taskbridge.running.handover import Ending, HandlerFailed, Run, hand_over, permitted
+from taskbridge.running import failures
+from taskbridge.running.delivery import Ending, HandlerFailed, Run, hand_over, permitted
 from taskbridge.store import CursorLost, Outranked, Unread
 
 __all__ = ["run", "run_together"]
@@ -65,7 +65,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         except Outranked as higher:
             ending = Ending(Outcome.OUTRANKED, owner=higher.owner)
         except Exception as error:
-            ending = setbacks.after_lost_server(this, error)
+            ending = failures.after_lost_server(this, error)
         except BaseException:
             # The process was told to end. Its batch comes again at once, elsewhere.
             _settle(this, Ending(Outcome.STOPPED))
@@ -151,11 +151,11 @@ def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 def _sweep_or_fail(this: Run) -> Ending:
     try:
-        return setbacks.probe(this) if this.begun.probe is not None else _sweep(this)
+        return failures.probe(this) if this.begun.probe is not None else _sweep(this)
     except HandlerFailed as failed:
-        return setbacks.after_failure(this, failed)
+        return failures.after_failure(this, failed)
     except Unread as unread:
-        return setbacks.after_unread(this, unread)
+        return failures.after_unread(this, unread)
 
 
 def _sweep(this: Run) -> Ending:
@@ -166,12 +166,12 @@ def _sweep(this: Run) -> Ending:
     """
     page = this.claim(this.most_records())
     if this.begun.died and page.records:
-        if (ending := setbacks.after_death(this, page)) is not None:
+        if (ending := failures.after_death(this, page)) is not None:
             return ending
         page = this.cursors.read(this.key, this.most_records())
     while True:
         if page.held:
-            return setbacks.PAUSED
+            return failures.PAUSED
         page, wait_ms = permitted(this, page)
         if wait_ms:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)

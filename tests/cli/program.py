@@ -26,7 +26,7 @@ _forkserver.set_forkserver_preload(
     [
         "taskbridge.cli.main",
         *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
-        *(f"taskbridge.cli.{module}" for module in ("checks", "messages", "report", "watching", "workers")),
+        *(f"taskbridge.cli.{module}" for module in ("checks", "messages", "report", "monitor", "workers")),
         "alembic.util",
         "rich.progress",
         "taskbridge.integration.app",

@@ -47,10 +47,10 @@ def test_a_terminal_is_sent_names_as_text_and_colours_only_if_wanted(odd_tenants
     assert "\x1b[" in coloured
     plain = on_a_terminal(odd_tenants, "status", NO_COLOR="1")
     assert "\x1b[3" not in plain
-    for screen in (coloured, plain):
-        assert MARKUP in screen
-        assert "a\\u202eb\\u200bc" in screen
-        assert all(len(row) <= 400 for row in screen.splitlines())
+    for console in (coloured, plain):
+        assert MARKUP in console
+        assert "a\\u202eb\\u200bc" in console
+        assert all(len(row) <= 400 for row in console.splitlines())
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(odd_tenants: Program) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
-from taskbridge.running.setbacks import LEAST_DEATHS
+from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import HOLDS_LONGER, PAUSE
 from taskbridge.settings import Settings
 from taskbridge.store.engine import GRACE

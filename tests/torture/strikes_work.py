@@ -253,10 +253,10 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
         # Other first events come in their order, behind those of the flood. Then it has its turns.
         first = partial(scene.arena.redis.client.llen, Queue.FIRST.value)
         wait_until(lambda: not scene.arena.in_spite_of_outages(first), "first events are over", 60)
-        watching = [threading.Thread(target=look) for look in (second_event, second_event, second_try)]
-        for thread in watching:
+        monitor = [threading.Thread(target=look) for look in (second_event, second_event, second_try)]
+        for thread in monitor:
             thread.start()
-        for thread in watching:
+        for thread in monitor:
             thread.join()
         for tenant, deadline in deadlines.items():
             scene.arena.ledger.wait_for(tenant, partial(_has_begun, deadline), 10.0)

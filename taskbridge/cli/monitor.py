@@ -11,13 +11,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from taskbridge.cli import interrupts, screen
+from taskbridge.cli import console, interrupts
 from taskbridge.cli.tenants import Totals, busiest, totals
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import speaking_plainly
 
-__all__ = ["Watcher"]
+__all__ = ["Monitor"]
 
 POLL_SECONDS: Final = 0.1
 # A look counts records, so it is taken this much of the time at the most.
@@ -26,14 +26,14 @@ LOOK_SECONDS: Final = 0.5
 LOST_SECONDS: Final = 30.0
 
 
-class Watched(Protocol):
+class Monitored(Protocol):
     """The workers, as far as they are needed here."""
 
     def watch(self) -> None:
         """Start again those that died."""
 
 
-class Watcher:
+class Monitor:
     """Looks at the tenants and the workers until told to stop, and shows a table on a terminal, else lines.
 
     Args:
@@ -43,11 +43,11 @@ class Watcher:
             when they have not answered for half a minute.
     """
 
-    def __init__(self, here: Runtime, workers: Watched, *, ours: bool) -> None:
+    def __init__(self, here: Runtime, workers: Monitored, *, ours: bool) -> None:
         self._here = here
         self._workers = workers
         self._ours = ours
-        self._console = screen.stderr()
+        self._console = console.stderr()
         self._live: Live | None = None
         self._next_look = 0.0
         self._line = ""
@@ -68,7 +68,7 @@ class Watcher:
 
     def announce(self, text: str) -> None:
         """Write a line, above the table where there is one."""
-        self._console.print(f"taskbridge: {screen.plain(text)}", soft_wrap=True)
+        self._console.print(f"taskbridge: {console.plain(text)}", soft_wrap=True)
 
     def until(self, finished: Callable[[Runtime], bool], timeout: float | None) -> bool:
         """Go on until `finished` says so, or for `timeout` seconds; return whether it did.
@@ -115,7 +115,7 @@ class Watcher:
             return
         wholes = [totals(self._here, name) for name in self._here.pipelines.names()]
         if self._live is not None:
-            warnings = [screen.cell(text, "yellow") for text in self._warnings(wholes)]
+            warnings = [console.cell(text, "yellow") for text in self._warnings(wholes)]
             self._live.update(Group(_table(self._console, self._here, wholes), *warnings), refresh=True)
         else:
             self._print_change(wholes)
@@ -136,22 +136,22 @@ class Watcher:
         line = "; ".join([*map(str, wholes), *self._warnings(wholes)])
         if line != self._line:
             self._line = line
-            screen.tell(line)
+            console.tell(line)
 
 
-def _table(console: Console, here: Runtime, wholes: list[Totals]) -> Table:
+def _table(terminal: Console, here: Runtime, wholes: list[Totals]) -> Table:
     """Show as many tenants as the terminal has lines for, the busiest first, and what it has columns for."""
-    room = max(1, console.size.height - 6 - len(wholes))
+    room = max(1, terminal.size.height - 6 - len(wholes))
     found = {one.pipeline: busiest(here, one, room) for one in wholes}
     rows = [(name, one) for name, (tenants, _) in found.items() for one in tenants]
     rows.sort(key=lambda row: (row[1].runner.deadline_ms is None, -row[1].counts["pending"], row[0], row[1].tenant))
     shown = {"pending": "pending", "handled": "handled"}
-    if console.width >= screen.NARROW:
+    if terminal.width >= console.NARROW:
         shown |= {"quarantine": "quarantined", "events": "burst_events", "runs": "burst_runs"}
-    made = screen.table(console, "tenant", "state", "lease", *shown)
+    made = console.table(terminal, "tenant", "state", "lease", *shown)
     for name, one in rows[:room]:
-        text = screen.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
-        text.truncate(max(8, console.width - 65), overflow="ellipsis")
+        text = console.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
+        text.truncate(max(8, terminal.width - 65), overflow="ellipsis")
         numbers = (f"{one.counts[key]:,}" for key in shown.values())
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
         made.add_row(text, one.state, lease, *numbers)

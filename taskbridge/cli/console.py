@@ -48,11 +48,11 @@ def _console(*, stderr: bool, narrowest: int) -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    console = OurConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
-    width = max(console.width, narrowest) if console.is_terminal else _WIDTH_OF_A_PIPE
-    if width != console.width:
-        console.width = width
-    return console
+    terminal = OurConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    width = max(terminal.width, narrowest) if terminal.is_terminal else _WIDTH_OF_A_PIPE
+    if width != terminal.width:
+        terminal.width = width
+    return terminal
 
 
 def plain(text: str) -> str:
@@ -67,13 +67,13 @@ def cell(text: str, style: str = "") -> Text:
     return Text(plain(text), style)
 
 
-def table(console: Console, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
+def table(terminal: Console, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
     """Return an empty table: text, which may take several lines, in the first column and in `texts`, else numbers."""
     from rich import box
     from rich.table import Table
 
-    if console.is_terminal:
-        gap = 1 if console.width > NARROW + 10 else 0
+    if terminal.is_terminal:
+        gap = 1 if terminal.width > NARROW + 10 else 0
         made = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
     else:
         made = Table(box=None, padding=(0, 2, 0, 0))
@@ -96,11 +96,11 @@ def progress(*, of: bool = False, time_left: bool = False) -> Progress:
         TimeRemainingColumn,
     )
 
-    console = stderr()
+    terminal = stderr()
     columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
     columns += [MofNCompleteColumn()] if of else []
     columns += [TimeRemainingColumn()] if time_left else []
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
 
 
 def tell(text: str) -> None:

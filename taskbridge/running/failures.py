@@ -25,7 +25,7 @@ from taskbridge.declaring.batch import Record, RetryAfter
 from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
-from taskbridge.running.handover import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
+from taskbridge.running.delivery import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
 from taskbridge.store import Aside, Evidence, Page, Unread
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from taskbridge.cli.console import complain
 from taskbridge.cli.interrupts import Interrupted
-from taskbridge.cli.screen import complain
 from taskbridge.errors import TaskBridgeError
 
 __all__ = ["Commands", "Group"]

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from sqlalchemy import event
 
-from taskbridge.cli import watching
+from taskbridge.cli import monitor
+from taskbridge.cli.monitor import Monitor
 from taskbridge.cli.tenants import busiest, totals
-from taskbridge.cli.watching import Watcher
 from taskbridge.process.runtime import Runtime, runtime
 from tests.deployment import Deployment
 
@@ -51,11 +51,11 @@ def asked(here: Runtime) -> list[int]:
 
 
 def test_the_table_has_the_tenants_at_work_first_and_reads_no_more_than_it_shows(crowded: Runtime) -> None:
-    console = Console(width=100, height=LINES, force_terminal=True, record=True)
+    terminal = Console(width=100, height=LINES, force_terminal=True, record=True)
     found = asked(crowded)
     whole = totals(crowded, "invoices")
-    console.print(watching._table(console, crowded, [whole]))
-    lines = console.export_text().splitlines()
+    terminal.print(monitor._table(terminal, crowded, [whole]))
+    lines = terminal.export_text().splitlines()
     assert 5 < len(lines) < LINES
     assert [line.split()[0] for line in lines if "tenant-" in line][:4] == [
         "tenant-1998",
@@ -72,7 +72,7 @@ def test_where_there_is_no_terminal_a_line_has_the_totals_and_who_fails(
     crowded: Runtime, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = asked(crowded)
-    Watcher(crowded, workers=None, ours=False)._look()  # type: ignore[arg-type]
+    Monitor(crowded, workers=None, ours=False)._look()  # type: ignore[arg-type]
     (shown,) = capsys.readouterr().err.splitlines()
     # Other tests may have declared more pipelines in this process.
     assert "invoices: 3 runners, 3 pending, 0 in quarantine, 1 tenants failing; " in shown
