@@ -2,7 +2,7 @@
 
 Each cost has a pipeline of its own, so that what a process has learned of one says nothing of another. First come some
 lone events, which are batches of one record each, then many records of one tenant. The baseline is the same worker with
-a time budget that never ends: it hands over batches of `batch_size`, whatever they take.
+a time budget that never ends: it delivers batches of `batch_size`, whatever they take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast one tenant's records are read, handed over and advanced, and how that grows with the table.
+"""How fast one tenant's records are read, delivered and advanced, and how that grows with the table.
 
 The runs are the runner's own, in this process and one after another, with a handler that only looks at each document.
 Each subject has one connection, which is open already; each round begins with all records pending.
@@ -246,7 +246,7 @@ def _connection(here: Runtime) -> Iterator[psycopg.Connection[Any]]:
 SWEEP: Final = Benchmark(
     "sweep",
     "Records per second of one tenant, and how that grows with the table.",
-    "Measure how many pending records of one tenant are read, handed over and advanced in a second. The baselines read "
+    "Measure how many pending records of one tenant are read, delivered and advanced in a second. The baselines read "
     "the same documents: a bare select by pages, which marks nothing, and a queue with a flag on each row. Then "
     "measure what one run costs as the table grows. Targets: 0.8 of the bare select, 4 times the flag queue.",
     _measure,

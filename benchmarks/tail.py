@@ -2,7 +2,7 @@
 
 First many records are written by `record_many`, of another source.
 Rounds are made in this process, reminders included, while no worker runs. All that is there is handled before each
-measurement. The sweeps beside an open transaction are read and not handed over. Then a worker runs: idle, and over a
+measurement. The sweeps beside an open transaction are read and not delivered. Then a worker runs: idle, and over a
 Redis that is flushed. It is stopped for as long as it takes to write the records, to let the tail see them, and to
 flush Redis: so all of them are pending, and nothing but a base round finds them.
 """

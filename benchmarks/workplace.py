@@ -114,7 +114,7 @@ class Workplace:
         with self.engine.begin() as connection:
             text = "SELECT id, tenant, document FROM bench_rows WHERE id = %s AND NOT handled"
             text += " FOR UPDATE SKIP LOCKED" if contended else ""
-            return self._hand_over(connection, connection.exec_driver_sql(text, (record,)).all())
+            return self._deliver(connection, connection.exec_driver_sql(text, (record,)).all())
 
     def sweep(self, tenant: str) -> int:
         """Hand the tenant's pending records over in one call, but those that another job works on, and flag them.
@@ -126,9 +126,9 @@ class Workplace:
                 "SELECT id, tenant, document FROM bench_rows WHERE tenant = %s AND NOT handled ORDER BY id "
                 "FOR UPDATE SKIP LOCKED"
             )
-            return self._hand_over(connection, connection.exec_driver_sql(text, (tenant,)).all())
+            return self._deliver(connection, connection.exec_driver_sql(text, (tenant,)).all())
 
-    def _hand_over(self, connection: Connection, rows: Sequence[Any]) -> int:
+    def _deliver(self, connection: Connection, rows: Sequence[Any]) -> int:
         if rows:
             self._handler(self.redis, rows[0].tenant, [row.document for row in rows])
             text = "UPDATE bench_rows SET handled = true WHERE id = ANY(%s)"

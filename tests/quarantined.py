@@ -1,4 +1,4 @@
-"""Records that are set aside as a run would do it, and the states that the view gives."""
+"""Records that go to quarantine as a run would do it, and the states that the view gives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def revision_of(engine: Engine, tenant: str, number: str) -> int:
         return int(connection.exec_driver_sql(statement, (tenant, number)).scalar_one())
 
 
-def set_aside(
+def put_in_quarantine(
     engine: Engine,
     tenant: str,
     *external_ids: str,

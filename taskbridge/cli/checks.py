@@ -289,7 +289,11 @@ def _work(here: Runtime) -> Findings:
             "a worker's log says what keeps them",
         )
     if sound:
-        yield Finding(Level.OK, "work", "no circuit is open, no tenant fails, nothing is in quarantine or set aside")
+        yield Finding(
+            Level.OK,
+            "work",
+            "no circuit is open, no tenant fails, nothing is in quarantine and no message is unmatched",
+        )
 
 
 def _troubles(here: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:

@@ -89,7 +89,7 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"),
 )
 def quarantine() -> None:
-    """The records that cannot be handled: set aside so that the rest go on.
+    """The records that cannot be handled: they are kept so that the rest go on.
 
     A record that changes in its source leaves quarantine by itself: its new revision is pending like any other.
     """

@@ -58,7 +58,7 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
 def _as_json(done: Rebased | None) -> dict[str, object]:
     if done is None:
         return {"rebased": False}
-    return {"rebased": True, "set_aside": dict(done.set_aside), "rows": done.rows, "cursors": done.cursors}
+    return {"rebased": True, "set_aside": dict(done.quarantined), "rows": done.rows, "cursors": done.cursors}
 
 
 def _show(done: Rebased | None) -> None:
@@ -67,6 +67,6 @@ def _show(done: Rebased | None) -> None:
         terminal.print("the database is in its own cluster: nothing to do")
         return
     terminal.print(f"rebased {done.cursors:,} cursors and {done.rows:,} rows")
-    for pipeline, count in done.set_aside.items():
+    for pipeline, count in done.quarantined.items():
         terminal.print(console.cell(f"{pipeline}: {count:,} pending records are tried first by the next sweeps"))
     console.tell("Workers and producers may start again.")

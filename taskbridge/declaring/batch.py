@@ -96,7 +96,7 @@ class Record:
 
     @property
     def idempotency_key(self) -> str:
-        """A UUID that is the same each time this revision of the record is handed over, and no other's, ever."""
+        """A UUID that is the same each time this revision of the record is delivered, and no other's, ever."""
         parts = (self.pipeline, self.tenant, self.external_id, self.revision)
         return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
 
@@ -152,7 +152,7 @@ class Batch(Sequence[Record]):
         return self._until - time.monotonic()
 
     def reject(self, record: Record, reason: str) -> None:
-        """Set one record of this batch aside: it goes to quarantine with `reason`, and the rest count as handled.
+        """Put one record of this batch into quarantine with `reason`, and the rest count as handled.
 
         Takes effect when the handler returns, with the cursor or not at all. What the handler wrote for the record
         through `connection` is not undone. A reason is kept up to 2,000 characters.

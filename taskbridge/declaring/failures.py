@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.declaring.batch import RetryAfter
 
-__all__ = ["LONGEST_OUTAGE_BACKOFF", "Narrowing", "asked_to_wait", "backoff", "is_downstream"]
+__all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_downstream"]
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
@@ -85,7 +85,7 @@ def _says_so(error: BaseException | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class Bisection:
     """The search for a record that cannot be handled among those after the cursor.
 
     `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
@@ -106,25 +106,25 @@ class Narrowing:
 
     def failed(
         self, size: int, revision: int | None = None, *, died: bool = False, downstream: bool = False
-    ) -> Narrowing:
+    ) -> Bisection:
         """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
 
         The failures of another record, which stood there before, are not counted for this one.
         """
         if size == 1:
-            before = self if self.is_alone and self.revision == revision else Narrowing()
-            return Narrowing(
+            before = self if self.is_alone and self.revision == revision else Bisection()
+            return Bisection(
                 1, 1, before.attempts + (not died), before.deaths + died, revision, before.outages + downstream
             )
         if self.suspects == 0:
-            return Narrowing(size, size, 1)
-        return Narrowing((size + 1) // 2, size)
+            return Bisection(size, size, 1)
+        return Bisection((size + 1) // 2, size)
 
-    def unread(self, size: int, revision: int | None = None) -> Narrowing:
+    def unread(self, size: int, revision: int | None = None) -> Bisection:
         """Return what follows where a batch of `size` records, the first of this `revision`, could not be read."""
         return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
 
-    def told_to_wait(self, size: int) -> Narrowing:
+    def told_to_wait(self, size: int) -> Bisection:
         """Return what follows where the handler asked to wait with a batch of `size` records.
 
         If it asks again with no more records, it may make a request for each: half as many may get through.
@@ -134,14 +134,14 @@ class Narrowing:
         again = self.limit is not None and size <= self.limit
         return replace(self, limit=(size + 1) // 2 if again else size)
 
-    def handled(self, size: int, batch_size: int) -> Narrowing:
+    def handled(self, size: int, batch_size: int) -> Bisection:
         """Return what follows the success of a batch of `size` records in a pipeline with this `batch_size`."""
         left = self.suspects - size
         if left > 0:
-            return Narrowing((left + 1) // 2, left)
+            return Bisection((left + 1) // 2, left)
         if self.limit is None or self.limit * 2 >= batch_size:
-            return Narrowing()
-        return Narrowing(self.limit * 2)
+            return Bisection()
+        return Bisection(self.limit * 2)
 
     @property
     def is_alone(self) -> bool:

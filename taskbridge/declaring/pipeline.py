@@ -199,7 +199,7 @@ def pipeline(
             looked for.
         max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
         max_runs: how many runs of this pipeline may be on at once, over all workers; 0: as many as there is room for.
-        rate_limit: how many records of this pipeline may be handed over in a time, or how often its handler may be
+        rate_limit: how many records of this pipeline may be delivered in a time, or how often its handler may be
             called, over all workers and tenants: a `RateLimit`, or its rate alone ("600/m", "10 calls/s"), or one of
             each in a tuple.
         tenant_rate_limit: the same for each tenant.

@@ -47,7 +47,7 @@ else
   token = new_token(us, token, nonce)
   if state == "running" then
     answer = REISSUED
-    -- For the run that comes after it: what it handed over may be why it died.
+    -- For the run that comes after it: what it delivered may be why it died.
     redis.call("HSET", runner_key, "died", 1)
   end
 end

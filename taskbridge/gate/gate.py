@@ -63,7 +63,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
     DONE = "done"
     RETRY = "retry"
-    OUTRANKED = "outranked"
+    STALE = "stale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,7 @@ class Gate:
         `took` is how many records the run took: where delays count from the last run, one that took none was none.
         `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
         `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline
-        waits as long, and then begins with one run at a time, up to `most_runs` as in `begin`. With OUTRANKED goes
+        waits as long, and then begins with one run at a time, up to `most_runs` as in `begin`. With STALE goes
         `owner`, the token that Postgres holds.
 
         A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued.
@@ -383,7 +383,7 @@ class Gate:
         whole: Limits,
         each: Limits,
     ) -> tuple[int, int]:
-        """Ask to hand over `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
+        """Ask to deliver `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
 
         Returns how many may go now. With 0 comes the number of milliseconds to wait until the call and up to `at_least`
         of them may: these are paid for, and given to the tenant's next run that asks. With `at_least` 0 all may go
@@ -626,5 +626,5 @@ def _hold(runner: dict[str, str]) -> Hold | None:
         return Hold.TURN
     if "joined" in runner:
         return Hold.LINE
-    # Only who waits for a rate limit has paid for what it may hand over.
+    # Only who waits for a rate limit has paid for what it may deliver.
     return Hold.RATE if "permits" in runner else Hold.RETRY

@@ -1,4 +1,4 @@
--- How many records may be handed over now, in one call, under limits of the pipeline and of the tenant, in records and in
+-- How many records may be delivered now, in one call, under limits of the pipeline and of the tenant, in records and in
 -- calls? With none, the first of them are paid for ahead, so that those who wait are served in the order in which they asked.
 -- With `at_least` 0 the call is made in any case: it is charged for, and those after it wait longer.
 -- Each limit is a virtual clock (GCRA): `tat` is when, in microseconds, all that was permitted is worked off.
@@ -24,7 +24,7 @@ end
 
 local permitted, wait_ms = 0, 0
 
--- Charge for records or calls, and wait until they may be handed over if that is later than what is waited for already.
+-- Charge for records or calls, and wait until they may be delivered if that is later than what is waited for already.
 local function charge(rate_key, interval_us, burst, count)
   if interval_us > 0 then
     local ahead = ahead_us(rate_key) + count * interval_us

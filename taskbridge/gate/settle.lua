@@ -1,5 +1,5 @@
 -- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
--- the cursor has an owner that `outranked` the token.
+-- the cursor has an owner with a higher token (`stale`).
 -- KEYS: due runner last queue circuit running line turns handed
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
@@ -76,7 +76,7 @@ local function settle()
   elseif outcome == "stopped" then
     -- Its turn is not over.
     return continue_now()
-  elseif outcome == "outranked" then
+  elseif outcome == "stale" then
     return continue(REISSUED, owner)
   elseif outcome == "retry" then
     redis.call("HSET", runner_key, "held", 1)
@@ -121,12 +121,12 @@ local function settle()
   return { FINISHED }
 end
 
-local known = { more = true, stopped = true, done = true, retry = true, outranked = true }
+local known = { more = true, stopped = true, done = true, retry = true, stale = true }
 if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
-if failures and outcome ~= "retry" and outcome ~= "outranked" then
+if failures and outcome ~= "retry" and outcome ~= "stale" then
   redis.call("HDEL", runner_key, "failures")
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)

@@ -38,7 +38,7 @@ Trust window
     got lost) can begin or end another run. Tokens are ordered: the first 16 digits are the server's microseconds when
     it was issued, and a tenant's next token is always above its last. Postgres keeps the highest token that claimed a
     cursor and refuses a lower one, so a run that froze between `begin` and its claim cannot take the cursor back from
-    its successor. Should the gate's time be lost with all of Redis, the claim is refused, and `outranked` issues a
+    its successor. Should the gate's time be lost with all of Redis, the claim is refused, and `stale` issues a
     token above the cursor's owner.
 """
 
@@ -71,7 +71,7 @@ class Verb(StrEnum):
     STOPPED = "settle: stopped"
     DONE = "settle: done"
     RETRY = "settle: retry"
-    OUTRANKED = "settle: outranked"
+    STALE = "settle: stale token"
 
 
 class Answer(IntEnum):
@@ -283,13 +283,13 @@ TRANSITIONS: tuple[Row, ...] = (
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another runner took over"),
     Row(
         _R,
-        Verb.OUTRANKED,
+        Verb.STALE,
         (_C.CURRENT,),
         _Q,
         Answer.REISSUED,
         "new token above the cursor's owner; publish to the continuation queue",
     ),
-    *_everywhere(Verb.OUTRANKED, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.STALE, Answer.LOST, "none: another runner took over"),
     Row(
         _W,
         Verb.DEADLINE,

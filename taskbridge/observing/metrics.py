@@ -72,7 +72,9 @@ METRICS: Final = (
     Metric("taskbridge_bursts_total", "counter", *_POSTGRES, "Runners that made their first run."),
     Metric("taskbridge_runs_total", "counter", *_POSTGRES, "Runs that took their tenant's cursor."),
     Metric("taskbridge_sweeps_total", "counter", *_POSTGRES, "Batches that moved a cursor."),
-    Metric("taskbridge_records_total", "counter", *_POSTGRES, "Records in those batches: handled, or set aside."),
+    Metric(
+        "taskbridge_records_total", "counter", *_POSTGRES, "Records in those batches: Handled, or put into quarantine."
+    ),
     Metric(
         "taskbridge_failed_runs_total",
         "counter",
@@ -150,7 +152,7 @@ METRICS: Final = (
         "How late the oldest passed deadline was, at each look of the ticker that found one.",
     ),
     Metric(
-        "taskbridge_forgotten_tenants_total",
+        "taskbridge_orphaned_tenants_total",
         "counter",
         *_WORKER,
         "Tenants with pending records and no run, found by a base round and given one.",
@@ -209,7 +211,7 @@ class Metrics(Collector):
             values |= _of_backlogs(backlogs) if surveys is not None else {}
         if self._ticking:
             values["taskbridge_tick_lateness_seconds"] = {name: here.lateness[name] for name in names}
-            values["taskbridge_forgotten_tenants_total"] = {name: here.forgotten[name] for name in names}
+            values["taskbridge_orphaned_tenants_total"] = {name: here.orphaned[name] for name in names}
         return values
 
     def _ask(self, server: _Patient, question: Callable[[], T]) -> T | None:

@@ -38,7 +38,7 @@ class Pace:
         self._by_size[size] = (*self._by_size.get(size, ()), (records, max(seconds, 1e-6)))[-_KEPT:]
 
     def most_records(self, left: float, budget: float) -> int:
-        """Return how many records to hand over with `left` of a run's `budget`; at least 1.
+        """Return how many records to deliver with `left` of a run's `budget`; at least 1.
 
         As many as take what is left of the budget. If a call costs a large part of that by itself, small batches
         would save little: then as many as take as long as the call itself.

@@ -199,7 +199,7 @@ class Runtime:
         return deque()
 
     @cached_property
-    def forgotten(self) -> Counter[str]:
+    def orphaned(self) -> Counter[str]:
         """How many tenants of each pipeline this process found with pending records and no runner."""
         return Counter()
 

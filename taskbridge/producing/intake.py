@@ -170,7 +170,7 @@ def _store(here: Runtime, message: Message) -> str:
             except Exception as error:
                 log.warning("message %s is recorded, its tenant not notified: %s", recorded.message_id, error)
         return recorded.message_id
-    return _set_aside(here, message, reason)
+    return _give_up(here, message, reason)
 
 
 def _is_about_the_payload(error: DBAPIError) -> bool:
@@ -190,7 +190,7 @@ def _state(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlstate", None) or "")
 
 
-def _set_aside(here: Runtime, message: Message, reason: str) -> str:
+def _give_up(here: Runtime, message: Message, reason: str) -> str:
     """Store a message as unmatched, in a form that Postgres takes."""
     pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
     pipeline = printable(pipeline)[:200] or "(none)"
@@ -208,7 +208,7 @@ def _set_aside(here: Runtime, message: Message, reason: str) -> str:
                 raise
             here.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
     log.error(
-        "message %s of pipeline %r is set aside: %s (`taskbridge unmatched list` shows it)",
+        "message %s of pipeline %r goes to quarantine: %s (`taskbridge unmatched list` shows it)",
         message_id,
         pipeline,
         found.reason,

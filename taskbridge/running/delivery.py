@@ -18,9 +18,9 @@ from taskbridge.process.heartbeat import Lease
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
-from taskbridge.store import Aside, CursorLost, Cursors, Page, Transaction
+from taskbridge.store import CursorLost, Cursors, Page, Quarantined, Transaction
 
-__all__ = ["Ending", "HandlerFailed", "Run", "charge", "hand_over", "permitted", "try_alone"]
+__all__ = ["Ending", "HandlerFailed", "Run", "charge", "deliver", "permitted", "try_alone"]
 
 PAID_AHEAD_MS: Final = 200
 """A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
@@ -55,12 +55,12 @@ class Run:
         """What is left of the time budget."""
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
-    def claim(self, limit: int, *, narrowed: bool = True) -> Page:
+    def claim(self, limit: int, *, bisecting: bool = True) -> Page:
         """Claim the cursor and read the first batch; without documents where the run before died: they may be why."""
         self.runtime.know(self.pipeline)
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
-        return self.cursors.claim(self.key, limit, narrowed=narrowed, documents=not begun.died, **counts)
+        return self.cursors.claim(self.key, limit, bisecting=bisecting, documents=not begun.died, **counts)
 
     def most_records(self) -> int:
         """How many records the handler gets through in what is left of the budget, going by its last calls."""
@@ -127,10 +127,10 @@ def _permit(this: Run, wanted: int, at_least: int) -> tuple[int, int]:
     return this.runtime.gate.permit(this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each)
 
 
-def hand_over(this: Run, page: Page) -> None:
+def deliver(this: Run, page: Page) -> None:
     """Call the handler with the page's records and advance the cursor past them.
 
-    Records that cannot be decoded are not handed over: they go to quarantine.
+    Records that cannot be decoded are not delivered: they go to quarantine.
 
     Raises:
         HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
@@ -140,15 +140,17 @@ def hand_over(this: Run, page: Page) -> None:
     if this.begun.runs == 1 and this.took == 0 and page.records:
         first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
     with this.cursors.transaction(this.key) as transaction:
-        narrowing, reasons = page.narrowing, dict(page.undecodable)
+        bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
             reasons |= _call(this, page, records, transaction)
         if page.records:
-            narrowing = narrowing.handled(len(page.records), this.pipeline.batch_size)
-        aside = Aside(reasons, "rejected") if reasons else None
+            bisection = bisection.handled(len(page.records), this.pipeline.batch_size)
+        quarantined = Quarantined(reasons, "rejected") if reasons else None
         used = transaction.used
         try:
-            asked = transaction.advance(page, narrowing=narrowing, aside=aside, first_event_ms=first_event_ms)
+            asked = transaction.advance(
+                page, bisection=bisection, quarantined=quarantined, first_event_ms=first_event_ms
+            )
         except CursorLost:
             raise
         except Exception as error:

@@ -22,11 +22,11 @@ from typing import Final
 
 from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Record, RetryAfter
-from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Narrowing, asked_to_wait, backoff, is_downstream
+from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, asked_to_wait, backoff, is_downstream
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
-from taskbridge.running.delivery import Ending, HandlerFailed, Run, charge, hand_over, permitted, try_alone
-from taskbridge.store import Aside, Evidence, Page, Unread
+from taskbridge.running.delivery import Ending, HandlerFailed, Run, charge, deliver, permitted, try_alone
+from taskbridge.store import Evidence, Page, Quarantined, Unread
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
 
@@ -56,8 +56,8 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
     """
     error, page = failed.error, failed.page
     if (told := asked_to_wait(error)) is not None:
-        if (narrowing := page.narrowing.told_to_wait(len(page.records))) != page.narrowing:
-            this.cursors.limit(this.key, narrowing)
+        if (bisection := page.bisection.told_to_wait(len(page.records))) != page.bisection:
+            this.cursors.limit(this.key, bisection)
         return _as_told(this, told)
     text = error_text(error)
     downstream = is_downstream(error, this.pipeline.downstream_errors)
@@ -66,14 +66,14 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
 
-    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, downstream=downstream)
-    enough = _has_failed_enough(this, narrowing, downstream=downstream)
-    ending, _ = _judged(this, page, narrowing, text, enough=enough, downstream=downstream)
+    bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
+    enough = _has_failed_enough(this, bisection, downstream=downstream)
+    ending, _ = _judged(this, page, bisection, text, enough=enough, downstream=downstream)
     if ending is not None:
         return ending
     if enough and not downstream:
         blame = Blame.PIPELINE
-    failures = max(narrowing.tries - 1, this.begun.failures if downstream else 0)
+    failures = max(bisection.tries - 1, this.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
     return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
 
@@ -86,13 +86,13 @@ def after_death(this: Run, page: Page) -> Ending | None:
     Raises:
         CursorLost: the cursor is another run's.
     """
-    narrowing = page.narrowing.failed(len(page.records), page.records[0].revision, died=True)
+    bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
     log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
     # Errors do not count: a kill from outside must not be one failure too many.
-    enough = narrowing.is_alone and narrowing.deaths >= max(this.pipeline.max_attempts, LEAST_DEATHS)
-    ending, failures = _judged(this, page, narrowing, DIED, enough=enough)
+    enough = bisection.is_alone and bisection.deaths >= max(this.pipeline.max_attempts, LEAST_DEATHS)
+    ending, failures = _judged(this, page, bisection, DIED, enough=enough)
     if ending is None and failures > 1:
-        wait_ms = _milliseconds(max(0, narrowing.tries - 1))
+        wait_ms = _milliseconds(max(0, bisection.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
     return ending
 
@@ -109,19 +109,19 @@ def after_unread(this: Run, unread: Unread) -> Ending:
     error, text = unread.error, f"the batch could not be read: {unread}"
     wait_ms = _milliseconds(this.begun.failures)
     try:
-        page = this.cursors.read(this.key, unread.limit, narrowed=unread.narrowed, documents=False)
+        page = this.cursors.read(this.key, unread.limit, bisecting=unread.bisecting, documents=False)
     except Unread:
         this.cursors.fail(this.key, text, unread=unread.limit)
         return Ending(Outcome.RETRY, wait_ms, error=error)
-    if page.held:
+    if page.paused:
         return PAUSED
     if this.begun.probe is not None or not page.records:
         this.cursors.fail(this.key, text)
         return Ending(Outcome.RETRY, wait_ms, error=error)
-    narrowing = page.narrowing.unread(len(page.records), page.records[0].revision)
-    enough = _has_failed_enough(this, narrowing)
-    ending, _ = _judged(this, page, narrowing, text, enough=enough)
-    return ending or Ending(Outcome.RETRY, _milliseconds(max(0, narrowing.tries - 1)), error=error)
+    bisection = page.bisection.unread(len(page.records), page.records[0].revision)
+    enough = _has_failed_enough(this, bisection)
+    ending, _ = _judged(this, page, bisection, text, enough=enough)
+    return ending or Ending(Outcome.RETRY, _milliseconds(max(0, bisection.tries - 1)), error=error)
 
 
 def after_lost_server(this: Run, error: Exception) -> Ending:
@@ -137,15 +137,15 @@ def after_lost_server(this: Run, error: Exception) -> Ending:
 def probe(this: Run) -> Ending:
     """Try one record while the circuit is open. If it is handled, the circuit closes.
 
-    The tenant's first record is handed over as usual. Another than the first, tried where the first ones may be at
+    The tenant's first record is delivered as usual. Another than the first, tried where the first ones may be at
     fault, is not taken for done.
 
     Raises:
         HandlerFailed: the handler raised.
-        CursorLost, Outranked: the cursor is another run's.
+        CursorLost, StaleToken: the cursor is another run's.
     """
-    page = this.claim((this.begun.probe or 0) + 1, narrowed=False)
-    if page.held:
+    page = this.claim((this.begun.probe or 0) + 1, bisecting=False)
+    if page.paused:
         return PAUSED
     if this.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
@@ -163,18 +163,18 @@ def probe(this: Run) -> Ending:
         return Ending(Outcome.MORE)
     page = page.first(1)
     if page.moves_cursor:
-        hand_over(this, page)
+        deliver(this, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
 
-def _has_failed_enough(this: Run, narrowing: Narrowing, *, downstream: bool = False) -> bool:
+def _has_failed_enough(this: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
     """Whether a record failed alone so often that it may be at fault. Outages do not count for another error."""
-    counted = narrowing.attempts - (0 if downstream else narrowing.outages)
-    return narrowing.is_alone and counted >= this.pipeline.max_attempts
+    counted = bisection.attempts - (0 if downstream else bisection.outages)
+    return bisection.is_alone and counted >= this.pipeline.max_attempts
 
 
 def _judged(
-    this: Run, page: Page, narrowing: Narrowing, text: str, *, enough: bool, downstream: bool = False
+    this: Run, page: Page, bisection: Bisection, text: str, *, enough: bool, downstream: bool = False
 ) -> tuple[Ending | None, int]:
     """Write a failure down and, where a record failed alone often `enough`, ask whose fault it is.
 
@@ -185,37 +185,39 @@ def _judged(
     """
     evidence = this.cursors.evidence(this.key) if enough else None
     # Before another record is tried: that one may end the process, and the search must not begin there again.
-    failures = this.cursors.fail(this.key, text, narrowing)
+    failures = this.cursors.fail(this.key, text, bisection)
     if evidence is None:
         return None, failures
     try:
-        if not _is_the_records_fault(this, page, narrowing, evidence, downstream=downstream):
+        if not _is_the_records_fault(this, page, bisection, evidence, downstream=downstream):
             return None, failures
     except RetryAfter as told:
         return _as_told(this, told), failures
-    _set_aside(this, page, narrowing, text)
+    _quarantine(this, page, bisection, text)
     return Ending(Outcome.MORE), failures
 
 
-def _is_the_records_fault(this: Run, page: Page, narrowing: Narrowing, evidence: Evidence, *, downstream: bool) -> bool:
+def _is_the_records_fault(this: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool) -> bool:
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
         RetryAfter: asked for when another record was tried.
     """
     (record,) = page.records
-    often = not downstream or narrowing.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    often = not downstream or bisection.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
     # At its first failure alone, what was handled before says nothing about it.
-    if evidence.others_succeed and narrowing.tries > 1 and often:
+    if evidence.others_succeed and bisection.tries > 1 and often:
         return True
     try:
-        ahead = this.cursors.read(this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), narrowed=False, documents=False)
+        ahead = this.cursors.read(
+            this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), bisecting=False, documents=False
+        )
     except Unread:
         return False
     # A record that somebody took out of quarantine meanwhile may stand before this one.
     others = [other for other in ahead.records if other.external_id != record.external_id]
     failed = 0
-    for at in _places(len(others), narrowing.tries - this.pipeline.max_attempts):
+    for at in _places(len(others), bisection.tries - this.pipeline.max_attempts):
         trial = _try(this, ahead, others[at])
         if trial is Trial.HANDLED:
             # The downstream may have come back in between.
@@ -265,20 +267,20 @@ def _as_told(this: Run, told: RetryAfter) -> Ending:
     return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
 
 
-def _set_aside(this: Run, page: Page, narrowing: Narrowing, error: str) -> None:
+def _quarantine(this: Run, page: Page, bisection: Bisection, error: str) -> None:
     (record,) = page.records
     with this.cursors.transaction(this.key) as transaction:
         transaction.advance(
             page,
-            narrowing=narrowing.handled(1, this.pipeline.batch_size),
-            aside=Aside({record.external_id: error}, "failed", narrowing.tries),
+            bisection=bisection.handled(1, this.pipeline.batch_size),
+            quarantined=Quarantined({record.external_id: error}, "failed", bisection.tries),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
         this.pipeline.name,
         record.external_id,
         this.tenant,
-        narrowing.tries,
+        bisection.tries,
         error,
     )
 

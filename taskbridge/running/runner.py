@@ -1,10 +1,10 @@
-"""The story of one run: begin, claim, sweep, hand over, settle.
+"""The story of one run: begin, claim, sweep, deliver, settle.
 
 At most one run of a tenant is between begin and settle with the current token (the gate sees to that), and only the
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
 a word to the gate: its successor has the tenant.
 
-How a batch is handed over stands in `delivery.py`, what follows a failure in `failures.py`.
+How a batch is delivered stands in `delivery.py`, what follows a failure in `failures.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from taskbridge.gate import Answer, Outcome, Queue
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running import failures
-from taskbridge.running.delivery import Ending, HandlerFailed, Run, hand_over, permitted
-from taskbridge.store import CursorLost, Outranked, Unread
+from taskbridge.running.delivery import Ending, HandlerFailed, Run, deliver, permitted
+from taskbridge.store import CursorLost, StaleToken, Unread
 
 __all__ = ["run", "run_together"]
 
@@ -62,8 +62,8 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         except CursorLost:
             log.warning("run of %s for tenant %r: replaced by another run, stops", pipeline_name, tenant)
             return
-        except Outranked as higher:
-            ending = Ending(Outcome.OUTRANKED, owner=higher.owner)
+        except StaleToken as higher:
+            ending = Ending(Outcome.STALE, owner=higher.owner)
         except Exception as error:
             ending = failures.after_lost_server(this, error)
         except BaseException:
@@ -159,7 +159,7 @@ def _sweep_or_fail(this: Run) -> Ending:
 
 
 def _sweep(this: Run) -> Ending:
-    """Read and hand over batch by batch.
+    """Read and deliver batch by batch.
 
     DONE: nothing is left. MORE: the budget is spent, and records are left. STOPPED: the worker stops before the budget
     is spent. RETRY: the tenant is paused, or waits for a rate limit.
@@ -170,13 +170,13 @@ def _sweep(this: Run) -> Ending:
             return ending
         page = this.cursors.read(this.key, this.most_records())
     while True:
-        if page.held:
+        if page.paused:
             return failures.PAUSED
         page, wait_ms = permitted(this, page)
         if wait_ms:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)
         if page.moves_cursor:
-            hand_over(this, page)
+            deliver(this, page)
         # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
         if page.finished and not page.resumed:
             return Ending(Outcome.DONE)

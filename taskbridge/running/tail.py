@@ -260,7 +260,7 @@ class Rounds:
         if standing.restoring is None:
             standing.restoring = last_runs_restored(self.here, name)
         if standing.started:
-            self.here.forgotten[name] += standing.started
+            self.here.orphaned[name] += standing.started
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)
         return interval
 

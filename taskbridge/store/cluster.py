@@ -34,7 +34,7 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 class Rebased:
     """What a rebase did: pending records that it put into quarantine, by pipeline, rows with a new id, and cursors."""
 
-    set_aside: Mapping[str, int]
+    quarantined: Mapping[str, int]
     rows: int
     cursors: int
 
@@ -74,14 +74,14 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
         _lock(connection, patience)
         connection.exec_driver_sql(query("rebase_identifier"))
         connection.exec_driver_sql(query("rebase_revisions"))
-        set_aside = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
+        quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
         # One snapshot for both, taken when nobody else can have written a row that is not committed.
         snapshot = {"snapshot": connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()}
         connection.exec_driver_sql(query("rebase_starts"), snapshot)
         rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).rowcount
         cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount
         connection.exec_driver_sql(query("rebase_tails"))
-    return Rebased(set_aside, rows, cursors)
+    return Rebased(quarantined, rows, cursors)
 
 
 def _refuse_company(connection: Connection) -> None:

@@ -32,20 +32,20 @@ from sqlalchemy.exc import DBAPIError
 from taskbridge.common.histogram import bucket
 from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
-from taskbridge.declaring.failures import Narrowing
+from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
 from taskbridge.store.documents import decoded
 from taskbridge.store.engine import Bounded, NoAnswer, distrust, patiently
 from taskbridge.store.queries import queries
 
 __all__ = [
-    "Aside",
     "Broken",
     "CursorLost",
     "Cursors",
     "Evidence",
-    "Outranked",
     "Page",
+    "Quarantined",
+    "StaleToken",
     "Transaction",
     "Unread",
     "Waiting",
@@ -63,7 +63,7 @@ _BLOCKED: Final = ("55P03", "57014")
 """SQLSTATEs of a statement that ended because of a lock or of its time-out."""
 PAGE: Final = 1_000
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
-NOTHING_SUSPECTED: Final = Narrowing()
+NO_BISECTION: Final = Bisection()
 SMALL: Final = 2_000
 """Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
 
@@ -90,7 +90,7 @@ class Broken(psycopg.OperationalError):
     """The connection broke, so that nothing is known of the statement."""
 
 
-class Outranked(Exception):
+class StaleToken(Exception):
     """The cursor belongs to a higher token, `owner`."""
 
     def __init__(self, owner: str) -> None:
@@ -101,11 +101,11 @@ class Outranked(Exception):
 class Unread(Exception):
     """A batch of up to `limit` records could not be read because of `error`. The token owns the cursor all the same."""
 
-    def __init__(self, error: Exception, limit: int, *, narrowed: bool) -> None:
+    def __init__(self, error: Exception, limit: int, *, bisecting: bool) -> None:
         super().__init__(error_text(error))
         self.error = error
         self.limit = limit
-        self.narrowed = narrowed
+        self.bisecting = bisecting
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ class Page:
     """One batch of records and where the cursor goes when they are handled.
 
     `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
-    committed since are not part of it. `held`: a pause holds the tenant or the pipeline, and nothing was read. The
+    committed since are not part of it. `paused`: a pause holds the tenant or the pipeline, and nothing was read. The
     first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
-    `aside` has the external ids of those of which quarantine has a row, be it of an earlier revision.
+    `quarantined` has the external ids of those of which quarantine has a row, be it of an earlier revision.
     `undecodable` says by external id why a record's document cannot be decoded.
     """
 
@@ -124,11 +124,11 @@ class Page:
     target: str
     finished: bool
     resumed: bool
-    held: bool
+    paused: bool
     retried: int
     positions: tuple[tuple[str, int], ...]
-    aside: frozenset[str]
-    narrowing: Narrowing
+    quarantined: frozenset[str]
+    bisection: Bisection
     failing_since: datetime | None
     undecodable: Mapping[str, str] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class Page:
     @property
     def moves_cursor(self) -> bool:
         """Whether there is anything to advance past. An empty sweep moves nothing, unless it ends a paged one."""
-        return bool(self.records) or (self.resumed and not self.held)
+        return bool(self.records) or (self.resumed and not self.paused)
 
     @property
     def position(self) -> tuple[str | None, int | None]:
@@ -152,7 +152,9 @@ class Page:
     @property
     def leaving(self) -> list[str]:
         """External ids of the batch's records that leave quarantine when they are handled."""
-        return [one.external_id for one in self.records if one.external_id in self.aside] if self.aside else []
+        return (
+            [one.external_id for one in self.records if one.external_id in self.quarantined] if self.quarantined else []
+        )
 
     def first(self, count: int) -> Page:
         """Return the batch of the first `count` records alone."""
@@ -170,7 +172,7 @@ class Page:
         )
 
 
-class Aside(NamedTuple):
+class Quarantined(NamedTuple):
     """Records of a batch that go to quarantine: the reason by external id, and how often each failed alone.
 
     `cause` is `failed` or `rejected`.
@@ -237,50 +239,50 @@ class Cursors:
         events: int,
         new_events: int,
         runs: int,
-        narrowed: bool = True,
+        bisecting: bool = True,
         documents: bool = True,
     ) -> Page:
         """Make the token of `key` (pipeline, tenant, token) the cursor's owner, count the run, and read a batch.
 
         Raises:
-            Outranked: a higher token owns the cursor.
+            StaleToken: a higher token owns the cursor.
             Unread: the cursor was claimed, and the batch could not be read.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
         statement = (self._query("claim"), {**key, **counts, "session": session_name(key)})
         try:
-            page = self._claim(key, limit, narrowed, documents, *statement)
+            page = self._claim(key, limit, bisecting, documents, *statement)
         except Unread:
             # The claim may have been undone with the read. Only who owns the cursor can write the failure down.
             if self._owner(key) != key["token"]:
                 with driving(self._engine) as driver:
                     if driver.execute(*statement).fetchone() is None:
-                        raise Outranked(str(self._owner(key))) from None
+                        raise StaleToken(str(self._owner(key))) from None
             raise
         if page is None:
-            raise Outranked(str(self._owner(key)))
+            raise StaleToken(str(self._owner(key)))
         return page
 
     def _claim(
-        self, key: Mapping[str, str], limit: int, narrowed: bool, documents: bool, *statement: Any
+        self, key: Mapping[str, str], limit: int, bisecting: bool, documents: bool, *statement: Any
     ) -> Page | None:
         try:
-            return self._read(key, limit, narrowed, documents, *statement)
+            return self._read(key, limit, bisecting, documents, *statement)
         except Unread as unread:
             if getattr(unread.error, "sqlstate", None) not in _BLOCKED:
                 raise
             # A run that was replaced may hold the cursor's row.
             if not self._end_replaced(key):
                 raise
-            return self._read(key, limit, narrowed, documents, *statement)
+            return self._read(key, limit, bisecting, documents, *statement)
 
     def _end_replaced(self, key: Mapping[str, str]) -> bool:
         """Whether there were sessions of runs that this one replaced, or others of its own; they are ended."""
         with self._autocommit.connect() as connection:
             return any(connection.exec_driver_sql(self._query("end_replaced"), _successor(key)).scalars().all())
 
-    def read(self, key: Mapping[str, str], limit: int, *, narrowed: bool = True, documents: bool = True) -> Page:
-        """Read up to `limit` records after the cursor; if `narrowed`, fewer while a bad one is looked for.
+    def read(self, key: Mapping[str, str], limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
+        """Read up to `limit` records after the cursor; if `bisecting`, fewer while a bad one is looked for.
 
         Without `documents` the records' documents are empty, and none is touched in Postgres.
 
@@ -288,7 +290,7 @@ class Cursors:
             CursorLost: the token does not own the cursor.
             Unread: Postgres took too long or failed, or there was too little memory.
         """
-        page = self._read(key, limit, narrowed, documents, self._query("plan_by_index"))
+        page = self._read(key, limit, bisecting, documents, self._query("plan_by_index"))
         if page is None:
             raise CursorLost
         return page
@@ -307,10 +309,10 @@ class Cursors:
                 return None
             document, reason = decoded(row[0])
         except (psycopg.Error, MemoryError) as error:
-            raise Unread(error, 1, narrowed=False) from error
+            raise Unread(error, 1, bisecting=False) from error
         return replace(record, document=document) if reason is None else None
 
-    def _read(self, key: Mapping[str, str], limit: int, narrowed: bool, documents: bool, *before: Any) -> Page | None:
+    def _read(self, key: Mapping[str, str], limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in one round trip, and once more if its connection broke.
 
         A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
@@ -318,17 +320,17 @@ class Cursors:
         with _collector_paused():
             try:
                 try:
-                    return self._read_once(key, limit, narrowed, documents, *before)
+                    return self._read_once(key, limit, bisecting, documents, *before)
                 except Broken:
                     distrust(self._engine)
-                    return self._read_once(key, limit, narrowed, documents, *before)
+                    return self._read_once(key, limit, bisecting, documents, *before)
             except (psycopg.Error, MemoryError) as error:
                 # What was read so far would fill the memory until the failure is written down.
                 traceback.clear_frames(error.__traceback__)
-                raise Unread(error, limit, narrowed=narrowed) from error
+                raise Unread(error, limit, bisecting=bisecting) from error
 
     def _read_once(
-        self, key: Mapping[str, str], limit: int, narrowed: bool, documents: bool, *before: Any
+        self, key: Mapping[str, str], limit: int, bisecting: bool, documents: bool, *before: Any
     ) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
 
@@ -340,7 +342,7 @@ class Cursors:
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
                 small = SMALL if documents else -1
-                values = {**key, "source": self._source, "limit": limit, "narrowed": narrowed, "small": small}
+                values = {**key, "source": self._source, "limit": limit, "bisecting": bisecting, "small": small}
                 cursor.execute(self._query("read_batch"), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
@@ -397,7 +399,7 @@ class Cursors:
                     log.warning("the session of tenant %r may go on: %s", key["tenant"], error_text(error))
 
     def fail(
-        self, key: Mapping[str, str], error: str, narrowing: Narrowing | None = None, unread: int | None = None
+        self, key: Mapping[str, str], error: str, bisection: Bisection | None = None, unread: int | None = None
     ) -> int:
         """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
 
@@ -406,22 +408,28 @@ class Cursors:
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        narrowed = _columns(narrowing or NOTHING_SUSPECTED)
+        bisecting = _columns(bisection or NO_BISECTION)
         with self._autocommit.connect() as connection:
-            values = {**key, **narrowed, "narrow": narrowing is not None, "unread": unread, "error": storable(error)}
+            values = {
+                **key,
+                **bisecting,
+                "bisecting": bisection is not None,
+                "unread": unread,
+                "error": storable(error),
+            }
             failures = connection.exec_driver_sql(self._query("fail"), values).scalar()
         if failures is None:
             raise CursorLost
         return int(failures)
 
-    def limit(self, key: Mapping[str, str], narrowing: Narrowing) -> None:
+    def limit(self, key: Mapping[str, str], bisection: Bisection) -> None:
         """Keep how many records the next batch may have.
 
         Raises:
             CursorLost: the token does not own the cursor.
         """
         with self._autocommit.connect() as connection:
-            if connection.exec_driver_sql(self._query("limit_batch"), {**key, **_columns(narrowing)}).first() is None:
+            if connection.exec_driver_sql(self._query("limit_batch"), {**key, **_columns(bisection)}).first() is None:
                 raise CursorLost
 
     def evidence(self, key: Mapping[str, str]) -> Evidence:
@@ -557,7 +565,7 @@ class _Standing(NamedTuple):
     suspect_revision: int | None
     outages: int
     failing_since: datetime | None
-    held: bool
+    paused: bool
     size: int
     target: str
     resumed: bool
@@ -592,11 +600,11 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
         target=cursor.target,
         finished=whole and len(found) < cursor.size,
         resumed=cursor.resumed,
-        held=cursor.held,
+        paused=cursor.paused,
         retried=sum(retried for *_, retried, _ in found),
         positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
-        aside=frozenset(external_id for _, _, external_id, *_, aside in found if aside),
-        narrowing=Narrowing(
+        quarantined=frozenset(external_id for _, _, external_id, *_, quarantined in found if quarantined),
+        bisection=Bisection(
             cursor.batch_limit,
             cursor.suspects,
             cursor.attempts,
@@ -608,14 +616,14 @@ def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: boo
     )
 
 
-def _columns(narrowing: Narrowing) -> dict[str, int | None]:
+def _columns(bisection: Bisection) -> dict[str, int | None]:
     return {
-        "batch_limit": narrowing.limit,
-        "suspects": narrowing.suspects,
-        "attempts": narrowing.attempts,
-        "deaths": narrowing.deaths,
-        "suspect_revision": narrowing.revision,
-        "outages": narrowing.outages,
+        "batch_limit": bisection.limit,
+        "suspects": bisection.suspects,
+        "attempts": bisection.attempts,
+        "deaths": bisection.deaths,
+        "suspect_revision": bisection.revision,
+        "outages": bisection.outages,
     }
 
 
@@ -708,22 +716,22 @@ class Transaction:
         self,
         page: Page,
         *,
-        narrowing: Narrowing = NOTHING_SUSPECTED,
-        aside: Aside | None = None,
+        bisection: Bisection = NO_BISECTION,
+        quarantined: Quarantined | None = None,
         first_event_ms: int | None = None,
     ) -> bool:
         """Move the cursor past `page` and commit, together with all that was written through `connect`.
 
-        Records in `aside` go to quarantine. What comes out of it and was handled leaves it. Returns whether something
-        of the pipeline failed, so that a success is to be noted.
+        Records in `quarantined` go to quarantine. What comes out of it and was handled leaves it. Returns whether
+        something of the pipeline failed, so that a success is to be noted.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction.
         """
-        reasons = aside.reasons if aside else {}
+        reasons = quarantined.reasons if quarantined else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        values = {**self._key, **self._moving(page, narrowing), **_first_event(first_event_ms)}
+        values = {**self._key, **self._moving(page, bisection), **_first_event(first_event_ms)}
         if self._connection is None and not leaving and not reasons:
             # Nothing goes with it: one statement that is its own transaction, in one round trip.
             with driving(self._engine) as driver:
@@ -741,15 +749,15 @@ class Transaction:
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
         if leaving:
             connection.exec_driver_sql(self._query("leave_quarantine"), {**self._key, "external_ids": leaving})
-        if aside is not None and reasons:
-            self._set_aside(page, aside)
+        if quarantined is not None and reasons:
+            self._quarantine(page, quarantined)
         connection.commit()
         return bool(moved.asked)
 
-    def _moving(self, page: Page, narrowing: Narrowing) -> dict[str, Any]:
+    def _moving(self, page: Page, bisection: Bisection) -> dict[str, Any]:
         at_xid, at_id = page.position
         return {
-            **_columns(narrowing),
+            **_columns(bisection),
             "sweeps": page.sweeps,
             "target": page.target,
             "finished": page.finished,
@@ -759,17 +767,17 @@ class Transaction:
             "patience": self._patience,
         }
 
-    def _set_aside(self, page: Page, aside: Aside) -> None:
-        records = [record for record in page.records if record.external_id in aside.reasons]
+    def _quarantine(self, page: Page, quarantined: Quarantined) -> None:
+        records = [record for record in page.records if record.external_id in quarantined.reasons]
         self.connect().exec_driver_sql(
-            self._query("set_aside"),
+            self._query("quarantine_records"),
             {
                 **self._key,
                 "external_ids": [record.external_id for record in records],
                 "revisions": [record.revision for record in records],
-                "reasons": [storable(aside.reasons[record.external_id]) for record in records],
-                "attempts": aside.attempts,
-                "cause": aside.cause,
+                "reasons": [storable(quarantined.reasons[record.external_id]) for record in records],
+                "attempts": quarantined.attempts,
+                "cause": quarantined.cause,
                 "failing_since": page.failing_since,
             },
         )

@@ -31,7 +31,7 @@ class Counters(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """Records of a pipeline that wait or are set aside, counted up to `MOST_RECORDS`; the oldest's age in seconds.
+    """Records of a pipeline that wait or go to quarantine, counted up to `MOST_RECORDS`; the oldest's age in seconds.
 
     `failing`: tenants whose last run failed, up to as many; `fails`: the first of them by name.
     """
@@ -103,6 +103,8 @@ def _counters(row: Mapping[Any, Any]) -> Counters:
 def _backlog(connection: Connection, query: Queries, names: Mapping[str, str], tenants: Sequence[str]) -> Backlog:
     values = {**names, "size": MOST_RECORDS}
     pending = connection.exec_driver_sql(query("metric_pending"), {**values, "tenants": list(tenants)}).one()
-    aside = connection.exec_driver_sql(query("metric_quarantine"), values).scalar_one()
+    quarantined = connection.exec_driver_sql(query("metric_quarantine"), values).scalar_one()
     failing = connection.exec_driver_sql(query("metric_failing"), values).one()
-    return Backlog(pending.records, max(0.0, pending.oldest_seconds or 0.0), aside, failing.failing, failing.first)
+    return Backlog(
+        pending.records, max(0.0, pending.oldest_seconds or 0.0), quarantined, failing.failing, failing.first
+    )

@@ -15,7 +15,7 @@ __all__ = ["Quarantine", "QuarantinedRecord"]
 
 
 class QuarantinedRecord(NamedTuple):
-    """A record that is set aside, and why.
+    """A record that goes to quarantine, and why.
 
     `state`: `quarantined`, `retrying` (its tenant's next sweep takes it) or `discarded`. `cause`: `failed`, after so
     many `attempts` since `failing_since`, or `rejected` by the handler.

@@ -17,7 +17,7 @@ from tests.cli.files import line
 from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
 from tests.cli.rounds import stood
-from tests.quarantined import set_aside
+from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
 SPACING = LatencyNeutral().spacing
@@ -76,10 +76,10 @@ def test_what_waits_for_its_delay_is_told_apart_by_pipeline(taskbridge: Program)
 
 
 def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys) -> None:
-    # given four records set aside: one as it was, one discarded, one to be tried again, one that changed since
+    # given four records in quarantine: one as it was, one discarded, one to be tried again, one that changed since
     for number in ("1", "2", "3", "4"):
         record_invoice(engine, "France", number, {})
-        set_aside(engine, "France", number)
+        put_in_quarantine(engine, "France", number)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET discarded_at = now() WHERE external_id = '2'")
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = '3'")

@@ -20,7 +20,7 @@ from tests.cli.files import write as write_invoices
 from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
-from tests.quarantined import set_aside
+from tests.quarantined import put_in_quarantine
 from tests.waiting import wait_until
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -174,7 +174,7 @@ def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
 
 def test_drain_pauses_when_all_is_handled_or_set_aside(invoices: Program, engine: Engine) -> None:
     handle(engine, "France")
-    set_aside(engine, "France", "1")
+    put_in_quarantine(engine, "France", "1")
     ended = invoices("drain", "France", "--reason", "a new version", "--json")
     assert ended.status == 0
     assert ended.json | {"drained": True, "paused": True, "left": {}, "reason": "a new version"} == ended.json
@@ -332,5 +332,5 @@ def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(
 
 
 def test_status_names_the_command_that_shows_the_quarantine(invoices: Program, engine: Engine) -> None:
-    set_aside(engine, "France", "1")
+    put_in_quarantine(engine, "France", "1")
     assert "invoices: 1 record is in quarantine; `taskbridge quarantine list` shows why" in invoices("status").stdout

@@ -1,4 +1,4 @@
-"""`taskbridge quarantine`: what is set aside is shown, tried again or given up, and nothing else is touched."""
+"""`taskbridge quarantine`: what goes to quarantine is shown, tried again or given up, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_output import on_a_terminal
-from tests.quarantined import revision_of, set_aside, states
+from tests.quarantined import put_in_quarantine, revision_of, states
 
 HARMFUL = "ValueError: \x1b[2J [red]no customer 17[/red]\u202e"
 
@@ -31,9 +31,9 @@ def bad(taskbridge: Program, engine: Engine) -> Program:
                 "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, '{}')",
                 (tenant, number),
             )
-    set_aside(engine, "France", "1", reason=HARMFUL, attempts=5)
-    set_aside(engine, "France", "2", reason="no price", cause="rejected")
-    set_aside(engine, "Malta", "1", reason="no price")
+    put_in_quarantine(engine, "France", "1", reason=HARMFUL, attempts=5)
+    put_in_quarantine(engine, "France", "2", reason="no price", cause="rejected")
+    put_in_quarantine(engine, "Malta", "1", reason="no price")
     return taskbridge
 
 
@@ -256,7 +256,7 @@ def test_pipelines_with_criteria_have_a_quarantine(taskbridge: Program, engine: 
     taskbridge.environment |= declare(taskbridge)
     file = write(taskbridge.directory / "a.jsonl", [alert(id="m1"), alert("WARNING", id="m2")])
     assert taskbridge("record", "alerts", file, "--id-field", "id").status == 0
-    set_aside(engine, "billing", "m1", pipeline="alerts")
+    put_in_quarantine(engine, "billing", "m1", pipeline="alerts")
     assert taskbridge("quarantine", "list", "--pipeline", "invoices", "--json").json["count"] == 0
     (record,) = taskbridge("quarantine", "list", "--pipeline", "alerts", "--json").json["records"]
     assert (record["tenant"], record["external_id"]) == ("billing", "m1")

@@ -13,7 +13,7 @@ from taskbridge.store import record_invoice
 from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.deployment import Deployment
-from tests.quarantined import set_aside
+from tests.quarantined import put_in_quarantine
 from tests.waiting import wait_until
 
 FORGED = "boom\nFrance  idle  0 pending\r\x1b[2Jgone\u2028Spain"
@@ -34,7 +34,7 @@ def test_an_error_text_forges_no_line_and_controls_no_terminal(
     taskbridge: Program, engine: Engine, command: list[str]
 ) -> None:
     fail(engine, FORGED)
-    set_aside(engine, "acme", "1", reason=FORGED)
+    put_in_quarantine(engine, "acme", "1", reason=FORGED)
     ended = taskbridge(*command)
     assert not [line for line in ended.stdout.splitlines() if line.startswith(("France", "gone", "Spain"))]
     assert "\x1b" not in ended.stdout
@@ -53,7 +53,7 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
 
     assert work() == []
     fail(engine, "boom")
-    set_aside(engine, "acme", "1", reason="bad")
+    put_in_quarantine(engine, "acme", "1", reason="bad")
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('elsewhere', 'm', 'why', '{}')"

@@ -36,7 +36,7 @@ def do_nothing(batch: Batch) -> None:
 
 
 def reject_all(batch: Batch) -> None:
-    """Set every record aside."""
+    """Put every record into quarantine."""
     for record in batch:
         batch.reject(record, "not now")
 

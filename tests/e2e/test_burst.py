@@ -42,7 +42,7 @@ def test_a_burst_makes_few_runs(deployment: Deployment) -> None:
             time.sleep(max(0.0, start + at * 0.004 - time.monotonic()))
             deployment.save("acme", number)
         deployment.wait_until_idle()
-        # then at most three runs hand over records, and at most one more closes the burst
+        # then at most three runs deliver records, and at most one more closes the burst
         batches = deployment.handed_over("acme")
         (counts,) = deployment.rows("SELECT runs, events FROM taskbridge.sync_cursors")
         assert sum(map(len, batches)) == len(NUMBERS)

@@ -68,7 +68,7 @@ def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment
     # given a worker that dies in mid-batch, and run messages that vanish
     with deployment.worker(handler_seconds=30) as first:
         deployment.save("acme", "1")
-        wait_until(lambda: deployment.handed_over("acme"), "handed over")
+        wait_until(lambda: deployment.handed_over("acme"), "delivered")
         first.kill()
     for tenant in ("lost", "also-lost"):
         deployment.save(tenant, "1")
@@ -99,7 +99,7 @@ def test_failures_a_backlog_and_forgotten_tenants_are_seen(deployment: Deploymen
     assert found["taskbridge_pending_records"] == 1
     assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
     assert found["taskbridge_runners"] >= 1
-    assert found["taskbridge_forgotten_tenants_total"] == 1
+    assert found["taskbridge_orphaned_tenants_total"] == 1
 
 
 @pytest.mark.e2e

@@ -13,7 +13,7 @@ from taskbridge.process.runtime import runtime
 from taskbridge.store import record_invoice
 from tests.cli.program import MAIN
 from tests.deployment import ROOT, Deployment
-from tests.quarantined import set_aside, states
+from tests.quarantined import put_in_quarantine, states
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -99,7 +99,7 @@ def test_a_record_that_is_tried_again_is_handled_and_leaves_quarantine(deploymen
     with deployment.worker():
         deployment.save("acme", "1", "2")
         delivered(deployment, ("acme", "1"), ("acme", "2"))
-        set_aside(deployment.engine, "acme", "1")
+        put_in_quarantine(deployment.engine, "acme", "1")
         assert taskbridge(deployment, "quarantine", "retry", "1")["retried"] == 1
         delivered(deployment, ("acme", "1"), ("acme", "1"), ("acme", "2"))
         assert set(states(deployment.engine).values()) == {"handled"}
@@ -111,7 +111,7 @@ def test_a_discarded_record_stays_away_from_later_runs(deployment: Deployment) -
     with deployment.worker():
         deployment.save("acme", "1", "2")
         delivered(deployment, ("acme", "1"), ("acme", "2"))
-        set_aside(deployment.engine, "acme", "1", "2")
+        put_in_quarantine(deployment.engine, "acme", "1", "2")
         taskbridge(deployment, "quarantine", "discard", "--all", "--yes")
         deployment.save("acme", "3")
         wait_until(lambda: ("acme", "3") in deployment.deliveries(), "the new record")

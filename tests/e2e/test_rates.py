@@ -24,7 +24,7 @@ def test_a_rate_is_kept_over_several_workers_and_tenants(deployment: Deployment)
         for tenant in tenants:
             deployment.notify_event.delay(tenant)
         deployment.wait_until_idle(30)
-    # then at no moment more had been handed over than the limit lets through until then, and 1 % more
+    # then at no moment more had been delivered than the limit lets through until then, and 1 % more
     rows = deployment.rows(
         "SELECT extract(epoch FROM began - min(began) OVER ())::float, sum(cardinality(numbers)) OVER (ORDER BY began) "
         "FROM ledger ORDER BY began"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from taskbridge.declaring.batch import Batch, Record
-from taskbridge.declaring.failures import Narrowing
+from taskbridge.declaring.failures import Bisection
 from taskbridge.handlers.journal import journal
 from taskbridge.store import Page
 from tests.failures.drill import Drill
@@ -223,7 +223,7 @@ def test_a_record_that_changes_before_it_is_tried_again_comes_once_as_it_is_now(
 
 def test_the_first_records_of_a_batch_are_a_batch() -> None:
     records = tuple(Record("invoices", "acme", number, 1, {}) for number in "abcd")
-    page = Page(records, 3, "1:1:", True, False, False, 2, (("7", 1), ("7", 2)), frozenset("ab"), Narrowing(), None)
+    page = Page(records, 3, "1:1:", True, False, False, 2, (("7", 1), ("7", 2)), frozenset("ab"), Bisection(), None)
     assert page.position == ("7", 2)
     assert page.first(4) is page
     three = page.first(3)

@@ -32,7 +32,7 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
     deployment.save("acme", *NUMBERS, notify=False)
     with deployment.worker(handler_seconds=0.4, batch_size=5) as first:
         deployment.notify_event.delay("acme")
-        wait_until(lambda: len(deployment.handed_over("acme")) == 2, "second batch handed over")
+        wait_until(lambda: len(deployment.handed_over("acme")) == 2, "second batch delivered")
         first.kill()
     half = len(deployment.deliveries())
     assert 0 < half < len(NUMBERS)
@@ -45,14 +45,14 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
     # then the tenant goes on in time, where it stood
     assert resumed_after < (RUNNER_TTL + 2) * PATIENCE
     assert delivered_once(deployment)
-    assert deployment.handed_over("acme")[2] == NUMBERS[5:10], "the batch that was lost is handed over again"
+    assert deployment.handed_over("acme")[2] == NUMBERS[5:10], "the batch that was lost is delivered again"
 
 
 def test_a_worker_that_was_frozen_past_its_deadline_changes_nothing(deployment: Deployment) -> None:
     # given a run that freezes in mid-batch
     with deployment.worker(handler_seconds=0.5) as frozen:
         deployment.save("acme", *NUMBERS)
-        wait_until(lambda: deployment.handed_over("acme"), "first batch handed over")
+        wait_until(lambda: deployment.handed_over("acme"), "first batch delivered")
         frozen.signal_all(signal.SIGSTOP)
         # when another worker takes the tenant over and the first one wakes
         with deployment.worker():
@@ -146,7 +146,7 @@ def test_a_run_message_is_doubled(deployment: Deployment) -> None:
 def test_postgres_drops_every_connection_in_mid_batch(deployment: Deployment) -> None:
     with deployment.worker(handler_seconds=0.3):
         deployment.save("acme", *NUMBERS)
-        wait_until(lambda: deployment.handed_over("acme"), "first batch handed over")
+        wait_until(lambda: deployment.handed_over("acme"), "first batch delivered")
         deployment.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"

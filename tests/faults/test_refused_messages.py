@@ -1,4 +1,4 @@
-"""A message that Postgres refuses because of what it holds is set aside, and holds no other back."""
+"""A message that Postgres refuses because of what it holds goes to quarantine, and holds no other back."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_what_one_message_is_refused_for_says_nothing_about_the_others(
         intake.again(app)
         with app.connection_for_write() as connection:
             left = parking.count_parked(app, connection)
-        ((good, aside),) = deployment.rows(
+        ((good, quarantined),) = deployment.rows(
             "SELECT count(*) FILTER (WHERE document ? 'good'), count(*) FILTER (WHERE document ? 'unstorable') "
             "FROM taskbridge.records"
         )
-        found = (good, aside, left)
+        found = (good, quarantined, left)
         if found == expected:
             break
     assert found == expected

@@ -132,7 +132,7 @@ def test_a_failure_that_blames_nobody_never(crowd: Crowd) -> None:
     assert crowd.circuit() == (False, None, 0, 0, None, None, 0, None)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.MORE, Outcome.DONE, Outcome.OUTRANKED])
+@pytest.mark.parametrize("outcome", [Outcome.MORE, Outcome.DONE, Outcome.STALE])
 def test_blame_without_a_back_off_is_none(crowd: Crowd, outcome: Outcome) -> None:
     crowd.start("a")
 
@@ -231,7 +231,7 @@ def test_a_probe_that_only_waits_calls_the_next_at_once(broken: Crowd) -> None:
     assert broken.circuit().probes == 0, "it did not fail"
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.MORE, Outcome.OUTRANKED])
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.MORE, Outcome.STALE])
 def test_a_probe_that_found_nothing_to_try_calls_the_next_at_once(broken: Crowd, outcome: Outcome) -> None:
     broken.line_up("a", "b")
     broken.deadline_passes("a")

@@ -55,7 +55,7 @@ def test_an_event_of_a_tenant_in_line_does_not_start_it(crowd: Crowd) -> None:
         (Outcome.DONE, Spacing(delay=0), Answer.FINISHED),
         (Outcome.DONE, LEASE, Answer.LINGERING),
         (Outcome.RETRY, Spacing(delay=0), Answer.HELD),
-        (Outcome.OUTRANKED, Spacing(delay=0), Answer.REISSUED),
+        (Outcome.STALE, Spacing(delay=0), Answer.REISSUED),
         (Outcome.MORE, Spacing(delay=0), Answer.POSTPONED),
     ],
 )

@@ -24,7 +24,7 @@ def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
 
 @dataclass
 class Asking:
-    """Tenants that have records without end, hand over what they may, and ask again when they were told to.
+    """Tenants that have records without end, deliver what they may, and ask again when they were told to.
 
     `moments` are those of each record in milliseconds, `waits` what tenants were told, `served` who was served.
     """

@@ -61,7 +61,7 @@ class Places(GateAndModel):
 
     @rule(
         which=tenants,
-        outcome=st.sampled_from((Outcome.MORE, Outcome.DONE, Outcome.RETRY, Outcome.OUTRANKED)),
+        outcome=st.sampled_from((Outcome.MORE, Outcome.DONE, Outcome.RETRY, Outcome.STALE)),
         handled=st.sampled_from((0, 1)),
         failed=st.booleans(),
         blame=st.one_of(st.just(Blame.NOBODY), blames),

@@ -31,7 +31,7 @@ VERBS = {
     "remind": {Verb.REMIND},
     "begin": {Verb.BEGIN},
     "beat": {Verb.BEAT},
-    "settle": {Verb.MORE, Verb.STOPPED, Verb.DONE, Verb.RETRY, Verb.OUTRANKED},
+    "settle": {Verb.MORE, Verb.STOPPED, Verb.DONE, Verb.RETRY, Verb.STALE},
     "expire": {Verb.DEADLINE},
     "permit": set[Verb](),
     "peek": set[Verb](),

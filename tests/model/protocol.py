@@ -164,7 +164,7 @@ class At(IntEnum):
     SETTLE_MORE = 3
     SETTLE_DONE = 4
     SETTLE_RETRY = 5
-    SETTLE_OUTRANKED = 6
+    SETTLE_STALE = 6
     SETTLE_STOPPED = 7
 
 
@@ -172,7 +172,7 @@ SETTLES = {
     At.SETTLE_MORE: Verb.MORE,
     At.SETTLE_DONE: Verb.DONE,
     At.SETTLE_RETRY: Verb.RETRY,
-    At.SETTLE_OUTRANKED: Verb.OUTRANKED,
+    At.SETTLE_STALE: Verb.STALE,
     At.SETTLE_STOPPED: Verb.STOPPED,
 }
 
@@ -205,8 +205,8 @@ class Run(NamedTuple):
     """One run under way.
 
     `seen` is the cursor's position when it read and `target` what its sweep is for, `resumed` that an earlier batch
-    began that sweep, `owner` the token that outranked it, and `ended` that its settle was done but the reply was lost,
-    so that it will settle again.
+    began that sweep, `owner` the token that owned the cursor, and `ended` that its settle was done but the reply was
+    lost, so that it will settle again.
     """
 
     at: At
@@ -476,7 +476,7 @@ def _postponed(world: World, row: Row) -> World:
 def _claim(world: World, run: Run, guards: Guards) -> Iterator[Step]:
     owner = world.cursor.owner
     if owner > run.token and guards.claim_refuses_lower_tokens:
-        refused = Run(At.SETTLE_OUTRANKED, run.token, owner=owner)
+        refused = Run(At.SETTLE_STALE, run.token, owner=owner)
         yield Step(f"run {run.token} may not claim the cursor of {owner}", Kind.WORK, _with_run(world, refused))
     else:
         claimed = world._replace(cursor=world.cursor._replace(owner=run.token, looked=world.committed))
@@ -571,7 +571,7 @@ _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.SETTLE_MORE: _settle,
     At.SETTLE_DONE: _settle,
     At.SETTLE_RETRY: _settle,
-    At.SETTLE_OUTRANKED: _settle,
+    At.SETTLE_STALE: _settle,
     At.SETTLE_STOPPED: _settle,
 }
 

@@ -276,7 +276,7 @@ _SETTLES = {
     Outcome.STOPPED: Verb.STOPPED,
     Outcome.DONE: Verb.DONE,
     Outcome.RETRY: Verb.RETRY,
-    Outcome.OUTRANKED: Verb.OUTRANKED,
+    Outcome.STALE: Verb.STALE,
 }
 
 
@@ -468,12 +468,12 @@ def _note_queued(event: Event, deadline: int, now: _Now) -> None:
             turns.handed[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
-    elif isinstance(event, Settle) and event.outcome is not Outcome.OUTRANKED:
+    elif isinstance(event, Settle) and event.outcome is not Outcome.STALE:
         turns.handed[now.subject] = deadline
 
 
 def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
-    """Publish a new run: its token is above the tenant's last one, or above the one that outranked it."""
+    """Publish a new run: its token is above the tenant's last one, or above the one that owned the cursor."""
     floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
     _note_queued(event, now.ms + now.timing.republish, now)

@@ -1,4 +1,4 @@
-"""Restored into another cluster, no record is lost or handed over again, however the two count transactions."""
+"""Restored into another cluster, no record is lost or delivered again, however the two count transactions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from taskbridge.process.translation import speaking_plainly
 from taskbridge.store import (
     CursorLost,
     Cursors,
-    Outranked,
     Page,
     Rebased,
     Records,
+    StaleToken,
     check_cluster,
     check_schema,
     in_its_cluster,
@@ -74,7 +74,7 @@ def advance(engine: Engine, pipeline: str, tenant: str, page: Page, token: str =
 
 
 def sweep(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> list[str]:
-    """One batch, handed over to nobody."""
+    """One batch, delivered to nobody."""
     return advance(engine, pipeline, tenant, claim(engine, pipeline, tenant, limit, token), token)
 
 
@@ -88,7 +88,9 @@ def message(engine: Engine, message_id: str, tenant: str | None) -> None:
     Records(engine, ALERTS).write(message_id, json.dumps({}), found, None)
 
 
-def set_aside(engine: Engine, number: str, *, retry: bool = False, discarded: bool = False, pipeline: str) -> None:
+def put_in_quarantine(
+    engine: Engine, number: str, *, retry: bool = False, discarded: bool = False, pipeline: str
+) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.quarantine "
@@ -138,14 +140,14 @@ def set_the_scene(engine: Engine) -> None:
         late.commit()
     assert sweep(engine, INVOICES, "acme", limit=5) == list("abcdh")
     write(engine, "acme", "g")
-    set_aside(engine, "h", discarded=True, pipeline=INVOICES)
+    put_in_quarantine(engine, "h", discarded=True, pipeline=INVOICES)
     write(engine, "acme", "hi", version=2)
     write(engine, "umbrella", "a")
     message(engine, "m3", "billing")
-    set_aside(engine, "b", pipeline=INVOICES)
-    set_aside(engine, "c", discarded=True, pipeline=INVOICES)
-    set_aside(engine, "d", retry=True, pipeline=INVOICES)
-    set_aside(engine, "e", pipeline=MIRROR)
+    put_in_quarantine(engine, "b", pipeline=INVOICES)
+    put_in_quarantine(engine, "c", discarded=True, pipeline=INVOICES)
+    put_in_quarantine(engine, "d", retry=True, pipeline=INVOICES)
+    put_in_quarantine(engine, "e", pipeline=MIRROR)
 
 
 SCENE: Final = {
@@ -192,7 +194,7 @@ def test_every_record_keeps_its_state_in_a_cluster_that_counts(counts: str, engi
     assert states(restored) == EXPECTED
     assert revisions(restored) == before
     assert done is not None
-    assert done.set_aside == {INVOICES: 7, MIRROR: 3, ALERTS: 1}
+    assert done.quarantined == {INVOICES: 7, MIRROR: 3, ALERTS: 1}
     assert done.cursors == 5
     assert set(rows(restored, "SELECT owner, target, at_xid, at_id FROM taskbridge.sync_cursors")) == {
         (OLD, None, None, None)
@@ -216,7 +218,7 @@ def pending(engine: Engine, pipeline: str, tenant: str) -> set[str]:
 
 
 def goes_on(engine: Engine) -> None:
-    """New and changed records are handed over, and no handled one is; older tokens are still refused."""
+    """New and changed records are delivered, and no handled one is; older tokens are still refused."""
     for tenant in {tenant for _, tenant in SCENE if tenant != "billing"}:
         write(engine, tenant, "xy")
     write(engine, "acme", "a", version=3)
@@ -229,7 +231,7 @@ def goes_on(engine: Engine) -> None:
         assert len(handed_over) == len(set(handed_over))
         assert news <= set(handed_over) <= before
         assert pending(engine, pipeline, tenant).isdisjoint(news)
-        with pytest.raises(Outranked):
+        with pytest.raises(StaleToken):
             claim(engine, pipeline, tenant, token=OLD)
 
 
@@ -241,7 +243,7 @@ def test_without_a_cursor_a_tenants_records_wait_once_and_not_in_quarantine_too(
     restore(dump(engine), restored)
     done = rebase(restored)
     assert done is not None
-    assert (done.set_aside, done.cursors) == ({}, 0)
+    assert (done.quarantined, done.cursors) == ({}, 0)
     assert sweep(restored, INVOICES, "initech") == ["a", "b"]
     assert set(states(restored).values()) == {"handled"}
 

@@ -1,4 +1,4 @@
-"""The cursor hands over every committed record once per revision, whatever order transactions commit in."""
+"""The cursor delivers every committed record once per revision, whatever order transactions commit in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge.store import CursorLost, Cursors, Outranked, Page, Tails, Unread, connect, know, record_invoice
+from taskbridge.store import CursorLost, Cursors, Page, StaleToken, Tails, Unread, connect, know, record_invoice
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 
@@ -158,7 +158,7 @@ def test_a_crash_between_batches_resumes_after_the_last_one(engine: Engine, curs
     # when other invoices come meanwhile, also a changed one, and a new run takes over
     write(engine, "g")
     write(engine, "a", "c", version=2)
-    # then nothing is lost or handed over twice, and what changed or came meanwhile follows
+    # then nothing is lost or delivered twice, and what changed or came meanwhile follows
     assert sweep(cursors, limit=2, token=NEW) == ["d", "e", "f"]
     assert sorted(sweep(cursors, limit=2, token=NEW)) == ["a", "c", "g"]
 
@@ -183,7 +183,7 @@ def test_a_run_that_was_replaced_cannot_advance(engine: Engine, cursors: Cursors
 
 def test_a_run_that_was_replaced_cannot_claim_the_cursor_back(cursors: Cursors) -> None:
     claim(cursors, token=NEW)
-    with pytest.raises(Outranked) as refused:
+    with pytest.raises(StaleToken) as refused:
         claim(cursors, token=OLD)
     assert refused.value.owner == NEW
     with pytest.raises(CursorLost):
@@ -213,7 +213,7 @@ def test_what_a_handler_wrote_is_rolled_back_when_the_cursor_is_lost(engine: Eng
 
 
 def test_a_claim_that_waited_for_another_run_reads_what_that_run_left(engine: Engine, cursors: Cursors) -> None:
-    """The read takes its snapshot after the claim; taken before, it would hand over the first run's records again."""
+    """The read takes its snapshot after the claim; taken before, it would deliver the first run's records again."""
     write(engine, "1")
     page = claim(cursors, token=OLD)
     claimed = threading.Event()
@@ -382,7 +382,7 @@ def test_every_committed_revision_is_handed_over_exactly_once(
     seen: list[tuple[str, int]] = []
     version, token = 0, 0
 
-    def hand_over(limit: int, crash: bool) -> bool:
+    def deliver(limit: int, crash: bool) -> bool:
         nonlocal token
         token += 1
         who = key(token=f"{token:016d}-x")
@@ -409,16 +409,16 @@ def test_every_committed_revision_is_handed_over_exactly_once(
                     sessions[at].rollback()
                 written[at] = {}
             else:
-                hand_over(int(first), crash=bool(second))
+                deliver(int(first), crash=bool(second))
         for at, session in enumerate(sessions):
             session.commit()
             committed |= written[at]
-        while hand_over(2, crash=False):
+        while deliver(2, crash=False):
             pass
     finally:
         for session in sessions:
             session.close()
-    assert len(seen) == len(set(seen)), "a revision was handed over twice"
+    assert len(seen) == len(set(seen)), "a revision was delivered twice"
     last_seen = dict(seen)
     assert last_seen == committed
 

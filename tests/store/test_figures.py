@@ -10,19 +10,19 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.store import (
-    Aside,
     Backlog,
     Counters,
     CursorLost,
     Cursors,
     Page,
+    Quarantined,
     figures,
     know,
     read_backlogs,
     read_counters,
     record_invoice,
 )
-from tests.quarantined import set_aside, states
+from tests.quarantined import put_in_quarantine, states
 
 NOT_YET: dict[str, Any] = {"events": 3, "new_events": 3, "runs": 1}
 
@@ -38,10 +38,10 @@ def key(number: int, tenant: str = "acme") -> dict[str, str]:
 
 
 def advance(
-    cursors: Cursors, key: dict[str, str], page: Page, aside: Aside | None = None, ms: int | None = None
+    cursors: Cursors, key: dict[str, str], page: Page, quarantined: Quarantined | None = None, ms: int | None = None
 ) -> None:
     with cursors.transaction(key) as transaction:
-        transaction.advance(page, aside=aside, first_event_ms=ms)
+        transaction.advance(page, quarantined=quarantined, first_event_ms=ms)
 
 
 def test_nothing_is_zero(engine: Engine) -> None:
@@ -67,7 +67,7 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
     record_invoice(engine, "acme", "late", {})
     assert agree() == 5
     # with one set aside that somebody wants tried again, the first of its sweep's rest
-    set_aside(engine, "acme", "0")
+    put_in_quarantine(engine, "acme", "0")
     assert look(engine)[1].quarantined == 1
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
@@ -107,7 +107,7 @@ def test_more_than_anybody_counts_is_cut_off(engine: Engine, monkeypatch: pytest
     for number in range(4):
         record_invoice(engine, "acme", str(number), {})
         record_invoice(engine, "bolt", str(number), {})
-        set_aside(engine, "bolt", str(number))
+        put_in_quarantine(engine, "bolt", str(number))
     assert look(engine)[1][0:3:2] == (2, 2)
 
 
@@ -118,7 +118,7 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
             record_invoice(engine, tenant, str(number), {})
     # given a burst of two runs, whose first batch has one record set aside, and a burst that fails twice
     page = cursors.claim(key(1), 2, **NOT_YET)
-    advance(cursors, key(1), page, Aside({"0": "no"}, "rejected"), ms=7)
+    advance(cursors, key(1), page, Quarantined({"0": "no"}, "rejected"), ms=7)
     page = cursors.claim(key(2), 2, events=4, new_events=1, runs=2)
     advance(cursors, key(2), page)
     for number, runs in ((3, 1), (4, 2)):

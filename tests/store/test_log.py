@@ -35,7 +35,7 @@ def rows(engine: Engine, statement: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def sweep(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limit: int = 100) -> list[str]:
-    """One batch, handed over to nobody."""
+    """One batch, delivered to nobody."""
     who = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
     cursors = Cursors(engine, source)
     page = cursors.claim(who, limit, events=1, new_events=1, runs=1)

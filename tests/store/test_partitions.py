@@ -78,7 +78,7 @@ def test_a_batch_is_read_from_one_partition_through_its_index(split: Engine) -> 
     cursors.claim(key, 10, events=1, new_events=1, runs=1)
     with split.connect() as connection:
         connection.exec_driver_sql(query("plan_by_index"))
-        values = {**key, "source": "orders", "limit": 10, "narrowed": True, "small": 2_000}
+        values = {**key, "source": "orders", "limit": 10, "bisecting": True, "small": 2_000}
         explained: Any = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, FORMAT JSON) {query('read_batch')}", values
         ).scalar_one()

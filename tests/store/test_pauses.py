@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, know, record_invoice
-from tests.quarantined import set_aside, states
+from tests.quarantined import put_in_quarantine, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
 TENANTS = ("acme", "bolt", "nobody")
@@ -115,7 +115,7 @@ def test_what_is_tried_again_counts_and_what_is_set_aside_does_not(engine: Engin
     for number in "12":
         record_invoice(engine, "acme", number, {})
     handle(Cursors(engine))
-    set_aside(engine, "acme", "1", "2")
+    put_in_quarantine(engine, "acme", "1", "2")
     snapshot = pauses.snapshot()
     assert left(engine, snapshot) == {}
     quarantine = Quarantine(engine)
@@ -134,7 +134,7 @@ def test_records_with_criteria_are_counted_in_their_own_pipeline(engine: Engine,
     assert handle(Cursors(engine, "alerts"), pipeline="alerts") == ["1", "2"]
     assert left(engine, snapshot, "alerts") == {}
     assert left(engine, snapshot, "other") == {"acme": 2}
-    set_aside(engine, "acme", "1", pipeline="alerts")
+    put_in_quarantine(engine, "acme", "1", pipeline="alerts")
     quarantine = Quarantine(engine, "alerts")
     quarantine.retry("alerts", quarantine.find("alerts")[0])
     assert left(engine, snapshot, "alerts") == {"acme": 1}

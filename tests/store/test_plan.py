@@ -70,7 +70,7 @@ def scans(top: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
-    top = plan(seeded, "read_batch", limit=500, narrowed=True)
+    top = plan(seeded, "read_batch", limit=500, bisecting=True)
     (scan,) = scans(top)
     assert scan["Node Type"] == "Index Scan"
     assert scan["Index Name"] == "ix_records_source_tenant_xid_id"
@@ -97,7 +97,7 @@ def test_an_open_transaction_lets_no_sweep_read_what_was_handled_since(seeded: E
                 "SELECT 'invoices', 'tenant-7', 'newest ' || n, '{}' FROM generate_series(1, 20) n"
             )
         for top in (
-            plan(seeded, "read_batch", limit=500, narrowed=True),
+            plan(seeded, "read_batch", limit=500, bisecting=True),
             plan(seeded, "waiting_records", tenant="tenant-7", smallest=0, size=None),
             plan(seeded, "metric_pending", tenants=["tenant-7"], size=1000),
             plan(seeded, "tenant_counts", tenants=["tenant-7"], size=1),
@@ -112,7 +112,7 @@ def test_an_open_transaction_lets_no_sweep_read_what_was_handled_since(seeded: E
             "FROM (SELECT xid, max(id) AS id FROM taskbridge.records WHERE key LIKE 'new %%' GROUP BY xid) r "
             "WHERE tenant = 'tenant-7'"
         )
-    top = plan(seeded, "read_batch", limit=500, narrowed=True)
+    top = plan(seeded, "read_batch", limit=500, bisecting=True)
     assert max(scan["Actual Rows"] for scan in scans(top)) == 0
     assert pages(top) < 25
 

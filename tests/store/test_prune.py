@@ -65,7 +65,7 @@ def write_for(engine: Engine, pipeline: str, number: str, days: float = 31) -> N
         write(engine, "acme", number, days)
 
 
-def set_aside(
+def put_in_quarantine(
     engine: Engine, tenant: str, number: str, state: str = "quarantined", pipeline: str = INVOICES, days: float = 31
 ) -> None:
     execute(
@@ -113,7 +113,7 @@ def reach(engine: Engine, tenant: str, number: str, pipeline: str, state: str) -
     if state != "pending":
         sweep(engine, tenant, pipeline)
     if state not in ("pending", "handled"):
-        set_aside(engine, tenant, number, state, pipeline)
+        put_in_quarantine(engine, tenant, number, state, pipeline)
 
 
 def test_an_invoice_goes_only_when_every_pipeline_has_handled_or_discarded_it(engine: Engine) -> None:
@@ -131,15 +131,15 @@ def test_an_invoice_goes_only_when_every_pipeline_has_handled_or_discarded_it(en
     )
     done = {row[0] for row in shown}
     assert len(done) == 4
-    before, aside = left(engine), quarantined(engine)
+    before, kept = left(engine), quarantined(engine)
     expected = Counter({"records": 4, "quarantine": 4, "kept": 32})
     # when they are pruned, at first only for show
     assert counts(engine, replace(MONTH, dry_run=True), 7)["records"] == 4
-    assert (left(engine), quarantined(engine)) == (before, aside)
+    assert (left(engine), quarantined(engine)) == (before, kept)
     assert counts(engine, MONTH, 7) == expected
     # then those are gone that the view called done, and what was discarded of them
     assert left(engine) == before - done
-    assert quarantined(engine) == aside - done
+    assert quarantined(engine) == kept - done
     assert counts(engine, MONTH, 7) == Counter({"kept": 32})
 
 
@@ -212,10 +212,10 @@ def test_a_quarantine_row_goes_when_its_record_is_gone_or_has_changed(engine: En
     sweep(engine, "acme")
     know(engine, ALERTS, ALERTS)
     for number in ("there", "changed", "gone"):
-        set_aside(engine, "acme", number)
-    set_aside(engine, "acme", "there too", pipeline=ALERTS)
-    set_aside(engine, "acme", "gone too", pipeline=ALERTS)
-    set_aside(engine, "acme", "changed just now", days=1)
+        put_in_quarantine(engine, "acme", number)
+    put_in_quarantine(engine, "acme", "there too", pipeline=ALERTS)
+    put_in_quarantine(engine, "acme", "gone too", pipeline=ALERTS)
+    put_in_quarantine(engine, "acme", "changed just now", days=1)
     for number in ("changed", "changed just now"):
         assert record_invoice(engine, "acme", number, {"version": 2})
     only = replace(MONTH, pipeline=INVOICES)

@@ -1,4 +1,4 @@
-"""Quarantine shows what is set aside now, and lets it be tried again or given up without losing its trace."""
+"""Quarantine shows what goes to quarantine now, and lets it be tried again or given up without losing its trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from taskbridge.declaring.criteria import Match
 from taskbridge.store import Quarantine, QuarantinedRecord, Records, know, record_invoice
-from tests.quarantined import revision_of, set_aside, states
+from tests.quarantined import put_in_quarantine, revision_of, states
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def quarantine(engine: Engine) -> Quarantine:
     know(engine, "invoices", "invoices")
     for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1"), ("bolt", "fine")):
         record_invoice(engine, tenant, number, {"version": 1})
-    set_aside(engine, "acme", "1", reason="ValueError: no customer 17", attempts=5)
-    set_aside(engine, "acme", "2", reason="no price", cause="rejected")
-    set_aside(engine, "acme", "3", reason="no price")
-    set_aside(engine, "bolt", "1", reason="100% of _ is \\ no price")
+    put_in_quarantine(engine, "acme", "1", reason="ValueError: no customer 17", attempts=5)
+    put_in_quarantine(engine, "acme", "2", reason="no price", cause="rejected")
+    put_in_quarantine(engine, "acme", "3", reason="no price")
+    put_in_quarantine(engine, "bolt", "1", reason="100% of _ is \\ no price")
     return Quarantine(engine)
 
 
@@ -128,11 +128,11 @@ def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Eng
     for pipeline in ("alerts", "other"):
         know(engine, pipeline, pipeline)
         Records(engine, pipeline).write(f"{pipeline}-1", "{}", Match("acme", 1000, "c"), None)
-        set_aside(engine, "acme", f"{pipeline}-1", pipeline=pipeline)
+        put_in_quarantine(engine, "acme", f"{pipeline}-1", pipeline=pipeline)
     of_alerts = Quarantine(engine, "alerts")
     assert ids(of_alerts, pipeline="alerts") == [("acme", "alerts-1")]
     # The id of a message is unique in its pipeline only.
-    set_aside(engine, "acme", "other-1", pipeline="alerts")
+    put_in_quarantine(engine, "acme", "other-1", pipeline="alerts")
     assert ids(of_alerts, pipeline="alerts") == [("acme", "alerts-1")]
     of_alerts.discard("alerts", find(of_alerts, pipeline="alerts"))
     assert states(engine, "alerts") == {("acme", "alerts-1"): "discarded"}

@@ -42,7 +42,7 @@ def write(engine: Engine, source: str, name: str, version: int = 1) -> None:
 
 
 def sweep(engine: Engine, source: str) -> list[Record]:
-    """One batch, handed over to nobody."""
+    """One batch, delivered to nobody."""
     cursors, key = Cursors(engine, source), {"pipeline": source, "tenant": "acme", "token": TOKEN}
     page: Page = cursors.claim(key, 100, events=1, new_events=1, runs=1)
     with cursors.transaction(key) as transaction:

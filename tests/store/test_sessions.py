@@ -236,7 +236,7 @@ def test_a_successor_ends_the_session_of_the_run_that_it_replaced_and_no_other(e
 def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engine, bounded: Engine) -> None:
     record_invoice(engine, "acme", "a", {})
     counts = {"new_events": 1, "burst_runs": 1, "burst_events": 1}
-    values = {**key(), **counts, "limit": 1, "narrowed": True, "session": session_name(key())}
+    values = {**key(), **counts, "limit": 1, "bisecting": True, "session": session_name(key())}
     frozen = connect(engine.url.render_as_string(hide_password=False))
     with frozen.connect() as connection:
         connection.exec_driver_sql(query("claim"), values)

@@ -83,7 +83,7 @@ def key(tenant: str) -> dict[str, str]:
 
 
 def handle(cursors: Cursors, tenant: str, limit: int = 100, batches: int = 100) -> None:
-    """Claim, and hand over up to so many batches to nobody."""
+    """Claim, and deliver up to so many batches to nobody."""
     page = cursors.claim(key(tenant), limit, events=1, new_events=1, runs=1)
     for _ in range(batches):
         if page.moves_cursor:

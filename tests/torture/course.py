@@ -131,7 +131,7 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
 
 
 def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float) -> float | None:
-    """Return the seconds from `since` to the tenant's next hand-over, or to the end of the one that was under way.
+    """Return the seconds from `since` to the tenant's next delivery, or to the end of the one that was under way.
 
     Seconds in which no worker was ready do not count. None: nothing of it was held up. It is waited for well past the
     bound, so that a late one is told from none at all.

@@ -29,7 +29,7 @@ class HandOver:
 
 
 class Ledger:
-    """All hand-overs by tenant, oldest first within a process."""
+    """All deliveries by tenant, oldest first within a process."""
 
     def __init__(self, books: Path) -> None:
         self._books = books
@@ -44,7 +44,7 @@ class Ledger:
         """How often each record did what its document asks for, by (tenant, number, revision)."""
 
     def of(self, tenant: str) -> list[HandOver]:
-        """Return the tenant's hand-overs so far, in the order of their begin."""
+        """Return the tenant's deliveries so far, in the order of their begin."""
         self.read()
         return sorted(self._by_tenant[tenant], key=lambda one: one.began)
 
@@ -67,7 +67,7 @@ class Ledger:
         return current[-1].worker if current else None
 
     def wait_for(self, tenant: str, condition: Callable[[list[HandOver]], bool], seconds: float) -> bool:
-        """Wait until `condition` holds of the tenant's hand-overs; say whether it does."""
+        """Wait until `condition` holds of the tenant's deliveries; say whether it does."""
         deadline = time.monotonic() + seconds
         while not condition(self.of(tenant)):
             if time.monotonic() > deadline:

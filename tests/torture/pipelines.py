@@ -1,7 +1,7 @@
 """The pipeline that the workers of an arena run. What it does with a record stands in the record's document.
 
 It keeps two books. The ledger is outside the project's tables and outside Postgres: a file per process, a line per
-begin and end of a hand-over, and per record that does something out of the ordinary. `torture_advances` is written in
+begin and end of a delivery, and per record that does something out of the ordinary. `torture_advances` is written in
 the transaction that advances the cursor, with the position that the batch was read at, so two rows with one position
 are two advances from it. A batch that updates its row of `torture_totals` holds a lock that its successor needs.
 """

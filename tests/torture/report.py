@@ -46,7 +46,7 @@ def summary(results: Sequence[Result]) -> str:
     return (
         f"{len(results)} schedules, {sum(len(result.recoveries) for result in results)} faults, "
         f"{sum(result.committed for result in results)} invoices, "
-        f"{sum(result.hand_overs for result in results)} hand-overs.\n"
+        f"{sum(result.hand_overs for result in results)} deliveries.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
     )
@@ -107,7 +107,7 @@ record among three of its tenant that does this at every try; its bound is for t
 quarantine, the others handled.
 
 {table}
-Times are from the moment in the column "counted from" to the tenant's next hand-over, or for a record to the end of
+Times are from the moment in the column "counted from" to the tenant's next delivery, or for a record to the end of
 its tenant. Seconds in which no worker was ready do not count. In the bounds, {margin:g} s is for what every recovery
 needs: a look of the ticker, a message, a worker that reconnects. Each try of a record has {look:g} s of its own for it.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a

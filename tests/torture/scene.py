@@ -50,7 +50,7 @@ class Scene:
         return tenant
 
     def working(self, moment: float, seconds: float = 0.6, **behaviour: Any) -> str:
-        """Return a new tenant in mid-run, with work for `seconds`: its first hand-over began `moment` ago."""
+        """Return a new tenant in mid-run, with work for `seconds`: its first delivery began `moment` ago."""
         tenant = self.busy(round(seconds * 10), seconds=0.1, **behaviour)
         self.arena.ledger.wait_for(tenant, bool, 2.0)
         time.sleep(moment)
@@ -88,7 +88,7 @@ class Struck:
     """A fault that struck.
 
     `since`: the moment from which its bound counts, `own` a later one for some tenants; `tenants`: whom it met;
-    `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next hand-over.
+    `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next delivery.
     `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
     `undo` is called when they were waited for.
     """

@@ -19,7 +19,7 @@ class Planned:
     pause: float
     """Seconds before it."""
     moment: float
-    """Seconds between the begin of a hand-over and the strike, where the fault strikes a run."""
+    """Seconds between the begin of a delivery and the strike, where the fault strikes a run."""
     part: float
     successor: Kind
     """The worker that takes the place of one that was struck."""

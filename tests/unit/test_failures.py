@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from taskbridge.declaring.failures import Narrowing, backoff, is_downstream
+from taskbridge.declaring.failures import Bisection, backoff, is_downstream
 
 
 def test_a_search_step_by_step() -> None:
     # The third of five records is bad.
-    narrowing = Narrowing()
+    bisection = Bisection()
     steps = []
     for size, outcome in ((5, "failed"), (5, "failed"), (3, "failed"), (2, "handled"), (1, "failed"), (1, "failed")):
-        narrowing = narrowing.failed(size) if outcome == "failed" else narrowing.handled(size, 500)
-        steps.append((narrowing.limit, narrowing.suspects, narrowing.attempts, narrowing.is_alone))
+        bisection = bisection.failed(size) if outcome == "failed" else bisection.handled(size, 500)
+        steps.append((bisection.limit, bisection.suspects, bisection.attempts, bisection.is_alone))
     assert steps == [
         (5, 5, 1, False),
         (3, 5, 0, False),
@@ -30,20 +30,20 @@ def test_a_search_step_by_step() -> None:
     ]
     grown = []
     for size in (1, 2, 4, 8, 16):
-        narrowing = narrowing.handled(size, 20)
-        grown.append(narrowing.limit)
+        bisection = bisection.handled(size, 20)
+        grown.append(bisection.limit)
     assert grown == [2, 4, 8, 16, None]
 
 
 def test_a_record_has_its_own_failures_and_deaths_alone() -> None:
-    narrowing = Narrowing(5, 5, 1).failed(1, 7)
-    assert narrowing == Narrowing(1, 1, 1, 0, 7), "nothing of the batch's"
-    narrowing = narrowing.failed(1, 7, died=True).failed(1, 7)
-    assert (narrowing, narrowing.tries) == (Narrowing(1, 1, 2, 1, 7), 3)
-    assert narrowing.failed(1, 8, died=True) == Narrowing(1, 1, 0, 1, 8), "nothing of another record's"
-    assert narrowing.failed(1, 7, downstream=True) == Narrowing(1, 1, 3, 1, 7, 1)
-    assert narrowing.unread(1, 8) == Narrowing(1, 1, 1, 0, 8)
-    assert narrowing.handled(1, 500) == Narrowing(2)
+    bisection = Bisection(5, 5, 1).failed(1, 7)
+    assert bisection == Bisection(1, 1, 1, 0, 7), "nothing of the batch's"
+    bisection = bisection.failed(1, 7, died=True).failed(1, 7)
+    assert (bisection, bisection.tries) == (Bisection(1, 1, 2, 1, 7), 3)
+    assert bisection.failed(1, 8, died=True) == Bisection(1, 1, 0, 1, 8), "nothing of another record's"
+    assert bisection.failed(1, 7, downstream=True) == Bisection(1, 1, 3, 1, 7, 1)
+    assert bisection.unread(1, 8) == Bisection(1, 1, 1, 0, 8)
+    assert bisection.handled(1, 500) == Bisection(2)
 
 
 @given(
@@ -53,22 +53,22 @@ def test_a_record_has_its_own_failures_and_deaths_alone() -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_the_search_finds_every_bad_record_and_no_other(size: int, batch_size: int, bad: set[int]) -> None:
-    at, narrowing, aside, calls = 0, Narrowing(), set(), 0
+    at, bisection, quarantined, calls = 0, Bisection(), set(), 0
     while at < size:
-        count = min(batch_size, size - at, narrowing.limit or batch_size)
+        count = min(batch_size, size - at, bisection.limit or batch_size)
         calls += 1
         if bad.isdisjoint(range(at, at + count)):
-            at, narrowing = at + count, narrowing.handled(count, batch_size)
+            at, bisection = at + count, bisection.handled(count, batch_size)
             continue
-        narrowing = narrowing.failed(count)
-        if narrowing.is_alone and narrowing.attempts >= 5:
+        bisection = bisection.failed(count)
+        if bisection.is_alone and bisection.attempts >= 5:
             assert count == 1
-            aside.add(at)
-            at, narrowing = at + 1, narrowing.handled(1, batch_size)
-    assert aside == {one for one in bad if one < size}
+            quarantined.add(at)
+            at, bisection = at + 1, bisection.handled(1, batch_size)
+    assert quarantined == {one for one in bad if one < size}
     # Each costs at most one more try, a halving for each doubling of the batch, five tries alone, and the way back up.
     steps = batch_size.bit_length()
-    assert calls <= size / batch_size + 1 + len(aside) * (2 * steps + 7)
+    assert calls <= size / batch_size + 1 + len(quarantined) * (2 * steps + 7)
 
 
 def test_the_back_off_doubles_up_to_five_minutes_and_has_jitter() -> None:

@@ -9,15 +9,15 @@ WITH failing AS (
         last_error = %(error)s,
         failed_at = clock_timestamp(),
         failing_since = coalesce(failing_since, clock_timestamp()),
-        batch_limit = CASE WHEN %(narrow)s THEN %(batch_limit)s
+        batch_limit = CASE WHEN %(bisecting)s THEN %(batch_limit)s
                            WHEN %(unread)s::integer IS NOT NULL
                                THEN greatest(1, least(batch_limit, %(unread)s::integer) / 2)
                            ELSE batch_limit END,
-        suspects = CASE WHEN %(narrow)s THEN %(suspects)s ELSE suspects END,
-        attempts = CASE WHEN %(narrow)s THEN %(attempts)s ELSE attempts END,
-        outages = CASE WHEN %(narrow)s THEN %(outages)s ELSE outages END,
-        deaths = CASE WHEN %(narrow)s THEN %(deaths)s ELSE deaths END,
-        suspect_revision = CASE WHEN %(narrow)s THEN %(suspect_revision)s::bigint ELSE suspect_revision END
+        suspects = CASE WHEN %(bisecting)s THEN %(suspects)s ELSE suspects END,
+        attempts = CASE WHEN %(bisecting)s THEN %(attempts)s ELSE attempts END,
+        outages = CASE WHEN %(bisecting)s THEN %(outages)s ELSE outages END,
+        deaths = CASE WHEN %(bisecting)s THEN %(deaths)s ELSE deaths END,
+        suspect_revision = CASE WHEN %(bisecting)s THEN %(suspect_revision)s::bigint ELSE suspect_revision END
     WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
     RETURNING pipeline, failures
 ), asking AS (

@@ -45,13 +45,13 @@ WITH page AS MATERIALIZED (
     RETURNING r.source, r.tenant, r.key
 ), unsaid AS (
     DELETE FROM {schema}.messages m USING deleted d WHERE m.source = d.source AND m.key = d.key
-), forgotten AS (
+), orphans AS (
     DELETE FROM {schema}.quarantine q USING deleted d
     WHERE q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = d.tenant AND q.external_id = d.key
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
-       (SELECT count(*) FROM forgotten) AS quarantine,
+       (SELECT count(*) FROM orphans) AS quarantine,
        count(*) FILTER (WHERE ours) AS old,
        (SELECT ARRAY[xid::text, id::text] FROM page ORDER BY xid DESC, id DESC LIMIT 1) AS last,
        count(*) = %(limit)s AND (bool_or(old) OR min(xid) = max(xid)) AS more

@@ -1,30 +1,30 @@
 -- One batch: what an operator took out of quarantine first, then what lies after the cursor; with where the cursor
 -- stands. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or the tenant
 -- is held by a pause.
--- `aside`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
+-- `quarantined`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
 -- A statement of its own, after the claim: its snapshot must not be older than the cursor it reads from. (In one
 -- statement with the claim it could be: the claim may have waited for the cursor's row, the snapshot is taken before.)
 -- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
 -- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
 -- document. With `small` below zero no document is read.
-SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.held,
+SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
        coalesce(p.target, pg_current_snapshot())::text AS target,
        p.target IS NOT NULL AS resumed,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
        CASE WHEN pg_column_size(r.document) <= %(small)s THEN r.document::text END AS document,
        CASE WHEN pg_column_size(r.document) > %(small)s THEN pg_column_size(r.document) END AS stored, r.retried,
-       p.aside AND r.id IS NOT NULL AND EXISTS (
+       p.quarantined AND r.id IS NOT NULL AND EXISTS (
            SELECT FROM {schema}.quarantine q
            WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.external_id = r.external_id
-       ) AS aside
+       ) AS quarantined
 FROM (
-    SELECT c.*, h.held, h.aside,
-           CASE WHEN h.held THEN 0 ELSE least(%(limit)s, CASE WHEN %(narrowed)s THEN c.batch_limit END) END AS size
+    SELECT c.*, h.paused, h.quarantined,
+           CASE WHEN h.paused THEN 0 ELSE least(%(limit)s, CASE WHEN %(bisecting)s THEN c.batch_limit END) END AS size
     FROM {schema}.sync_cursors c
     CROSS JOIN LATERAL (
-        SELECT EXISTS (SELECT FROM {schema}.pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS held,
-               EXISTS (SELECT FROM {schema}.quarantine WHERE pipeline = c.pipeline AND tenant = c.tenant) AS aside
+        SELECT EXISTS (SELECT FROM {schema}.pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS paused,
+               EXISTS (SELECT FROM {schema}.quarantine WHERE pipeline = c.pipeline AND tenant = c.tenant) AS quarantined
         OFFSET 0 -- computed once, and not for each record
     ) h
     WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s AND c.owner = %(token)s

@@ -1,7 +1,7 @@
 -- What is pending, by the stored values, goes through quarantine with another try asked for, because the cursors are about
 -- to pass it. A row that is there for this very revision stays; one of an earlier revision means nothing. Where a
 -- tenant has no cursor and its pipeline began with everything, all of its records are pending anyway.
-WITH set_aside AS (
+WITH quarantined AS (
     INSERT INTO {schema}.quarantine AS q (pipeline, tenant, external_id, revision, cause, reason, attempts, retry_at)
     SELECT s.pipeline, s.tenant, s.external_id, r.revision,
            'failed', 'pending when the database was rebased', 0, now()
@@ -22,4 +22,4 @@ WITH set_aside AS (
     WHERE q.revision <> excluded.revision
     RETURNING q.pipeline
 )
-SELECT pipeline, count(*) FROM set_aside GROUP BY pipeline ORDER BY pipeline
+SELECT pipeline, count(*) FROM quarantined GROUP BY pipeline ORDER BY pipeline
