@@ -2,7 +2,7 @@
 
 One thread per process beats for all runs of the process; it starts with the first run. It wakes at its interval whether
 there is a run or not: to be woken by each run would cost a short run more than that.
-A lease is trusted from before the call that confirmed it, less a margin, so a process that was frozen knows when it
+Ownership is trusted from before the call that confirmed it, less a margin, so a process that was frozen knows when it
 wakes that it may have been replaced.
 """
 
@@ -17,18 +17,18 @@ from contextlib import contextmanager
 
 import redis
 
-__all__ = ["Heartbeat", "Lease"]
+__all__ = ["Heartbeat", "Ownership"]
 
 log = logging.getLogger(__name__)
 
 
-class Lease:
-    """One run's hold on its tenant. Times are seconds of the monotonic clock.
+class Ownership:
+    """That a tenant is still one run's. Times are seconds of the monotonic clock.
 
     Args:
-        beat: renews the hold and says whether it is still there.
-        trust: for how many seconds from before a call a hold that it confirmed is believed in.
-        confirmed: a moment before the call that took the hold.
+        beat: moves the run's deadline on, and says whether the run still has its tenant.
+        trust: for how many seconds from before a call that confirmed it, it is believed in.
+        confirmed: a moment before the call that began the run.
     """
 
     def __init__(self, beat: Callable[[], bool], trust: float, confirmed: float) -> None:
@@ -54,29 +54,29 @@ class Lease:
 
 
 class Heartbeat:
-    """Renews the leases of a process three times per `ttl` seconds, the time after which Redis counts a run as dead."""
+    """Beats for the runs of a process three times per `ttl` seconds, after which a run counts as dead."""
 
     def __init__(self, ttl: float) -> None:
         self._interval = ttl / 3
         self._trust = ttl * 0.9
-        self._leases: set[Lease] = set()
+        self._owned: set[Ownership] = set()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def keep(self, beat: Callable[[], bool], *, confirmed: float) -> Iterator[Lease]:
-        """Hold a lease that was just taken; `beat` renews it and says whether it is still held.
+    def keep(self, beat: Callable[[], bool], *, confirmed: float) -> Iterator[Ownership]:
+        """Beat for a run that has just begun, until the block ends; `beat` says whether it still has its tenant.
 
-        `confirmed` is the monotonic clock's time before the call that took it.
+        `confirmed` is the monotonic clock's time before the call that began it.
         """
-        lease = Lease(beat, self._trust, confirmed)
-        self._leases.add(lease)
+        ownership = Ownership(beat, self._trust, confirmed)
+        self._owned.add(ownership)
         if self._thread is None:
             self._start()
         try:
-            yield lease
+            yield ownership
         finally:
-            self._leases.discard(lease)
+            self._owned.discard(ownership)
 
     def _start(self) -> None:
         with self._starting:
@@ -87,9 +87,9 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             time.sleep(self._interval)
-            for lease in tuple(self._leases):
+            for ownership in tuple(self._owned):
                 try:
-                    lease.renew()
+                    ownership.renew()
                 except redis.RedisError as error:
-                    # The lease runs out by itself if Redis stays away; the run goes on until then.
+                    # Ownership runs out by itself if Redis stays away; the run goes on until then.
                     log.warning("heartbeat not delivered: %s", error)

@@ -14,7 +14,7 @@ from taskbridge.declaring.batch import Batch, Record
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Begun, Blame, Outcome
-from taskbridge.process.heartbeat import Lease
+from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
@@ -36,7 +36,7 @@ class Run:
     token: str
     begun: Begun
     started: float
-    lease: Lease
+    ownership: Ownership
     took: int = 0
     handled: int = 0
 
@@ -190,10 +190,10 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
         this.token,
         records,
         connect=transaction.connect,
-        owned=lambda: this.lease.owned,
+        owned=lambda: this.ownership.owned,
         until=math.inf if limit is None else started + limit,
     )
-    this.lease.ends_at = math.inf if limit is None else started + longest_call(limit)
+    this.ownership.ends_at = math.inf if limit is None else started + longest_call(limit)
     try:
         with soft_time_limit(limit):
             _finish(this, this.pipeline.handler(batch), batch)
@@ -202,7 +202,7 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
             raise
         raise HandlerFailed(page, error) from error
     finally:
-        this.lease.ends_at = math.inf
+        this.ownership.ends_at = math.inf
     this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)
 

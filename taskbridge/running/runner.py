@@ -47,7 +47,7 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
     _spare_what_is_loaded()
-    # The lease that `begin` takes is as old as the call: the process may freeze before it has the answer.
+    # The ownership that `begin` gives is as old as the call: the process may freeze before it has the answer.
     asked = time.monotonic()
     begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
     if isinstance(begun, Answer):
@@ -55,8 +55,8 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
         return
     started = time.monotonic()
-    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token), confirmed=asked) as lease:
-        this = Run(runtime, pipeline, tenant, token, begun, started, lease)
+    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token), confirmed=asked) as ownership:
+        this = Run(runtime, pipeline, tenant, token, begun, started, ownership)
         try:
             ending = _sweep_or_fail(this)
         except CursorLost:
@@ -180,7 +180,7 @@ def _sweep(this: Run) -> Ending:
         # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
         if page.finished and not page.resumed:
             return Ending(Outcome.DONE)
-        if not this.lease.owned:
+        if not this.ownership.owned:
             raise CursorLost
         if this.is_spent or is_stopping():
             return Ending(Outcome.MORE if this.is_spent else Outcome.STOPPED)

@@ -1,4 +1,4 @@
-"""A lease is trusted from before the call that confirmed it, and never after it was refused."""
+"""A ownership is trusted from before the call that confirmed it, and never after it was refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import redis
 
-from taskbridge.process.heartbeat import Heartbeat, Lease
+from taskbridge.process.heartbeat import Heartbeat, Ownership
 from tests.waiting import wait_until
 
 
@@ -25,9 +25,9 @@ def counting(beats: list[int]) -> Callable[[], bool]:
 def test_a_lease_is_renewed_while_the_run_lasts_and_not_after() -> None:
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)
-    with heart.keep(counting(beats), confirmed=time.monotonic()) as lease:
+    with heart.keep(counting(beats), confirmed=time.monotonic()) as ownership:
         wait_until(lambda: len(beats) >= 5, "five beats")
-        assert lease.owned
+        assert ownership.owned
     after = len(beats)
     # One beat may have been under way. Another run's beats are the clock: no sleeping here.
     others: list[int] = []
@@ -38,11 +38,11 @@ def test_a_lease_is_renewed_while_the_run_lasts_and_not_after() -> None:
 
 def test_a_refused_beat_ends_the_trust_for_good() -> None:
     answers = iter([True, False])
-    lease = Lease(lambda: next(answers, True), trust=60, confirmed=time.monotonic())
+    ownership = Ownership(lambda: next(answers, True), trust=60, confirmed=time.monotonic())
     owned = []
     for _ in range(3):
-        lease.renew()
-        owned.append(lease.owned)
+        ownership.renew()
+        owned.append(ownership.owned)
     assert owned == [True, False, False]
 
 
@@ -50,18 +50,18 @@ def test_a_lease_that_nobody_confirms_runs_out() -> None:
     def unreachable() -> bool:
         raise redis.ConnectionError("gone")
 
-    with Heartbeat(ttl=0.3).keep(unreachable, confirmed=time.monotonic()) as lease:
-        assert lease.owned
-        wait_until(lambda: not lease.owned, "run out")
+    with Heartbeat(ttl=0.3).keep(unreachable, confirmed=time.monotonic()) as ownership:
+        assert ownership.owned
+        wait_until(lambda: not ownership.owned, "run out")
 
 
 def test_a_confirmation_that_took_long_counts_from_before_it_was_asked_for() -> None:
     def slow() -> bool:
         return not threading.Event().wait(0.2)
 
-    lease = Lease(slow, trust=0.1, confirmed=time.monotonic())
-    lease.renew()
-    assert not lease.owned
+    ownership = Ownership(slow, trust=0.1, confirmed=time.monotonic())
+    ownership.renew()
+    assert not ownership.owned
 
 
 def test_one_beat_that_fails_does_not_end_the_others() -> None:
