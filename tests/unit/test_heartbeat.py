@@ -22,7 +22,7 @@ def counting(beats: list[int]) -> Callable[[], bool]:
     return beat
 
 
-def test_a_lease_is_renewed_while_the_run_lasts_and_not_after() -> None:
+def test_ownership_is_confirmed_while_the_run_lasts_and_not_after() -> None:
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)
     with heart.keep(counting(beats), confirmed=time.monotonic()) as ownership:
@@ -46,7 +46,7 @@ def test_a_refused_beat_ends_the_trust_for_good() -> None:
     assert owned == [True, False, False]
 
 
-def test_a_lease_that_nobody_confirms_runs_out() -> None:
+def test_ownership_that_nobody_confirms_runs_out() -> None:
     def unreachable() -> bool:
         raise redis.ConnectionError("gone")
 
