@@ -65,20 +65,27 @@ def test_a_plain_insert_is_delivered_without_any_notify(deployment: Deployment) 
 def test_a_commit_that_is_announced_is_found_at_once(deployment: Deployment) -> None:
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("SELECT taskbridge.announce('invoices')")
-    with deployment.worker():
-        wait_until(lambda: listeners(deployment) == 1, "the worker listens", 10)
+    with deployment.worker() as worker:
+        wait_until(lambda: len(listeners(deployment)) == 1, "the worker listens", 10)
+        before = listeners(deployment)
         for tenant in ("a", "b"):
+            time.sleep(2.5)
             insert(deployment, tenant, "1", "2")
-            wait_for(deployment, tenant, "1", "2", within=10)
+            wait_for(deployment, tenant, "1", "2", within=5)
+        assert listeners(deployment) == before, "it listens on, however quiet it is"
+        assert "listener:" not in worker.text()
         # and a worker whose listening session was ended makes another
         deployment.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'")
-        wait_until(lambda: listeners(deployment) == 1, "the worker listens again", 10)
+        wait_until(lambda: len(listeners(deployment)) == 1, "the worker listens again", 10)
         insert(deployment, "c", "1")
         wait_for(deployment, "c", "1", within=10)
 
 
-def listeners(deployment: Deployment) -> int:
-    return len(deployment.rows("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'"))
+def listeners(deployment: Deployment) -> list[int]:
+    found = deployment.rows(
+        "SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN taskbridge' AND datname = current_database()"
+    )
+    return [row.pid for row in found]
 
 
 @SELDOM
