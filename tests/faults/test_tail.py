@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
+from taskbridge.app import make_app
 from taskbridge.gate import Keys
 from taskbridge.pipeline import Pipeline, Pipelines
 from taskbridge.policy import LatencyNeutral
@@ -103,6 +105,39 @@ def test_an_event_that_came_before_its_commit_loses_nothing(deployment: Deployme
 def runs(deployment: Deployment, tenant: str) -> int:
     found = deployment.rows("SELECT tenant, runs FROM taskbridge.sync_cursors")
     return next((int(row.runs) for row in found if row.tenant == tenant), 0)
+
+
+@SELDOM
+@pytest.mark.parametrize("broker", ["the gate's", "another"])
+def test_an_event_does_not_wait_behind_many_tenants_that_were_found(deployment: Deployment, broker: str) -> None:
+    if broker == "another":
+        with_the_gate_elsewhere(deployment)
+    with deployment.worker("-c", "1", handler_seconds=0.1):
+        for first in range(0, 200, 40):
+            with deployment.engine.begin() as connection:
+                connection.exec_driver_sql(
+                    "INSERT INTO taskbridge.records (source, tenant, key, document) "
+                    "SELECT 'invoices', 'found ' || at, '1', '{}' FROM generate_series(%s::int, %s) at",
+                    (first, first + 39),
+                )
+            time.sleep(0.3)
+        deployment.save("lone", "1")
+        wait_for(deployment, "lone", "1", within=3)
+        found = len(deployment.deliveries())
+        assert found < 150, "others wait"
+        wait_until(lambda: len(deployment.deliveries()) >= found + 20, "they have their turns", 10)
+
+
+def with_the_gate_elsewhere(deployment: Deployment) -> None:
+    """Let the broker be another server than the gate's; here another of its databases."""
+    deployment.settings = replace(
+        deployment.settings,
+        redis_url=deployment.settings.redis_url.rpartition("/")[0] + "/0",
+        broker_url=deployment.settings.redis_url,
+        key_prefix=f"apart-{id(deployment)}",
+    )
+    bridge = make_app(deployment.settings)
+    deployment.app, deployment.notify_event = bridge.app, bridge.notify_event
 
 
 @SELDOM

@@ -137,15 +137,20 @@ Subject = tuple[str, str]
 class Turns:
     """What the tenants of all pipelines share: who waits for its turn, since which microsecond, and who was given it.
 
-    `handed` has when a message counts as lost.
+    `handed` has when a message counts as lost, and so has `reminded`, where reminders published it.
     """
 
     waiting: dict[Subject, int] = field(default_factory=dict)
     handed: dict[Subject, int] = field(default_factory=dict)
+    reminded: dict[Subject, int] = field(default_factory=dict)
 
     def queued(self, now: int) -> int:
         """Return how many were given their turn and have not begun."""
         return sum(lost > now - GRACE for lost in self.handed.values())
+
+    def queued_by_reminders(self, now: int) -> int:
+        """Return how many runs reminders published that have not begun."""
+        return sum(lost > now - GRACE for lost in self.reminded.values())
 
     def next(self) -> Subject | None:
         """Return whose turn is next."""
@@ -375,7 +380,8 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.HELD: tenant.held,
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
-        Condition.MANY: isinstance(event, Remind) and event.looked,
+        Condition.MANY: isinstance(event, Remind)
+        and (event.looked or now.shared.turns.queued_by_reminders(now.ms) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
@@ -460,16 +466,20 @@ def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
 
 
 def _note_queued(event: Event, deadline: int, now: _Now) -> None:
-    """Count a message that a deadline or a turn published."""
+    """Count a message that a deadline, a turn or a reminder published."""
     turns = now.shared.turns
     if isinstance(event, Deadline):
         turns.waiting.pop(now.subject, None)
         if event.turn or turns.handed.get(now.subject, 0) > now.ms - GRACE:
             turns.handed[now.subject] = deadline
+        elif turns.reminded.get(now.subject, 0) > now.ms - GRACE:
+            turns.reminded[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
     elif isinstance(event, Settle) and event.outcome is not Outcome.OUTRANKED:
         turns.handed[now.subject] = deadline
+    elif isinstance(event, Remind):
+        turns.reminded[now.subject] = deadline
 
 
 def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
@@ -500,6 +510,7 @@ def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 def _arrived(now: _Now) -> None:
     now.shared.turns.handed.pop(now.subject, None)
+    now.shared.turns.reminded.pop(now.subject, None)
     now.shared.sent.pop(now.name, None)
 
 
