@@ -35,7 +35,10 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   if not state then
     fresh = { "events", "1", "swept", "0", "runs", "0", "first", now, "delay", delay_ms }
     began, earliest = last_run(last_key)
-    -- Redis may have come back with an older one.
+    -- A clock of Postgres that is ahead says nothing; and Redis may have come back with an older one.
+    if last_ms and last_ms > now then
+      last_ms = began or now
+    end
     if last_ms and last_ms > (began or 0) then
       began = last_ms
     end

@@ -131,7 +131,7 @@ class GateAndModel(RuleBasedStateMachine):
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(), answer, spacing)
 
-    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, 0, 100, 30_000)), looked=st.booleans())
+    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, -3_600_000, 0, 100, 30_000)), looked=st.booleans())
     def remind(self, which: int, delay: int, ago: int | None, looked: bool) -> None:
         subject = self.active[which]
         spacing = self._spacing(subject, delay)

@@ -136,6 +136,26 @@ def messages(client: redis.Redis, keys: Keys) -> list[Any]:
     return [json.loads(text) for text in reversed(texts)]
 
 
+HOUR_MS = 3_600_000
+
+
+def test_a_clock_of_postgres_that_is_ahead_delays_no_longer_than_the_delay(crowd: Crowd) -> None:
+    spacing = Spacing(delay=60_000, last_ttl=60_000)
+    crowd.gate.remember_last(PIPELINE, [("forgotten", crowd.gate.us // 1000 + HOUR_MS)], spacing)
+    crowd.gate.notify(PIPELINE, "forgotten", spacing)
+    for tenant, ago_ms in (("known", 59_000), ("unknown", None)):
+        if ago_ms is not None:
+            crowd.gate.remember_last(PIPELINE, [(tenant, crowd.gate.us // 1000 - ago_ms)], spacing)
+        ahead = Reminder(tenant, 60_000, crowd.gate.us // 1000 + HOUR_MS)
+        assert crowd.gate.remind(PIPELINE, [ahead]) == [Answer.DELAYED]
+    crowd.gate.remember_last(PIPELINE, [("known", crowd.gate.us // 1000 + HOUR_MS)], spacing)
+
+    assert crowd.lifetime(crowd.keys.last(PIPELINE, "known")) <= 1_000
+    assert crowd.due("known") in (1_000, 1_001)
+    assert crowd.due("unknown") in (60_000, 60_001)
+    assert crowd.due("forgotten") in (60_000, 60_001)
+
+
 BROKERS = pytest.mark.parametrize("broker", ["its own", "another server"])
 
 

@@ -436,7 +436,10 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
 def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
     """Count one event, unless one is counted already, where a run would not come anyway."""
     if tenant.state is State.IDLE:
-        last = max((moment for moment in (event.last, tenant.last) if moment is not None), default=None)
+        told = event.last
+        if told is not None and told > now.ms:
+            told = now.ms if tenant.last is None else tenant.last
+        last = max((moment for moment in (told, tenant.last) if moment is not None), default=None)
         return replace(
             tenant, events=1, delay=now.spacing.delay, first=now.ms, began=last, earliest=tenant.last_earliest
         )
