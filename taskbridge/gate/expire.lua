@@ -66,7 +66,7 @@ queue_run(due_key, runner_key, tenant, token, wait_ms, us)
 -- A message that was published before stays in the count of what published it.
 if why == "turn" or is_queued(handed_key, member, now) then
   note_queued(handed_key, member, now + wait_ms)
-elseif is_queued(reminded_key, member, now) then
+elseif answer == REPUBLISHED and is_queued(reminded_key, member, now) then
   note_queued(reminded_key, member, now + wait_ms)
 else
   note_queued(sent_key, tenant, now + wait_ms)

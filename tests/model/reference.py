@@ -468,14 +468,14 @@ def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
     return replace(tenant, token=token, patience=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
 
 
-def _note_queued(event: Event, deadline: int, now: _Now) -> None:
+def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
     """Count a message that a deadline, a turn or a reminder published."""
     turns = now.shared.turns
     if isinstance(event, Deadline):
         turns.waiting.pop(now.subject, None)
         if event.turn or turns.handed.get(now.subject, 0) > now.ms - GRACE:
             turns.handed[now.subject] = deadline
-        elif turns.reminded.get(now.subject, 0) > now.ms - GRACE:
+        elif again and turns.reminded.get(now.subject, 0) > now.ms - GRACE:
             turns.reminded[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
@@ -496,7 +496,7 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
     wait = min(tenant.patience * 2, LONGEST_REPUBLISH)
-    _note_queued(event, now.ms + wait, now)
+    _note_queued(event, now.ms + wait, now, again=True)
     return _queued(tenant, now, tenant.token, wait)
 
 
