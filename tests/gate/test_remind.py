@@ -160,9 +160,7 @@ BROKERS = pytest.mark.parametrize("broker", ["its own", "another server"])
 
 
 @BROKERS
-def test_an_event_stands_behind_few_tenants_that_were_found(
-    redis_client: redis.Redis, keys: Keys, broker: str
-) -> None:
+def test_an_event_stands_behind_few_tenants_that_were_found(redis_client: redis.Redis, keys: Keys, broker: str) -> None:
     gate, queued = gate_of(redis_client, keys, broker)
     tenants = [f"{number:04}" for number in range(2 * REMINDED_AT_ONCE + 50)]
 
