@@ -1,10 +1,10 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the run has to stand in line.
--- KEYS: due runner lease circuit running line handed sent
+-- KEYS: due runner lease circuit running line handed reminded sent
 -- ARGV: pipeline tenant token ttl_ms patience_ms longest_ms most_runs now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, line_key = KEYS[4], KEYS[5], KEYS[6]
-local handed_key, sent_key = KEYS[7], KEYS[8]
+local handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9]
 local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local patience_ms, longest_ms, most_runs = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local us = clock_us(ARGV[8])
@@ -19,6 +19,7 @@ if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
 redis.call("ZREM", handed_key, pipeline .. ":" .. tenant)
+redis.call("ZREM", reminded_key, pipeline .. ":" .. tenant)
 redis.call("ZREM", sent_key, tenant)
 
 local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes", "rest", "width")

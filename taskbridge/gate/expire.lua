@@ -1,11 +1,11 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a runner that died. `why` may be that an
 -- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes. A runner
 -- that lingered ends here.
--- KEYS: due runner queue counts turns handed sent
+-- KEYS: due runner queue counts turns handed reminded sent
 -- ARGV: pipeline tenant republish_ms longest_ms why together nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}
 local due_key, runner_key, queue_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local turns_key, handed_key, sent_key = KEYS[5], KEYS[6], KEYS[7]
+local turns_key, handed_key, reminded_key, sent_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local why, together, nonce, us = ARGV[5], ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
 local now, member = milliseconds(us), pipeline .. ":" .. tenant
@@ -63,9 +63,11 @@ if answer ~= PUBLISHED then
   redis.call("PEXPIRE", counts_key, 2592000000)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
-local handed_until = tonumber(redis.call("ZSCORE", handed_key, member) or 0)
-if why == "turn" or handed_until > now - GRACE_MS then
+-- A message that was published before stays in the count of what published it.
+if why == "turn" or is_queued(handed_key, member, now) then
   note_queued(handed_key, member, now + wait_ms)
+elseif answer == REPUBLISHED and is_queued(reminded_key, member, now) then
+  note_queued(reminded_key, member, now + wait_ms)
 else
   note_queued(sent_key, tenant, now + wait_ms)
 end

@@ -35,6 +35,8 @@ __all__ = [
 LONGEST_REPUBLISH_MS: Final = 300_000
 MOST_SENT: Final = 100
 """So many runs of a pipeline that deadlines published and that have not begun are enough; a ticker adds no more."""
+REMINDED_AT_ONCE: Final = 100
+"""So many tenants a script goes over."""
 TICKER_HOLDS_MS: Final = 50
 """How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
 
@@ -249,12 +251,14 @@ class Gate:
             for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
         ]
 
-    def remind(self, pipeline: str, reminders: Sequence[Reminder], *, looked: bool = False) -> list[Answer]:
+    def remind(
+        self, pipeline: str, reminders: Sequence[Reminder], *, looked: bool = False, most_reminded: int = 1
+    ) -> list[Answer]:
         """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
-        In one round trip; a script goes over 100 of them, so that nobody else waits long for Redis. The first 100 are
-        published at once, unless so many are queued; the others wait for their turn, so that neither first events nor
-        deadlines stand behind them.
+        In one round trip; a script goes over 100 of them, so that nobody else waits long for Redis. `most_reminded` are
+        published at once, less those of all pipelines that reminders published and that have not begun; the others wait
+        for their turn, so that neither first events nor deadlines stand behind them.
 
         With `looked` a run may have looked at the records. Then one that is under way may be the one that handles them,
         else it is followed by another; and whoever has none waits for its turn.
@@ -263,10 +267,11 @@ class Gate:
         shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
         of_each = [text for text, of_a_tenant in beginnings if of_a_tenant]
         calls = []
-        for start in range(0, len(reminders), MOST_SENT):
-            some, most = reminders[start : start + MOST_SENT], 0 if start else MOST_SENT
+        for start in range(0, len(reminders), REMINDED_AT_ONCE):
+            some = reminders[start : start + REMINDED_AT_ONCE]
             keys = [text + tenant for tenant, _, _ in some for text in of_each]
-            args: list[str | int] = [pipeline, self._timing.republish, most, int(looked), _nonce(), self._now()]
+            args: list[str | int] = [pipeline, self._timing.republish, most_reminded, int(looked)]
+            args += (_nonce(), self._now())
             for tenant, delay_ms, last_ms in some:
                 args += (tenant, delay_ms, "" if last_ms is None else last_ms)
             calls.append(((*shared, *keys, self._keys.clock), args))

@@ -21,7 +21,7 @@ class Queue(StrEnum):
     NEXT = "taskbridge.next"
 
 
-OF_ALL: Final = frozenset({"turns", "handed"})
+OF_ALL: Final = frozenset({"turns", "handed", "reminded"})
 OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenant_calls"})
 
 
@@ -57,6 +57,11 @@ class Keys:
     def handed(self) -> str:
         """Sorted set of who was given its turn and has not begun: member as in `turns`, score when it counts lost."""
         return f"{self.prefix}:handed"
+
+    @property
+    def reminded(self) -> str:
+        """Sorted set of runs that reminders published and that have not begun: members and scores as in `handed`."""
+        return f"{self.prefix}:reminded"
 
     def sent(self, pipeline: str) -> str:
         """Sorted set of runs that deadlines published and that have not begun: tenant, and when that counts as lost."""

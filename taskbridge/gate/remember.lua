@@ -8,7 +8,12 @@ local now = milliseconds(us)
 
 -- As `settle` writes it.
 local known, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*)(:?%d*)$")
-last_ms = math.max(last_ms, tonumber(known) or 0)
+known = tonumber(known)
+-- A clock of Postgres that is ahead says nothing.
+if last_ms > now then
+  last_ms = known or now
+end
+last_ms = math.max(last_ms, known or 0)
 local left_ms = last_ms + last_ttl_ms - now
 if left_ms > 0 then
   redis.call("SET", last_key, string.format("%.0f", last_ms) .. earliest, "PX", left_ms)

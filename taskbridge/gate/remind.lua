@@ -1,19 +1,19 @@
 -- Tenants have records that no run of theirs has looked at: start each one's runner, or leave word with the one that it
 -- has. However often it is said, it counts as one event until a run begins, and where events came, as none after that.
--- They wait for their turn where enough runs are queued, and where nobody knows what has `looked` at these records,
--- since many are found at once where Redis lost its data. In that case a run that is under way is not told either: it
--- may be the one that handles them.
--- KEYS: due queue turns
+-- They wait for their turn where so many of them are queued, for first events stand behind these, and where nobody knows
+-- what has `looked` at these records, since many are found at once where Redis lost its data. In that case a run that is
+-- under way is not told either: it may be the one that handles them.
+-- KEYS: due queue turns reminded
 -- KEYS OF EACH: runner last
--- ARGV: pipeline republish_ms most_queued looked nonce now_ms
+-- ARGV: pipeline republish_ms most_reminded looked nonce now_ms
 -- ARGV OF EACH: tenant delay_ms last_ms
 -- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
-local due_key, queue_key, turns_key = KEYS[1], KEYS[2], KEYS[3]
-local pipeline, republish_ms, most_queued = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local due_key, queue_key, turns_key, reminded_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local pipeline, republish_ms, most_reminded = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local looked, nonce, us = ARGV[4] == "1", ARGV[5], clock_us(ARGV[6])
 
--- How many runs may still be queued.
-local room = looked and 0 or most_queued - redis.call("LLEN", queue_key)
+-- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
+local room = looked and 0 or most_reminded - queued(reminded_key, milliseconds(us))
 
 local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local now = milliseconds(own_us)
@@ -35,7 +35,10 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   if not state then
     fresh = { "events", "1", "swept", "0", "runs", "0", "first", now, "delay", delay_ms }
     began, earliest = last_run(last_key)
-    -- Redis may have come back with an older one.
+    -- A clock of Postgres that is ahead says nothing; and Redis may have come back with an older one.
+    if last_ms and last_ms > now then
+      last_ms = began or now
+    end
     if last_ms and last_ms > (began or 0) then
       began = last_ms
     end
@@ -59,6 +62,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
     return POSTPONED, false
   elseif start <= now then
     room = room - 1
+    note_queued(reminded_key, pipeline .. ":" .. tenant, now + republish_ms)
     token = new_token(own_us, token, nonce)
     queue_run(due_key, runner_key, tenant, token, republish_ms, own_us, unpack(fresh))
     publish(queue_key, pipeline, tenant, token, own_us)
@@ -74,7 +78,7 @@ end
 
 local replies = {}
 for at = 1, (#ARGV - 6) / 3 do
-  local runner_key, last_key = KEYS[2 * at + 2], KEYS[2 * at + 3]
+  local runner_key, last_key = KEYS[2 * at + 3], KEYS[2 * at + 4]
   local tenant, delay_ms, last_ms = ARGV[3 * at + 4], tonumber(ARGV[3 * at + 5]), tonumber(ARGV[3 * at + 6])
   -- Each has a microsecond of its own, as if it were called alone: tokens and the order of turns come from it.
   replies[2 * at - 1], replies[2 * at] = remind(runner_key, last_key, tenant, delay_ms, last_ms, us + at - 1)

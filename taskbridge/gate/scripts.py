@@ -38,15 +38,15 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "remind",
-            ("due", "queue", "turns"),
-            ("pipeline", "republish_ms", "most_queued", "looked", "nonce", "now_ms"),
+            ("due", "queue", "turns", "reminded"),
+            ("pipeline", "republish_ms", "most_reminded", "looked", "nonce", "now_ms"),
             uses=("queueing", "last", "turns"),
             keys_of_each=("runner", "last"),
             args_of_each=("tenant", "delay_ms", "last_ms"),
         ),
         Script(
             "begin",
-            ("due", "runner", "lease", "circuit", "running", "line", "handed", "sent"),
+            ("due", "runner", "lease", "circuit", "running", "line", "handed", "reminded", "sent"),
             ("pipeline", "tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
             uses=("line",),
         ),
@@ -96,7 +96,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "expire",
-            ("due", "runner", "queue", "counts", "turns", "handed", "sent"),
+            ("due", "runner", "queue", "counts", "turns", "handed", "reminded", "sent"),
             ("pipeline", "tenant", "republish_ms", "longest_ms", "why", "together", "nonce", "now_ms"),
             uses=("queueing", "turns"),
         ),

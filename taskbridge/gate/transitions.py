@@ -105,7 +105,7 @@ class Condition(Enum):
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
-    MANY = "a base round found its records, or as many runs are queued as reminders may add"
+    MANY = "a base round found its records, or as many runs are queued as reminders may publish"
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     NO_PLACE = (

@@ -27,6 +27,11 @@ local function note_queued(queued_key, member, deadline)
   redis.call("PEXPIRE", queued_key, SET_TTL_MS)
 end
 
+-- Whether a message of this one was published and not begun.
+local function is_queued(queued_key, member, now)
+  return tonumber(redis.call("ZSCORE", queued_key, member) or 0) > now - GRACE_MS
+end
+
 -- How many messages were published and not begun.
 local function queued(queued_key, now)
   redis.call("ZREMRANGEBYSCORE", queued_key, "-inf", now - GRACE_MS)

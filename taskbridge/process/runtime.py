@@ -72,6 +72,14 @@ class Runtime:
         """Until when (`time.monotonic`) messages are parked without a try, since Postgres could not be used."""
         self._broker_away_until = 0.0
 
+    @property
+    def most_handed(self) -> int:
+        """How many runs may be queued for those who were given their turn, and as many for those who were reminded.
+
+        So who comes next, with an event say, begins when the runs that are on end once.
+        """
+        return (self.slots + 1) // 2
+
     @cached_property
     def pipelines(self) -> Pipelines:
         """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.

@@ -92,7 +92,7 @@ def _settle(this: Run, ending: Ending) -> None:
         blame=ending.blame,
         owner=ending.owner,
         all_wait=ending.all_wait,
-        most_handed=(this.runtime.slots + 1) // 2,
+        most_handed=this.runtime.most_handed,
         most_runs=this.pipeline.max_runs,
     )
 

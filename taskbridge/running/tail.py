@@ -131,7 +131,9 @@ def _look(here: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
 def _remind(here: Runtime, pipeline: str, found: Found, *, looked: bool) -> list[str]:
     keeps_last = here.pipelines[pipeline].policy.spacing.last_ttl > 0
     reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in found.waiting]
-    answers = here.gate.remind(pipeline, reminders, looked=looked) if reminders else []
+    answers: list[Answer] = []
+    if reminders:
+        answers = here.gate.remind(pipeline, reminders, looked=looked, most_reminded=here.most_handed)
     begin = (Answer.STARTED, Answer.POSTPONED)
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 

@@ -56,13 +56,16 @@ class Bounded(psycopg.Connection[Any]):
         and parameters, which are documents; whoever may see those finds them in the error's `diag`.
 
         Raises:
-            NoAnswer: it took too long; the connection is closed.
+            NoAnswer: it took longer than `patience`; the connection is closed. A `timeout` is the caller's own affair:
+                silence is no fault while one waits for notifications.
         """
         try:
             return super().wait(gen, interval, self.patience if timeout is None else timeout)
         except _WaitTimeout:
+            if timeout is not None:
+                raise
             self.pgconn.finish()
-            raise NoAnswer(f"timeout: Postgres has not answered for {self.patience or timeout:g} s") from None
+            raise NoAnswer(f"timeout: Postgres has not answered for {self.patience:g} s") from None
         except psycopg.Error as error:
             if error.diag.message_primary:
                 error.args = (error.diag.message_primary,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import redis
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Keys
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime
 from taskbridge.running.tail import Rounds, base_round, tail_round
 from taskbridge.store import Tails
@@ -65,20 +67,27 @@ def test_a_plain_insert_is_delivered_without_any_notify(deployment: Deployment) 
 def test_a_commit_that_is_announced_is_found_at_once(deployment: Deployment) -> None:
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("SELECT taskbridge.announce('invoices')")
-    with deployment.worker():
-        wait_until(lambda: listeners(deployment) == 1, "the worker listens", 10)
+    with deployment.worker() as worker:
+        wait_until(lambda: len(listeners(deployment)) == 1, "the worker listens", 10)
+        before = listeners(deployment)
         for tenant in ("a", "b"):
+            time.sleep(2.5)
             insert(deployment, tenant, "1", "2")
-            wait_for(deployment, tenant, "1", "2", within=10)
+            wait_for(deployment, tenant, "1", "2", within=5)
+        assert listeners(deployment) == before, "it listens on, however quiet it is"
+        assert "listener:" not in worker.text()
         # and a worker whose listening session was ended makes another
         deployment.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'")
-        wait_until(lambda: listeners(deployment) == 1, "the worker listens again", 10)
+        wait_until(lambda: len(listeners(deployment)) == 1, "the worker listens again", 10)
         insert(deployment, "c", "1")
         wait_for(deployment, "c", "1", within=10)
 
 
-def listeners(deployment: Deployment) -> int:
-    return len(deployment.rows("SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN taskbridge'"))
+def listeners(deployment: Deployment) -> list[int]:
+    found = deployment.rows(
+        "SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN taskbridge' AND datname = current_database()"
+    )
+    return [row.pid for row in found]
 
 
 @SELDOM
@@ -96,6 +105,39 @@ def test_an_event_that_came_before_its_commit_loses_nothing(deployment: Deployme
 def runs(deployment: Deployment, tenant: str) -> int:
     found = deployment.rows("SELECT tenant, runs FROM taskbridge.sync_cursors")
     return next((int(row.runs) for row in found if row.tenant == tenant), 0)
+
+
+@SELDOM
+@pytest.mark.parametrize("broker", ["the gate's", "another"])
+def test_an_event_does_not_wait_behind_many_tenants_that_were_found(deployment: Deployment, broker: str) -> None:
+    if broker == "another":
+        with_the_gate_elsewhere(deployment)
+    with deployment.worker("-c", "1", handler_seconds=0.1):
+        for first in range(0, 200, 40):
+            with deployment.engine.begin() as connection:
+                connection.exec_driver_sql(
+                    "INSERT INTO taskbridge.records (source, tenant, key, document) "
+                    "SELECT 'invoices', 'found ' || at, '1', '{}' FROM generate_series(%s::int, %s) at",
+                    (first, first + 39),
+                )
+            time.sleep(0.3)
+        deployment.save("lone", "1")
+        wait_for(deployment, "lone", "1", within=3)
+        found = len(deployment.deliveries())
+        assert found < 150, "others wait"
+        wait_until(lambda: len(deployment.deliveries()) >= found + 20, "they have their turns", 10)
+
+
+def with_the_gate_elsewhere(deployment: Deployment) -> None:
+    """Let the broker be another server than the gate's; here another of its databases."""
+    deployment.settings = replace(
+        deployment.settings,
+        redis_url=deployment.settings.redis_url.rpartition("/")[0] + "/0",
+        broker_url=deployment.settings.redis_url,
+        key_prefix=f"apart-{id(deployment)}",
+    )
+    bridge = make_app(deployment.settings)
+    deployment.app, deployment.notify_event = bridge.app, bridge.notify_event
 
 
 @SELDOM

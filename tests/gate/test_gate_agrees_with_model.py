@@ -131,7 +131,7 @@ class GateAndModel(RuleBasedStateMachine):
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(), answer, spacing)
 
-    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, 0, 100, 30_000)), looked=st.booleans())
+    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, -3_600_000, 0, 100, 30_000)), looked=st.booleans())
     def remind(self, which: int, delay: int, ago: int | None, looked: bool) -> None:
         subject = self.active[which]
         spacing = self._spacing(subject, delay)
@@ -468,6 +468,7 @@ class GateAndModel(RuleBasedStateMachine):
         # What is queued goes when somebody counts it.
         counts = {
             self.keys.handed,
+            self.keys.reminded,
             *(make(name) for name in self.shared for make in (self.keys.counts, self.keys.sent)),
         }
         self._look_at_queued()
@@ -475,10 +476,12 @@ class GateAndModel(RuleBasedStateMachine):
 
     def _look_at_queued(self) -> None:
         now_ms = self.gate.us // 1000
-        found: Any = self.client.zrange(self.keys.handed, 0, -1, withscores=True)
-        handed = {member: lost for member, lost in found if lost > now_ms}
-        model = {":".join(subject): lost for subject, lost in self.turns.handed.items() if lost > now_ms}
-        assert handed == model
+        found: Any
+        counts = ((self.keys.handed, self.turns.handed), (self.keys.reminded, self.turns.reminded))
+        for key, expected in counts:
+            found = self.client.zrange(key, 0, -1, withscores=True)
+            queued = {member: lost for member, lost in found if lost > now_ms}
+            assert queued == {":".join(subject): lost for subject, lost in expected.items() if lost > now_ms}
         for pipeline, shared in self.shared.items():
             found = self.client.zrange(self.keys.sent(pipeline), 0, -1, withscores=True)
             assert dict(found) == shared.sent
@@ -625,9 +628,10 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
     def the_clock_steps_back(self, ms: int) -> None:
         # What counts as lost by now may be forgotten, and would count again.
         lost = self.gate.us // 1000 - GRACE
-        self.client.zremrangebyscore(self.keys.handed, "-inf", lost)
-        for subject in [one for one, until in self.turns.handed.items() if until <= lost]:
-            del self.turns.handed[subject]
+        for key, queued in ((self.keys.handed, self.turns.handed), (self.keys.reminded, self.turns.reminded)):
+            self.client.zremrangebyscore(key, "-inf", lost)
+            for subject in [one for one, until in queued.items() if until <= lost]:
+                del queued[subject]
         self.gate.us -= ms * 1000
 
     @rule(which=subjects, ms=spans)

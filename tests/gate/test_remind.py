@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from celery import Celery
 
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
-from taskbridge.gate.gate import MOST_SENT
+from taskbridge.gate.gate import REMINDED_AT_ONCE
 from taskbridge.gate.message import lua_message
-from tests.gate.crowd import PIPELINE, Crowd
+from tests.gate.crowd import PIPELINE, TIMING, Crowd
 
 BURSTS = Spacing(delay=200, lease=1_200)
 TICKS = Spacing(delay=200, lease=1_200, empty_tick=200)
@@ -121,40 +122,102 @@ def test_a_forgotten_last_run_delays_all_the_same(crowd: Crowd) -> None:
     assert crowd.due("a") == crowd.now() - 100 + 60_000 or abs((crowd.due("a") or 0) - (59_900 + crowd.now())) <= 1
 
 
-def test_more_reminders_than_may_be_queued_wait_for_their_turn(redis_client: redis.Redis, keys: Keys) -> None:
+def gate_of(client: redis.Redis, keys: Keys, broker: str) -> tuple[Gate, Callable[[], list[str]]]:
+    """Return a gate, and what tells whose runs are in the queue of first events, the oldest first."""
+    if broker == "its own":
+        gate = Gate(client, keys, message=lua_message(Celery("tests", set_as_current=False)))
+        return gate, lambda: [json.loads(message["body"])[0][1] for message in messages(client, keys)]
     published: list[str] = []
-    gate = Gate(redis_client, keys, publish=lambda _, __, tenant, ___: published.append(tenant))
-    tenants = [f"{number:04}" for number in range(MOST_SENT + 50)]
+    return Gate(client, keys, publish=lambda _, __, tenant, ___: published.append(tenant)), lambda: published
 
-    answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants])
 
-    assert answers == [Answer.STARTED] * MOST_SENT + [Answer.POSTPONED] * 50
-    assert published == tenants[:MOST_SENT]
+def messages(client: redis.Redis, keys: Keys) -> list[Any]:
+    texts: Any = client.lrange(keys.queue(Queue.FIRST), 0, -1)
+    return [json.loads(text) for text in reversed(texts)]
+
+
+HOUR_MS = 3_600_000
+
+
+def test_a_clock_of_postgres_that_is_ahead_delays_no_longer_than_the_delay(crowd: Crowd) -> None:
+    spacing = Spacing(delay=60_000, last_ttl=60_000)
+    crowd.gate.remember_last(PIPELINE, [("forgotten", crowd.gate.us // 1000 + HOUR_MS)], spacing)
+    crowd.gate.notify(PIPELINE, "forgotten", spacing)
+    for tenant, ago_ms in (("known", 59_000), ("unknown", None)):
+        if ago_ms is not None:
+            crowd.gate.remember_last(PIPELINE, [(tenant, crowd.gate.us // 1000 - ago_ms)], spacing)
+        ahead = Reminder(tenant, 60_000, crowd.gate.us // 1000 + HOUR_MS)
+        assert crowd.gate.remind(PIPELINE, [ahead]) == [Answer.DELAYED]
+    crowd.gate.remember_last(PIPELINE, [("known", crowd.gate.us // 1000 + HOUR_MS)], spacing)
+
+    assert crowd.lifetime(crowd.keys.last(PIPELINE, "known")) <= 1_000
+    assert crowd.due("known") in (1_000, 1_001)
+    assert crowd.due("unknown") in (60_000, 60_001)
+    assert crowd.due("forgotten") in (60_000, 60_001)
+
+
+BROKERS = pytest.mark.parametrize("broker", ["its own", "another server"])
+
+
+@BROKERS
+def test_an_event_stands_behind_few_tenants_that_were_found(redis_client: redis.Redis, keys: Keys, broker: str) -> None:
+    gate, queued = gate_of(redis_client, keys, broker)
+    tenants = [f"{number:04}" for number in range(2 * REMINDED_AT_ONCE + 50)]
+
+    answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_reminded=2)
+    for at in range(50):
+        answers += gate.remind("another", [Reminder(f"later {at}", 200)], most_reminded=2)
+    gate.notify(PIPELINE, "event", BURSTS)
+
+    assert answers == [Answer.STARTED] * 2 + [Answer.POSTPONED] * (len(answers) - 2)
+    assert queued() == [*tenants[:2], "event"]
     assert gate.peek(PIPELINE, 1_000)[0] == [], "no deadline waits behind them"
-    assert gate.turns(100)[1] == [f"{PIPELINE}:{tenant}" for tenant in tenants[MOST_SENT:]]
+    assert gate.turns(1_000)[1][:-50] == [f"{PIPELINE}:{tenant}" for tenant in tenants[2:]]
+
+
+@BROKERS
+def test_who_is_found_starts_at_once_where_those_before_have_begun(
+    redis_client: redis.Redis, keys: Keys, broker: str
+) -> None:
+    gate, queued = gate_of(redis_client, keys, broker)
+    gate.remind(PIPELINE, [Reminder(f"t{at:03}", 200) for at in range(50)])
+    token = gate.look(PIPELINE, ["t000"])[0].token
+    assert token is not None
+
+    assert isinstance(gate.begin(PIPELINE, "t000", token), Begun)
+
+    assert gate.remind(PIPELINE, [Reminder("lone", 200)]) == [Answer.STARTED]
+    assert queued() == ["t000", "lone"]
+
+
+def test_a_run_that_is_published_again_is_still_one_of_those_who_were_found(crowd: Crowd) -> None:
+    """Its message may only be late: else more and more would be queued where each run takes long."""
+    assert remind(crowd, "a", "b") == [Answer.STARTED, Answer.POSTPONED]
+    assert crowd.deadline_passes("a") is Answer.REPUBLISHED
+    crowd.passes(TIMING.republish + 500)
+
+    assert remind(crowd, "c") == [Answer.POSTPONED]
+
+
+def test_a_message_that_got_lost_is_in_the_way_of_nobody(crowd: Crowd) -> None:
+    remind(crowd, "a")
+    crowd.client.delete(crowd.keys.runner(PIPELINE, "a"))
+    crowd.passes(TIMING.republish + 1_000)
+
+    assert remind(crowd, "b") == [Answer.STARTED]
 
 
 def test_two_tenants_of_one_call_share_neither_a_message_nor_a_moment(redis_client: redis.Redis, keys: Keys) -> None:
     gate = Gate(redis_client, keys, message=lua_message(Celery("tests", set_as_current=False)))
     tenants = [f"t{number:03}" for number in range(20)]
 
-    gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants])
+    gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_reminded=len(tenants))
 
-    texts: Any = redis_client.lrange(keys.queue(Queue.FIRST), 0, -1)
-    messages = [json.loads(text) for text in texts]
-    assert len({message["headers"]["id"] for message in messages}) == len(tenants)
-    assert len({message["properties"]["delivery_tag"] for message in messages}) == len(tenants)
+    found = messages(redis_client, keys)
+    assert len({message["headers"]["id"] for message in found}) == len(tenants)
+    assert len({message["properties"]["delivery_tag"] for message in found}) == len(tenants)
     tokens = [status.token for status in gate.look(PIPELINE, tenants)]
     assert tokens == sorted({str(token) for token in tokens})
-
-
-def test_who_has_a_run_in_the_same_call_takes_the_room_of_the_next(redis_client: redis.Redis, keys: Keys) -> None:
-    gate = Gate(redis_client, keys, message=lua_message(Celery("tests", set_as_current=False)))
-    redis_client.lpush(keys.queue(Queue.FIRST), *["another run"] * (MOST_SENT - 2))
-
-    answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in "abcd"])
-
-    assert answers == [Answer.STARTED] * 2 + [Answer.POSTPONED] * 2
 
 
 def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:

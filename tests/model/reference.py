@@ -137,15 +137,20 @@ Subject = tuple[str, str]
 class Turns:
     """What the tenants of all pipelines share: who waits for its turn, since which microsecond, and who was given it.
 
-    `handed` has when a message counts as lost.
+    `handed` has when a message counts as lost, and so has `reminded`, where reminders published it.
     """
 
     waiting: dict[Subject, int] = field(default_factory=dict)
     handed: dict[Subject, int] = field(default_factory=dict)
+    reminded: dict[Subject, int] = field(default_factory=dict)
 
     def queued(self, now: int) -> int:
         """Return how many were given their turn and have not begun."""
         return sum(lost > now - GRACE for lost in self.handed.values())
+
+    def queued_by_reminders(self, now: int) -> int:
+        """Return how many runs reminders published that have not begun."""
+        return sum(lost > now - GRACE for lost in self.reminded.values())
 
     def next(self) -> Subject | None:
         """Return whose turn is next."""
@@ -375,7 +380,8 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.HELD: tenant.held,
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
-        Condition.MANY: isinstance(event, Remind) and event.looked,
+        Condition.MANY: isinstance(event, Remind)
+        and (event.looked or now.shared.turns.queued_by_reminders(now.ms) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
@@ -430,7 +436,10 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
 def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
     """Count one event, unless one is counted already, where a run would not come anyway."""
     if tenant.state is State.IDLE:
-        last = max((moment for moment in (event.last, tenant.last) if moment is not None), default=None)
+        told = event.last
+        if told is not None and told > now.ms:
+            told = now.ms if tenant.last is None else tenant.last
+        last = max((moment for moment in (told, tenant.last) if moment is not None), default=None)
         return replace(
             tenant, events=1, delay=now.spacing.delay, first=now.ms, began=last, earliest=tenant.last_earliest
         )
@@ -459,17 +468,21 @@ def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
     return replace(tenant, token=token, patience=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
 
 
-def _note_queued(event: Event, deadline: int, now: _Now) -> None:
-    """Count a message that a deadline or a turn published."""
+def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
+    """Count a message that a deadline, a turn or a reminder published."""
     turns = now.shared.turns
     if isinstance(event, Deadline):
         turns.waiting.pop(now.subject, None)
         if event.turn or turns.handed.get(now.subject, 0) > now.ms - GRACE:
             turns.handed[now.subject] = deadline
+        elif again and turns.reminded.get(now.subject, 0) > now.ms - GRACE:
+            turns.reminded[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
     elif isinstance(event, Settle) and event.outcome is not Outcome.STALE:
         turns.handed[now.subject] = deadline
+    elif isinstance(event, Remind):
+        turns.reminded[now.subject] = deadline
 
 
 def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
@@ -483,7 +496,7 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
     wait = min(tenant.patience * 2, LONGEST_REPUBLISH)
-    _note_queued(event, now.ms + wait, now)
+    _note_queued(event, now.ms + wait, now, again=True)
     return _queued(tenant, now, tenant.token, wait)
 
 
@@ -500,6 +513,7 @@ def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 def _arrived(now: _Now) -> None:
     now.shared.turns.handed.pop(now.subject, None)
+    now.shared.turns.reminded.pop(now.subject, None)
     now.shared.sent.pop(now.name, None)
 
 
