@@ -41,7 +41,7 @@ def drain(
         pipeline: of which pipeline.
         through_failures: go on as workers do when the handler raises, until its records are handled or in quarantine.
         most_runs: how many runs are enough to say that it does not end.
-        app: another Celery app than `taskbridge.integration.app`.
+        app: another Celery app than `taskbridge.app`.
 
     Raises:
         Exception: what the handler raised, unless `through_failures`. Its tenant waits for a back-off, and the next

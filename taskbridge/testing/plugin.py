@@ -45,7 +45,7 @@ def taskbridge_postgres_url(taskbridge_servers: Servers, taskbridge_template: st
 def taskbridge_settings(
     taskbridge_servers: Servers, taskbridge_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Settings]:
-    """`taskbridge.integration.app` and all that uses it in this process, on a database and under a key prefix of the test's own.
+    """`taskbridge.app` and all that uses it in this process, on a database and under a key prefix of the test's own.
 
     TASKBRIDGE_POSTGRES_URL, TASKBRIDGE_REDIS_URL and TASKBRIDGE_KEY_PREFIX name them; TASKBRIDGE_PIPELINES stays as it
     is. The gate's clock stands still, and only `taskbridge.testing.drain` moves it.
