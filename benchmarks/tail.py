@@ -24,6 +24,7 @@ from benchmarks.marks import MARKS, Marks
 from benchmarks.report import Cell, Plot, Report, Table, Target
 from benchmarks.rounds import decades, slope
 from benchmarks.stage import settings_of, stage, wait_until, worker
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.observing.metrics import Metrics
@@ -136,7 +137,7 @@ class _Rounds:
     def read(self, tenant: str) -> float:
         """Read a batch of a tenant as a run does, and advance past it; return the milliseconds of the reading."""
         self._read += 1
-        key = {"pipeline": PIPELINE, "tenant": tenant, "token": f"{self._read:016d}-aaaaaaaaaaaa"}
+        key = RunKey(PIPELINE, tenant, f"{self._read:016d}-aaaaaaaaaaaa")
         cursors = self.here.cursors_of(PIPELINE)
         started = time.perf_counter()
         page = cursors.claim(key, 500, events=1, new_events=1, runs=1)

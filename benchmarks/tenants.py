@@ -22,9 +22,10 @@ from benchmarks.queued import runs_in
 from benchmarks.report import Plot, Report, Table, Target
 from benchmarks.rounds import decades, interleaved, slope, summary
 from benchmarks.stage import stage, wait_until, worker
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.declaring.policy import LatencyNeutral, Spacing
-from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue
+from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue, Settlement
 from taskbridge.gate.message import lua_message
 from taskbridge.process.runtime import Runtime
 
@@ -110,10 +111,10 @@ class _Together(Gate):
         lingering: list[str] = []
         while runs := _published(self._client, queue, CHUNK):
             for tenant, token in runs:
-                self.begin(INVOICES, tenant, token)
+                self.begin(RunKey(INVOICES, tenant, token))
             begun = self.send("begin")
             for tenant, token in runs:
-                self.settle(INVOICES, tenant, token, Outcome.DONE, POLICY.spacing, handled=1)
+                self.settle(RunKey(INVOICES, tenant, token), Settlement(Outcome.DONE, handled=1), POLICY.spacing)
             settled = self.send("settle")
             if set(begun) != {Answer.BEGUN} or not set(settled) <= {Answer.LINGERING, Answer.FINISHED}:
                 raise AssertionError(f"runs began as {set(begun)} and settled as {set(settled)}")

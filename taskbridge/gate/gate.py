@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys, Queue, beginning
@@ -28,6 +29,7 @@ __all__ = [
     "Outcome",
     "Reminder",
     "RunnerStatus",
+    "Settlement",
     "Survey",
     "Timing",
 ]
@@ -66,6 +68,25 @@ class Outcome(StrEnum):
     DONE = "done"
     RETRY = "retry"
     STALE = "stale"
+
+
+class Settlement(NamedTuple):
+    """What a run tells the gate at its end, in the order in which `settle.lua` reads it.
+
+    `took` is how many records the run took: where delays count from the last run, one that took none was none.
+    `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
+    `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as
+    long, and then begins with one run at a time. With STALE goes `owner`, the token that Postgres holds.
+    """
+
+    outcome: Outcome
+    took: int = 1
+    handled: int = 0
+    failed: bool = True
+    blame: Blame = Blame.NOBODY
+    retry_ms: int = 0
+    owner: str = ""
+    all_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,79 +302,40 @@ class Gate:
             for reply, reminder in zip(zip(replies[::2], replies[1::2], strict=True), reminders, strict=True)
         ]
 
-    def begin(self, pipeline: str, tenant: str, token: str, *, most_runs: int = 0) -> Begun | Answer:
+    def begin(self, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
         """Take the runner for one run.
 
         REFUSED: the message is late or doubled, and nothing was changed. POSTPONED: the circuit is open, or `most_runs`
         (0: any number) are on; the tenant stands in line.
         """
         times = (self._timing.runner_ttl, self._timing.republish, LONGEST_REPUBLISH_MS)
-        answer, *counts = self._run("begin", pipeline, tenant, None, pipeline, tenant, token, *times, most_runs)
+        answer, *counts = self._run("begin", run.pipeline, run.tenant, None, *run, *times, most_runs)
         if answer != Answer.BEGUN:
             return Answer(answer)
         *counts, probe, died = counts
         return Begun(*counts)._replace(probe=None if probe < 0 else probe, died=bool(died))
 
-    def beat(self, pipeline: str, tenant: str, token: str) -> bool:
+    def beat(self, run: RunKey) -> bool:
         """Move the run's deadline on. False: another runner took over."""
-        (answer,) = self._run("beat", pipeline, tenant, None, tenant, token, self._timing.runner_ttl)
+        (answer,) = self._run("beat", run.pipeline, run.tenant, None, run.tenant, run.token, self._timing.runner_ttl)
         return Answer(answer) is Answer.KEPT
 
     def settle(
-        self,
-        pipeline: str,
-        tenant: str,
-        token: str,
-        outcome: Outcome,
-        spacing: Spacing,
-        *,
-        took: int = 1,
-        handled: int = 0,
-        retry_ms: int = 0,
-        failed: bool = True,
-        blame: Blame = Blame.NOBODY,
-        owner: str = "",
-        all_wait: bool = False,
-        most_handed: int = 1,
-        most_runs: int = 0,
+        self, run: RunKey, end: Settlement, spacing: Spacing, *, most_handed: int = 1, most_runs: int = 0
     ) -> Answer:
         """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
 
-        `took` is how many records the run took: where delays count from the last run, one that took none was none.
-        `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
-        `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline
-        waits as long, and then begins with one run at a time, up to `most_runs` as in `begin`. With STALE goes
-        `owner`, the token that Postgres holds.
-
-        A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued.
+        A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued. `most_runs`
+        is as in `begin`.
         """
-        reply = self._run(
-            "settle",
-            pipeline,
-            tenant,
-            Queue.NEXT,
-            pipeline,
-            tenant,
-            token,
-            outcome.value,
-            took,
-            handled,
-            int(failed),
-            blame.value,
-            retry_ms,
-            spacing.empty_tick,
-            spacing.last_ttl,
-            owner,
-            self._timing.republish,
-            int(all_wait),
-            most_handed,
-            most_runs,
-            _nonce(),
-        )
+        told = (int(value) if isinstance(value, bool) else value for value in end)
+        times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
+        args = (*run, *told, *times, most_handed, most_runs, _nonce())
+        reply = self._run("settle", run.pipeline, run.tenant, Queue.NEXT, *args)
         calls = reply[2:]
-        answer = self._published(reply[:2], Queue.NEXT, pipeline, tenant)
+        answer = self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant)
         if len(calls) == 1:
-            self.expire(pipeline, calls)
+            self.expire(run.pipeline, calls)
         elif calls:
             self.hand_over(calls[1:])
         return answer
@@ -378,16 +360,7 @@ class Gate:
             (reply,) = self._expire(pipeline, [tenant], "turn")
             self._published(reply, Queue.NEXT, pipeline, tenant)
 
-    def permit(
-        self,
-        pipeline: str,
-        tenant: str,
-        token: str,
-        wanted: int,
-        at_least: int,
-        whole: Limits,
-        each: Limits,
-    ) -> tuple[int, int]:
+    def permit(self, run: RunKey, wanted: int, at_least: int, whole: Limits, each: Limits) -> tuple[int, int]:
         """Ask to deliver `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
 
         Returns how many may go now. With 0 comes the number of milliseconds to wait until the call and up to `at_least`
@@ -396,7 +369,7 @@ class Gate:
         """
         all_limits = (whole.records, each.records, whole.calls, each.calls)
         limits = [part for limit in all_limits for part in ((limit.interval_us, limit.most) if limit else (0, 0))]
-        permitted, wait_ms = self._run("permit", pipeline, tenant, None, token, wanted, at_least, *limits)
+        permitted, wait_ms = self._run("permit", run.pipeline, run.tenant, None, run.token, wanted, at_least, *limits)
         return permitted, wait_ms
 
     def circuit(self, pipeline: str) -> CircuitStatus:

@@ -1,7 +1,7 @@
 -- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
 -- the cursor has an owner with a higher token (`stale`).
 -- KEYS: due runner last queue circuit running line turns handed
--- ARGV: pipeline tenant token outcome took handled failed blame retry_ms empty_tick_ms last_ttl_ms owner republish_ms all_wait most_handed most_runs nonce now_ms
+-- ARGV: pipeline tenant token outcome took handled failed blame retry_ms owner all_wait empty_tick_ms last_ttl_ms republish_ms most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the place of this run as the third element, if one stands in line, and as the fourth who
 -- is next among those that wait for their turn, if a turn is to be given
@@ -10,8 +10,8 @@ local circuit_key, running_key, line_key = KEYS[5], KEYS[6], KEYS[7]
 local turns_key, handed_key = KEYS[8], KEYS[9]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
-local empty_tick_ms, last_ttl_ms, owner = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
-local republish_ms, all_wait, most_handed = tonumber(ARGV[13]), ARGV[14] == "1", tonumber(ARGV[15])
+local owner, all_wait, empty_tick_ms, last_ttl_ms = ARGV[10], ARGV[11] == "1", tonumber(ARGV[12]), tonumber(ARGV[13])
+local republish_ms, most_handed = tonumber(ARGV[14]), tonumber(ARGV[15])
 local most_runs, nonce, us = tonumber(ARGV[16]), ARGV[17], clock_us(ARGV[18])
 local now = milliseconds(us)
 

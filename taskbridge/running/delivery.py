@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Batch, Record
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import HandlerMistake
-from taskbridge.gate import Begun, Blame, Outcome
+from taskbridge.gate import Begun, Blame, Outcome, Settlement
 from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
@@ -32,8 +33,7 @@ class Run:
 
     runtime: Runtime
     pipeline: Pipeline
-    tenant: str
-    token: str
+    key: RunKey
     begun: Begun
     started: float
     ownership: Ownership
@@ -46,9 +46,9 @@ class Run:
         return self.runtime.cursors_of(self.pipeline.name)
 
     @property
-    def key(self) -> dict[str, str]:
-        """Whose cursor it is, and the token that may advance it."""
-        return {"pipeline": self.pipeline.name, "tenant": self.tenant, "token": self.token}
+    def tenant(self) -> str:
+        """Whose records it takes."""
+        return self.key.tenant
 
     @property
     def seconds_left(self) -> float:
@@ -74,7 +74,7 @@ class Run:
 
 
 class Ending(NamedTuple):
-    """How a run ends, for the gate; `error` is what the handler or a server raised, `all_wait` that all wait."""
+    """How a run ends: what the gate is told, and the `error` that the handler or a server raised."""
 
     outcome: Outcome
     retry_ms: int = 0
@@ -82,6 +82,13 @@ class Ending(NamedTuple):
     owner: str = ""
     error: Exception | None = None
     all_wait: bool = False
+
+    def settlement(self, took: int, handled: int) -> Settlement:
+        """What the gate is told by a run that took so many records and handled so many of them."""
+        failed = self.error is not None
+        return Settlement(
+            self.outcome, took, handled, failed, self.blame, self.retry_ms, self.owner, all_wait=self.all_wait
+        )
 
 
 class HandlerFailed(Exception):
@@ -124,7 +131,7 @@ def charge(this: Run) -> None:
 
 def _permit(this: Run, wanted: int, at_least: int) -> tuple[int, int]:
     whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
-    return this.runtime.gate.permit(this.pipeline.name, this.tenant, this.token, wanted, at_least, whole, each)
+    return this.runtime.gate.permit(this.key, wanted, at_least, whole, each)
 
 
 def deliver(this: Run, page: Page) -> None:
@@ -185,9 +192,7 @@ def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Trans
     """Call the handler, note its pace, and return what it rejected."""
     limit, started = this.pipeline.soft_time_limit, time.monotonic()
     batch = Batch(
-        this.pipeline.name,
-        this.tenant,
-        this.token,
+        *this.key,
         records,
         connect=transaction.connect,
         owned=lambda: this.ownership.owned,

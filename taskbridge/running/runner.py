@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Final
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Outcome, Queue
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
@@ -49,14 +50,15 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
     _spare_what_is_loaded()
     # The ownership that `begin` gives is as old as the call: the process may freeze before it has the answer.
     asked = time.monotonic()
-    begun = gate.begin(pipeline_name, tenant, token, most_runs=pipeline.max_runs)
+    key = RunKey(pipeline_name, tenant, token)
+    begun = gate.begin(key, most_runs=pipeline.max_runs)
     if isinstance(begun, Answer):
         what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
         log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
         return
     started = time.monotonic()
-    with runtime.heartbeat.keep(partial(gate.beat, pipeline_name, tenant, token), confirmed=asked) as ownership:
-        this = Run(runtime, pipeline, tenant, token, begun, started, ownership)
+    with runtime.heartbeat.keep(partial(gate.beat, key), confirmed=asked) as ownership:
+        this = Run(runtime, pipeline, key, begun, started, ownership)
         try:
             ending = _sweep_or_fail(this)
         except CursorLost:
@@ -79,22 +81,9 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
 
 
 def _settle(this: Run, ending: Ending) -> None:
-    this.runtime.gate.settle(
-        this.pipeline.name,
-        this.tenant,
-        this.token,
-        ending.outcome,
-        this.pipeline.policy.spacing,
-        took=this.took,
-        handled=this.handled,
-        retry_ms=ending.retry_ms,
-        failed=ending.error is not None,
-        blame=ending.blame,
-        owner=ending.owner,
-        all_wait=ending.all_wait,
-        most_handed=this.runtime.most_handed,
-        most_runs=this.pipeline.max_runs,
-    )
+    end, policy = ending.settlement(this.took, this.handled), this.pipeline.policy
+    most_runs, most_handed = this.pipeline.max_runs, this.runtime.most_handed
+    this.runtime.gate.settle(this.key, end, policy.spacing, most_handed=most_handed, most_runs=most_runs)
 
 
 def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:

@@ -30,6 +30,7 @@ from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.histogram import bucket
+from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
@@ -233,7 +234,7 @@ class Cursors:
 
     def claim(
         self,
-        key: Mapping[str, str],
+        key: RunKey,
         limit: int,
         *,
         events: int,
@@ -249,12 +250,12 @@ class Cursors:
             Unread: the cursor was claimed, and the batch could not be read.
         """
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        statement = (self._query("claim"), {**key, **counts, "session": session_name(key)})
+        statement = (self._query("claim"), {**key._asdict(), **counts, "session": session_name(key)})
         try:
             page = self._claim(key, limit, bisecting, documents, *statement)
         except Unread:
             # The claim may have been undone with the read. Only who owns the cursor can write the failure down.
-            if self._owner(key) != key["token"]:
+            if self._owner(key) != key.token:
                 with driving(self._engine) as driver:
                     if driver.execute(*statement).fetchone() is None:
                         raise StaleToken(str(self._owner(key))) from None
@@ -263,9 +264,7 @@ class Cursors:
             raise StaleToken(str(self._owner(key)))
         return page
 
-    def _claim(
-        self, key: Mapping[str, str], limit: int, bisecting: bool, documents: bool, *statement: Any
-    ) -> Page | None:
+    def _claim(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *statement: Any) -> Page | None:
         try:
             return self._read(key, limit, bisecting, documents, *statement)
         except Unread as unread:
@@ -276,12 +275,12 @@ class Cursors:
                 raise
             return self._read(key, limit, bisecting, documents, *statement)
 
-    def _end_replaced(self, key: Mapping[str, str]) -> bool:
+    def _end_replaced(self, key: RunKey) -> bool:
         """Whether there were sessions of runs that this one replaced, or others of its own; they are ended."""
         with self._autocommit.connect() as connection:
             return any(connection.exec_driver_sql(self._query("end_replaced"), _successor(key)).scalars().all())
 
-    def read(self, key: Mapping[str, str], limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
+    def read(self, key: RunKey, limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
         """Read up to `limit` records after the cursor; if `bisecting`, fewer while a bad one is looked for.
 
         Without `documents` the records' documents are empty, and none is touched in Postgres.
@@ -312,7 +311,7 @@ class Cursors:
             raise Unread(error, 1, bisecting=False) from error
         return replace(record, document=document) if reason is None else None
 
-    def _read(self, key: Mapping[str, str], limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
+    def _read(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in one round trip, and once more if its connection broke.
 
         A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
@@ -329,9 +328,7 @@ class Cursors:
                 traceback.clear_frames(error.__traceback__)
                 raise Unread(error, limit, bisecting=bisecting) from error
 
-    def _read_once(
-        self, key: Mapping[str, str], limit: int, bisecting: bool, documents: bool, *before: Any
-    ) -> Page | None:
+    def _read_once(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
@@ -342,7 +339,13 @@ class Cursors:
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
                 small = SMALL if documents else -1
-                values = {**key, "source": self._source, "limit": limit, "bisecting": bisecting, "small": small}
+                values = {
+                    **key._asdict(),
+                    "source": self._source,
+                    "limit": limit,
+                    "bisecting": bisecting,
+                    "small": small,
+                }
                 cursor.execute(self._query("read_batch"), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
@@ -353,7 +356,7 @@ class Cursors:
         return _page(key, rows, whole=whole) if rows else None
 
     def _with_documents(
-        self, driver: psycopg.Connection[Any], key: Mapping[str, str], rows: list[tuple[Any, ...]]
+        self, driver: psycopg.Connection[Any], key: RunKey, rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
 
@@ -366,7 +369,7 @@ class Cursors:
             part = _slice(rows, at)
             at += len(part)
             large = [row for row in part if row[_STORED]]
-            names = {"source": self._source, "tenant": key["tenant"]}
+            names = {"source": self._source, "tenant": key.tenant}
             values = {**names, "ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large]}
             texts = dict(driver.execute(self._query("documents"), values).fetchall()) if large else {}
             left -= sum(map(len, texts.values()))
@@ -377,12 +380,12 @@ class Cursors:
             ]
         return kept or [(*rows[0][:_ID], *[None] * (len(rows[0]) - _ID))], len(kept) == len(rows)
 
-    def _owner(self, key: Mapping[str, str]) -> str | None:
+    def _owner(self, key: RunKey) -> str | None:
         with self._autocommit.connect() as connection:
-            return connection.exec_driver_sql(self._query("owner"), dict(key)).scalar()
+            return connection.exec_driver_sql(self._query("owner"), key._asdict()).scalar()
 
     @contextmanager
-    def transaction(self, key: Mapping[str, str]) -> Iterator[Transaction]:
+    def transaction(self, key: RunKey) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
         transaction = Transaction(self._engine, key, self._patience, self._transaction_timeout)
         try:
@@ -396,11 +399,9 @@ class Cursors:
                     self._end_replaced(key)
                 except (DBAPIError, psycopg.Error) as error:
                     # Postgres may be what failed. What is tried next ends the session at its own beginning.
-                    log.warning("the session of tenant %r may go on: %s", key["tenant"], error_text(error))
+                    log.warning("the session of tenant %r may go on: %s", key.tenant, error_text(error))
 
-    def fail(
-        self, key: Mapping[str, str], error: str, bisection: Bisection | None = None, unread: int | None = None
-    ) -> int:
+    def fail(self, key: RunKey, error: str, bisection: Bisection | None = None, unread: int | None = None) -> int:
         """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
 
         Where a batch of up to `unread` records could not be read, the next one has half as many at the most.
@@ -411,7 +412,7 @@ class Cursors:
         bisecting = _columns(bisection or NO_BISECTION)
         with self._autocommit.connect() as connection:
             values = {
-                **key,
+                **key._asdict(),
                 **bisecting,
                 "bisecting": bisection is not None,
                 "unread": unread,
@@ -422,25 +423,28 @@ class Cursors:
             raise CursorLost
         return int(failures)
 
-    def limit(self, key: Mapping[str, str], bisection: Bisection) -> None:
+    def limit(self, key: RunKey, bisection: Bisection) -> None:
         """Keep how many records the next batch may have.
 
         Raises:
             CursorLost: the token does not own the cursor.
         """
         with self._autocommit.connect() as connection:
-            if connection.exec_driver_sql(self._query("limit_batch"), {**key, **_columns(bisection)}).first() is None:
+            if (
+                connection.exec_driver_sql(self._query("limit_batch"), {**key._asdict(), **_columns(bisection)}).first()
+                is None
+            ):
                 raise CursorLost
 
-    def evidence(self, key: Mapping[str, str]) -> Evidence:
+    def evidence(self, key: RunKey) -> Evidence:
         """Return what the pipeline's other records say about one of this tenant that fails alone."""
         with self._autocommit.connect() as connection:
-            return Evidence(*connection.exec_driver_sql(self._query("evidence"), dict(key)).one())
+            return Evidence(*connection.exec_driver_sql(self._query("evidence"), key._asdict()).one())
 
-    def note_success(self, key: Mapping[str, str], *, trial: bool = False) -> None:
+    def note_success(self, key: RunKey, *, trial: bool = False) -> None:
         """Note that the handler took records after something failed; a `trial` moves no cursor."""
         with self._autocommit.connect() as connection:
-            connection.exec_driver_sql(self._query("succeeded"), {**key, "trial": trial})
+            connection.exec_driver_sql(self._query("succeeded"), {**key._asdict(), "trial": trial})
 
     def last_runs(self, pipeline: str, within_ms: int, page: int = 5 * PAGE) -> Iterator[list[tuple[str, int]]]:
         """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""
@@ -540,17 +544,17 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def session_name(key: Mapping[str, str]) -> str:
+def session_name(key: RunKey) -> str:
     """Return what a session that may hold locks of a run is called: its tenant's part, and the token."""
-    return f"{_tenant_name(key)} {key['token']}"
+    return f"{_tenant_name(key)} {key.token}"
 
 
-def _tenant_name(key: Mapping[str, str]) -> str:
-    of_tenant = hashlib.sha256(json.dumps((key["pipeline"], key["tenant"])).encode()).hexdigest()
+def _tenant_name(key: RunKey) -> str:
+    of_tenant = hashlib.sha256(json.dumps((key.pipeline, key.tenant)).encode()).hexdigest()
     return f"taskbridge {of_tenant[:16]}"
 
 
-def _successor(key: Mapping[str, str]) -> dict[str, str]:
+def _successor(key: RunKey) -> dict[str, str]:
     return {"session": session_name(key), "of_tenant": f"{_tenant_name(key)} %"}
 
 
@@ -582,11 +586,11 @@ def _slice(rows: Sequence[tuple[Any, ...]], first: int) -> Sequence[tuple[Any, .
     return rows[first : first + 1 + sum(1 for _ in takewhile(lambda bytes_: bytes_ < SLICE, stored))]
 
 
-def _page(key: Mapping[str, str], rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
+def _page(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
     columns = len(_Standing._fields)
     cursor = _Standing._make(rows[0][:columns])
     found = [row[columns:] for row in rows if row[columns] is not None]
-    pipeline, tenant = key["pipeline"], key["tenant"]
+    pipeline, tenant = key.pipeline, key.tenant
     records, undecodable = [], {}
     for _, _, external_id, revision, text, *_ in found:
         document, reason = ({}, None) if text is None else decoded(text)
@@ -639,7 +643,7 @@ class Transaction:
     seconds it may be idle before, or wait for Postgres.
     """
 
-    def __init__(self, engine: Engine, key: Mapping[str, str], patience: str, timeout: float) -> None:
+    def __init__(self, engine: Engine, key: RunKey, patience: str, timeout: float) -> None:
         self._engine = engine
         self._query = queries(engine)
         self._key = key
@@ -694,7 +698,9 @@ class Transaction:
                 driver.execute("SET LOCAL statement_timeout TO DEFAULT")
                 driver.execute(self._query("end_replaced"), _successor(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
-                driver.execute(self._query("announce"), {**self._key, "session": session_name(self._key), "idle": idle})
+                driver.execute(
+                    self._query("announce"), {**self._key._asdict(), "session": session_name(self._key), "idle": idle}
+                )
         except BaseException:
             connection.invalidate()
             connection.close()
@@ -731,7 +737,7 @@ class Transaction:
         """
         reasons = quarantined.reasons if quarantined else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        values = {**self._key, **self._moving(page, bisection), **_first_event(first_event_ms)}
+        values = {**self._key._asdict(), **self._moving(page, bisection), **_first_event(first_event_ms)}
         if self._connection is None and not leaving and not reasons:
             # Nothing goes with it: one statement that is its own transaction, in one round trip.
             with driving(self._engine) as driver:
@@ -744,11 +750,13 @@ class Transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
         moved = connection.exec_driver_sql(self._query("advance"), values).first()
-        if moved is None or moved.batch != self._key["token"]:
+        if moved is None or moved.batch != self._key.token:
             connection.rollback()
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
         if leaving:
-            connection.exec_driver_sql(self._query("leave_quarantine"), {**self._key, "external_ids": leaving})
+            connection.exec_driver_sql(
+                self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving}
+            )
         if quarantined is not None and reasons:
             self._quarantine(page, quarantined)
         connection.commit()
@@ -772,7 +780,7 @@ class Transaction:
         self.connect().exec_driver_sql(
             self._query("quarantine_records"),
             {
-                **self._key,
+                **self._key._asdict(),
                 "external_ids": [record.external_id for record in records],
                 "revisions": [record.revision for record in records],
                 "reasons": [storable(quarantined.reasons[record.external_id]) for record in records],

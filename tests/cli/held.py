@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Gate, Keys, Outcome
+from taskbridge.gate import Answer, Gate, Keys, Outcome, Settlement
 from taskbridge.gate.message import lua_message
 from taskbridge.integration.app import app
 
@@ -18,8 +19,10 @@ def hold_back(client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "inv
     gate.notify(pipeline, tenant, Spacing(delay=200))
     (runner,) = gate.look(pipeline, [tenant])
     assert runner.token is not None
-    assert gate.begin(pipeline, tenant, runner.token) is not None
-    answer = gate.settle(pipeline, tenant, runner.token, Outcome.RETRY, Spacing(delay=200), retry_ms=RETRY_MS)
+    assert gate.begin(RunKey(pipeline, tenant, runner.token)) is not None
+    answer = gate.settle(
+        RunKey(pipeline, tenant, runner.token), Settlement(Outcome.RETRY, retry_ms=RETRY_MS), Spacing(delay=200)
+    )
     assert answer is Answer.HELD
     client.delete(*keys.queues)
     return gate

@@ -8,8 +8,9 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.gate import Blame, Gate, Keys, Outcome
+from taskbridge.gate import Blame, Gate, Keys, Outcome, Settlement
 from taskbridge.observing.metrics import METRICS
 from taskbridge.store import Kind, Tails, record_invoice
 from tests.cli.alerts import alert, declare, write
@@ -90,8 +91,12 @@ def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_re
         gate.notify("invoices", tenant, SPACING)
         (status,) = gate.look("invoices", [tenant])
         assert status.token is not None
-        gate.begin("invoices", tenant, status.token)
-        gate.settle("invoices", tenant, status.token, Outcome.RETRY, SPACING, retry_ms=60_000, blame=Blame.PIPELINE)
+        gate.begin(RunKey("invoices", tenant, status.token))
+        gate.settle(
+            RunKey("invoices", tenant, status.token),
+            Settlement(Outcome.RETRY, retry_ms=60_000, blame=Blame.PIPELINE),
+            SPACING,
+        )
     found = samples(taskbridge("metrics").stdout)
     assert (found["taskbridge_quarantined_records"], found["taskbridge_pending_records"]) == (1, 1)
     assert (found["taskbridge_circuit_open"], found["taskbridge_circuit_opened_total"]) == (1, 1)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from sqlalchemy import Engine
 
 from taskbridge.cli.main import cli
+from taskbridge.common.run_key import RunKey
 from taskbridge.store import Cursors, record_invoice
 from tests.cli.files import line, write
 from tests.cli.program import Program
@@ -36,7 +37,7 @@ def foreign(taskbridge: Program, engine: Engine) -> Program:
     """Servers with a handled and a pending invoice, as they would lie in another cluster."""
     for number in ("handled", "pending"):
         record_invoice(engine, "acme", number, {})
-    key = {"pipeline": "invoices", "tenant": "acme", "token": "0000000000000001-aaaaaaaaaaaa"}
+    key = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
     page = Cursors(engine).claim(key, 1, events=1, new_events=1, runs=1)
     with Cursors(engine).transaction(key) as transaction:
         transaction.advance(page)

@@ -9,8 +9,9 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue
+from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue, Settlement
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.program import Program
@@ -144,8 +145,12 @@ def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, 
         gate.notify("invoices", tenant, SPACING)
         (status,) = gate.look("invoices", [tenant])
         assert status.token is not None
-        gate.begin("invoices", tenant, status.token)
-        gate.settle("invoices", tenant, status.token, Outcome.RETRY, SPACING, retry_ms=60_000, blame=Blame.PIPELINE)
+        gate.begin(RunKey("invoices", tenant, status.token))
+        gate.settle(
+            RunKey("invoices", tenant, status.token),
+            Settlement(Outcome.RETRY, retry_ms=60_000, blame=Blame.PIPELINE),
+            SPACING,
+        )
     shown = taskbridge("status").stdout
     assert "invoices: the circuit is open, since " in shown
     circuit = taskbridge("status", "--json").json["pipelines"]["invoices"]["circuit"]

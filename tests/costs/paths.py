@@ -7,11 +7,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Limits, RateLimit
-from taskbridge.gate import Answer, Outcome
+from taskbridge.gate import Answer, Outcome, Settlement
 from taskbridge.handlers.journal import journal
 from taskbridge.producing.notify import notify, notify_many
 from taskbridge.producing.recording import record_event
@@ -128,8 +129,8 @@ def heartbeat(meter: Meter, tenant: str) -> Call:
     _notify(meter, tenant, Answer.STARTED)
     message = meter.inline.message()
     assert message is not None
-    meter.here.gate.begin(*message)
-    return partial(_is_true, partial(meter.here.gate.beat, *message))
+    meter.here.gate.begin(RunKey(*message))
+    return partial(_is_true, partial(meter.here.gate.beat, RunKey(*message)))
 
 
 def ticker_with_nobody_due(meter: Meter, tenant: str) -> Call:
@@ -141,8 +142,8 @@ def ticker_with_many_due(meter: Meter, tenant: str) -> Call:
     gate = meter.here.gate
     _notify_many(meter, tenant, Answer.STARTED)
     while (message := meter.inline.message()) is not None:
-        gate.begin(*message)
-        assert gate.settle(*message, Outcome.DONE, LONG.spacing) is Answer.LINGERING
+        gate.begin(RunKey(*message))
+        assert gate.settle(RunKey(*message), Settlement(Outcome.DONE), LONG.spacing) is Answer.LINGERING
     _notify_many(meter, tenant, Answer.DELAYED)
     meter.redis.zadd(meter.keys.due(INVOICES), dict.fromkeys(_names(tenant), 0))
     return partial(fire_due, meter.here)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer, Begun, State
 from taskbridge.running import runner
@@ -112,8 +113,8 @@ def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replace
     begin = gate.begin
     owned: list[bool] = []
 
-    def freeze(*run: str, most_runs: int) -> Begun | Answer:
-        begun = begin(*run, most_runs=most_runs)
+    def freeze(run: RunKey, *, most_runs: int) -> Begun | Answer:
+        begun = begin(run, most_runs=most_runs)
         if not frozen:
             frozen.append(begun)
             wait_until(lambda: gate.expire("invoices", ["acme"]) == [Answer.REISSUED], "replaced")

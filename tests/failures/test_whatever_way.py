@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
@@ -448,7 +449,7 @@ def dies(drill: Drill) -> None:
     """Let the next run begin and not come back, as if its process were killed; then let its deadline pass."""
     message = drill.inline.message()
     assert message is not None
-    drill.gate.begin(*message)
+    drill.gate.begin(RunKey(*message))
     _, tenant, _ = message
     drill.replace_run(tenant)
 
@@ -483,9 +484,9 @@ def dies_after_a_claim(drill: Drill) -> None:
     message = drill.inline.message()
     assert message is not None
     pipeline, tenant, token = message
-    begun = drill.gate.begin(*message)
+    begun = drill.gate.begin(RunKey(*message))
     assert not isinstance(begun, Answer)
-    key = {"pipeline": pipeline, "tenant": tenant, "token": token}
+    key = RunKey(pipeline, tenant, token)
     drill.here.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
     if begun.died:
         drill.here.cursors_of("invoices").fail(key, "as the run would")

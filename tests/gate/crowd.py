@@ -7,8 +7,21 @@ from typing import Any
 
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Begun, Blame, CircuitStatus, Keys, Outcome, Queue, RunnerStatus, State, Timing
+from taskbridge.gate import (
+    Answer,
+    Begun,
+    Blame,
+    CircuitStatus,
+    Keys,
+    Outcome,
+    Queue,
+    RunnerStatus,
+    Settlement,
+    State,
+    Timing,
+)
 from taskbridge.testing.clock import InjectedClock
 
 PIPELINE = "invoices"
@@ -44,7 +57,7 @@ class Crowd:
             self.gate.notify(PIPELINE, tenant, spacing)
 
     def begin(self, tenant: str) -> Begun | Answer:
-        return self.gate.begin(PIPELINE, tenant, self.tokens[tenant], most_runs=self.most_runs)
+        return self.gate.begin(RunKey(PIPELINE, tenant, self.tokens[tenant]), most_runs=self.most_runs)
 
     def begin_of(self, tenant: str) -> Begun | Answer:
         """Let the tenant have an event, and its run arrive."""
@@ -68,9 +81,9 @@ class Crowd:
             assert self.begin(tenant) is Answer.POSTPONED, tenant
 
     def settle(self, tenant: str, outcome: Outcome = Outcome.DONE, spacing: Spacing = SPACING, **how: Any) -> Answer:
-        return self.gate.settle(
-            PIPELINE, tenant, self.tokens[tenant], outcome, spacing, **{"most_runs": self.most_runs} | how
-        )
+        given = {name: how.pop(name) for name in ("most_runs", "most_handed") if name in how}
+        key, most = RunKey(PIPELINE, tenant, self.tokens[tenant]), {"most_runs": self.most_runs} | given
+        return self.gate.settle(key, Settlement(outcome, **how), spacing, **most)
 
     def fail(self, tenant: str, blame: Blame = Blame.DOWNSTREAM, retry_ms: int = 500, **how: Any) -> None:
         """End the tenant's run with a failure."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, State
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
 
@@ -188,7 +189,7 @@ def test_one_tenant_at_a_time_probes(broken: Crowd) -> None:
 
     for _ in range(3):
         broken.passes(TIMING.runner_ttl - 10)
-        assert broken.gate.beat(PIPELINE, "a", broken.tokens["a"])
+        assert broken.gate.beat(RunKey(PIPELINE, "a", broken.tokens["a"]))
         assert broken.expire("b", early=True) == [Answer.PUBLISHED]
         assert broken.begin("b") is Answer.POSTPONED
         assert (broken.due("b") or 0) > broken.now() + 1_000, "not before the probe can have ended"
@@ -524,10 +525,10 @@ def test_a_probe_without_a_place_leaves_the_probe_to_another(crowd: Crowd) -> No
     crowd.fail("a", blame=Blame.PIPELINE)
     crowd.come("a")
     crowd.begin("a")
-    crowd.gate.beat(PIPELINE, "b", crowd.tokens["b"])
+    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     crowd.most_runs = 1
     assert crowd.deadline_passes("a") is Answer.REISSUED
-    crowd.gate.beat(PIPELINE, "b", crowd.tokens["b"])
+    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     assert crowd.begin("a") is Answer.POSTPONED
 
     crowd.most_runs = 2

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder
 from tests.gate.crowd import PIPELINE, Crowd
@@ -108,11 +109,11 @@ def test_a_circuit_that_stays_open_for_an_hour(crowd: Crowd) -> None:
 def test_a_rate_limit_that_holds_for_an_hour(crowd: Crowd) -> None:
     limit = Limits(RateLimit("1/s"))
     crowd.start("a", "b")
-    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 1, 1, limit, Limits()) == (1, 0)
+    assert crowd.gate.permit(RunKey(PIPELINE, "a", crowd.tokens["a"]), 1, 1, limit, Limits()) == (1, 0)
     fail_over(crowd)
     look(crowd)
 
-    permitted, wait_ms = crowd.gate.permit(PIPELINE, "b", crowd.tokens["b"], 1, 1, limit, Limits())
+    permitted, wait_ms = crowd.gate.permit(RunKey(PIPELINE, "b", crowd.tokens["b"]), 1, 1, limit, Limits())
 
     assert permitted == 0
     assert wait_ms <= 1_000

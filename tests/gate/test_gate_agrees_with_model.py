@@ -24,8 +24,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State, Timing
+from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State, Timing
 from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
 from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
@@ -170,7 +171,7 @@ class GateAndModel(RuleBasedStateMachine):
         subject = self.active[which]
         token = self._token(subject, age)
         before, shared = self.model[subject], self.shared[subject[0]]
-        begun = self.gate.begin(*subject, token, most_runs=shared.most_runs)
+        begun = self.gate.begin(RunKey(*subject, token), most_runs=shared.most_runs)
         now_ms = self.gate.us // 1000
         if isinstance(begun, Begun):
             assert token not in self.holding[subject], "two runs hold one token"
@@ -190,7 +191,7 @@ class GateAndModel(RuleBasedStateMachine):
     def beat(self, which: int, age: int | None) -> None:
         subject = self.active[which]
         token = self._token(subject, age)
-        kept = self.gate.beat(*subject, token)
+        kept = self.gate.beat(RunKey(*subject, token))
         self._agree(subject, Beat(_number(token)), Answer.KEPT if kept else Answer.LOST)
 
     @rule(which=subjects, age=token_ages, outcome=outcomes, retry=retries, lead=leads, took=st.sampled_from((1, 0)))
@@ -212,17 +213,18 @@ class GateAndModel(RuleBasedStateMachine):
         # Where the clock never steps back, a later runner's token is at most a moment ahead.
         owner = _number(token) + (lead if self.clock_steps_back else 1)
         answer = self.gate.settle(
-            *subject,
-            token,
-            outcome,
+            RunKey(*subject, token),
+            Settlement(
+                outcome,
+                took=took,
+                handled=handled,
+                retry_ms=retry,
+                failed=failed,
+                blame=blame,
+                owner=f"{owner:016d}-ffffffffffff",
+                all_wait=all_wait,
+            ),
             spacing,
-            took=took,
-            handled=handled,
-            retry_ms=retry,
-            failed=failed,
-            blame=blame,
-            owner=f"{owner:016d}-ffffffffffff",
-            all_wait=all_wait,
             most_runs=self.shared[subject[0]].most_runs,
         )
         if answer is not Answer.LOST:

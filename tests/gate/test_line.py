@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, State
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
@@ -109,7 +110,7 @@ def test_first_events_stand_before_continuations_and_each_in_the_order_in_which_
 def test_a_tenant_keeps_its_turn_when_it_comes_in_vain(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.line_up("c", "d")
-    crowd.gate.beat(PIPELINE, "a", crowd.tokens["a"])
+    crowd.gate.beat(RunKey(PIPELINE, "a", crowd.tokens["a"]))
 
     assert crowd.expire("c", early=True) == [Answer.PUBLISHED], "an operator cannot wait"
     assert crowd.begin("c") is Answer.POSTPONED
@@ -142,7 +143,7 @@ def test_who_is_not_called_comes_by_itself_and_then_waits_as_long_again(crowd: C
     for _ in range(10):
         crowd.deadline_passes("c")
         for other in "ab":
-            crowd.gate.beat(PIPELINE, other, crowd.tokens[other])
+            crowd.gate.beat(RunKey(PIPELINE, other, crowd.tokens[other]))
             crowd.client.zadd(crowd.keys.running(PIPELINE), {other: crowd.gate.us})
         moments.append(crowd.now())
         assert crowd.begin("c") is Answer.POSTPONED
@@ -155,7 +156,7 @@ def test_a_place_that_was_kept_and_that_nobody_takes_is_free_again_after_a_while
     crowd.start("a", "b")
     crowd.line_up("c", "d")
     crowd.settle("a")
-    crowd.gate.beat(PIPELINE, "b", crowd.tokens["b"])
+    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     crowd.passes(TIMING.republish)
     assert crowd.begin_of("newcomer") is Answer.POSTPONED
 
@@ -169,7 +170,7 @@ def test_a_place_that_was_kept_and_that_nobody_takes_is_free_again_after_a_while
 def test_the_place_of_a_run_that_died_is_free_for_another_and_its_successor_waits(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.passes(TIMING.runner_ttl - 10)
-    crowd.gate.beat(PIPELINE, "b", crowd.tokens["b"])
+    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     crowd.line_up("c")
     crowd.passes(20)
 
@@ -182,7 +183,7 @@ def test_the_place_of_a_run_that_died_is_free_for_another_and_its_successor_wait
 def test_the_successor_of_a_run_that_died_takes_its_place_where_nobody_else_did(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.line_up("c")
-    crowd.gate.beat(PIPELINE, "b", crowd.tokens["b"])
+    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
 
     assert crowd.deadline_passes("a") is Answer.REISSUED
     assert isinstance(crowd.begin("a"), Begun)
@@ -195,7 +196,7 @@ def test_a_run_that_beats_keeps_its_place(crowd: Crowd) -> None:
     for _ in range(5):
         crowd.passes(TIMING.runner_ttl - 100)
         for tenant in "ab":
-            assert crowd.gate.beat(PIPELINE, tenant, crowd.tokens[tenant])
+            assert crowd.gate.beat(RunKey(PIPELINE, tenant, crowd.tokens[tenant]))
 
     crowd.line_up("c")
 
@@ -205,11 +206,11 @@ def test_a_run_that_beats_keeps_its_place(crowd: Crowd) -> None:
 def test_a_frozen_run_whose_place_was_taken_has_none_to_give_away(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.passes(TIMING.runner_ttl + 1)
-    crowd.gate.beat(PIPELINE, "b", crowd.tokens["b"])
+    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     crowd.start("c")
     crowd.line_up("d")
 
-    assert crowd.gate.beat(PIPELINE, "a", crowd.tokens["a"]), "no ticker has looked yet"
+    assert crowd.gate.beat(RunKey(PIPELINE, "a", crowd.tokens["a"])), "no ticker has looked yet"
     assert crowd.places() == {"b", "c"}
     assert crowd.settle("a") is Answer.FINISHED
     assert (crowd.places(), crowd.line()) == ({"b", "c"}, ["d"])

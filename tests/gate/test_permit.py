@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit
 from taskbridge.gate import Answer, Begun, Keys, Outcome
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
@@ -42,7 +43,7 @@ class Asking:
         at_least = min((limit.within(200) for limit in limits), default=self.wanted)
         token = self.crowd.tokens[tenant]
         whole, each = Limits.of("whole", self.whole), Limits.of("each", self.each)
-        return self.crowd.gate.permit(PIPELINE, tenant, token, self.wanted, at_least, whole, each)
+        return self.crowd.gate.permit(RunKey(PIPELINE, tenant, token), self.wanted, at_least, whole, each)
 
     def work(self, tenants: list[str], seconds: float, *, lateness_ms: int = 0) -> None:
         """Let time pass; a tenant that was told to wait comes up to `lateness_ms` after it might."""
@@ -244,16 +245,16 @@ def test_a_run_that_was_replaced_may_hand_over_nothing_and_pays_nothing(crowd: C
     assert crowd.deadline_passes("a") is Answer.REISSUED
     limit = RateLimit("1/s")
 
-    assert crowd.gate.permit(PIPELINE, "a", late, 5, 1, Limits(limit), Limits(limit)) == (0, 0)
+    assert crowd.gate.permit(RunKey(PIPELINE, "a", late), 5, 1, Limits(limit), Limits(limit)) == (0, 0)
     assert crowd.lifetime(crowd.keys.pipeline_rate(PIPELINE)) == -2
-    assert crowd.gate.permit(PIPELINE, "idle", late, 5, 1, Limits(limit), Limits(limit)) == (0, 0)
+    assert crowd.gate.permit(RunKey(PIPELINE, "idle", late), 5, 1, Limits(limit), Limits(limit)) == (0, 0)
     assert crowd.lifetime(crowd.keys.runner(PIPELINE, "idle")) == -2
 
 
 def test_without_a_limit_all_may_go(crowd: Crowd) -> None:
     crowd.start("a")
 
-    assert crowd.gate.permit(PIPELINE, "a", crowd.tokens["a"], 500, 1, Limits(), Limits()) == (500, 0)
+    assert crowd.gate.permit(RunKey(PIPELINE, "a", crowd.tokens["a"]), 500, 1, Limits(), Limits()) == (500, 0)
 
 
 def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
@@ -264,7 +265,7 @@ def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
     whole = Asking(crowd, RateLimit("5/s"), None)
     assert whole.ask("a") == (5, 0)
     crowd.gate.notify("alerts", "a", SPACING)
-    assert crowd.gate.permit("alerts", "a", crowd.tokens["a"], 9, 1, Limits(whole.whole), Limits()) == (5, 0)
+    assert crowd.gate.permit(RunKey("alerts", "a", crowd.tokens["a"]), 9, 1, Limits(whole.whole), Limits()) == (5, 0)
 
 
 @pytest.mark.parametrize("unit", ["", " calls"], ids=["records", "calls"])
@@ -317,7 +318,7 @@ def test_limits_of_records_and_of_calls_hold_both(crowd: Crowd) -> None:
     whole, each = Limits.of("whole", ("100/s", RateLimit("10 calls/s", 2))), Limits.of("each", "5 calls/s")
 
     def ask(tenant: str, wanted: int) -> tuple[int, int]:
-        return crowd.gate.permit(PIPELINE, tenant, crowd.tokens[tenant], wanted, 20, whole, each)
+        return crowd.gate.permit(RunKey(PIPELINE, tenant, crowd.tokens[tenant]), wanted, 20, whole, each)
 
     assert ask("a", 60) == (60, 0)
     assert ask("a", 10) == (0, 200), "the tenant has had its call"

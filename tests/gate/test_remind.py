@@ -10,6 +10,7 @@ import pytest
 import redis
 from celery import Celery
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
 from taskbridge.gate.gate import REMINDED_AT_ONCE
@@ -184,7 +185,7 @@ def test_who_is_found_starts_at_once_where_those_before_have_begun(
     token = gate.look(PIPELINE, ["t000"])[0].token
     assert token is not None
 
-    assert isinstance(gate.begin(PIPELINE, "t000", token), Begun)
+    assert isinstance(gate.begin(RunKey(PIPELINE, "t000", token)), Begun)
 
     assert gate.remind(PIPELINE, [Reminder("lone", 200)]) == [Answer.STARTED]
     assert queued() == ["t000", "lone"]

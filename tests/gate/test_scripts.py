@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import taskbridge.gate
 from taskbridge.common.names import check_pipeline_name, check_tenant
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit, Spacing
-from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, State
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement, State
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 
@@ -238,13 +239,13 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     forget()
     assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
     forget()
-    assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
+    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
     forget()
-    assert gate.beat("invoices", "acme", run.token)
+    assert gate.beat(RunKey("invoices", "acme", run.token))
     forget()
-    assert gate.permit("invoices", "acme", run.token, 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
+    assert gate.permit(RunKey("invoices", "acme", run.token), 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
     forget()
-    assert gate.settle("invoices", "acme", run.token, Outcome.MORE, SPACING) is Answer.CONTINUED
+    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
     forget()
     assert gate.expire("invoices", ["acme", "other"]) == [Answer.NOT_DUE, Answer.NOT_DUE]
     forget()
@@ -267,9 +268,9 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
     for call in (
         lambda: gate.notify("invoices", "acme", SPACING),
         lambda: gate.notify_many([("invoices", "acme", SPACING)]),
-        lambda: gate.begin("invoices", "acme", OWNER),
-        lambda: gate.beat("invoices", "acme", OWNER),
-        lambda: gate.settle("invoices", "acme", OWNER, Outcome.DONE, SPACING),
+        lambda: gate.begin(RunKey("invoices", "acme", OWNER)),
+        lambda: gate.beat(RunKey("invoices", "acme", OWNER)),
+        lambda: gate.settle(RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
         lambda: gate.expire("invoices", ["acme"]),
     ):
         with pytest.raises(ValueError, match="99 is not a valid Answer"):
@@ -277,16 +278,13 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
 
 
 def test_an_outcome_that_this_version_does_not_know_changes_nothing(gate: Gate, run: Run) -> None:
-    class Newer:
-        value = "newer"
-
     _queue(gate)
-    gate.begin("invoices", "acme", run.token)
+    gate.begin(RunKey("invoices", "acme", run.token))
     before = gate.look("invoices", ["acme"])
 
-    unknown: Any = Newer()
+    unknown: Any = "newer"
     with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
-        gate.settle("invoices", "acme", run.token, unknown, SPACING)
+        gate.settle(RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
 
     assert gate.look("invoices", ["acme"]) == before
 
@@ -308,7 +306,7 @@ def _queued(gate: Gate, _: Run) -> None:
 
 def _running(gate: Gate, run: Run) -> None:
     _queue(gate)
-    assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
+    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
 
 
 def _running_with_news(gate: Gate, run: Run) -> None:
@@ -318,34 +316,37 @@ def _running_with_news(gate: Gate, run: Run) -> None:
 
 def _waiting(gate: Gate, run: Run) -> None:
     _running(gate, run)
-    assert gate.settle("invoices", "acme", run.token, Outcome.DONE, SPACING) is Answer.LINGERING
+    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
 
 
 def _held(gate: Gate, run: Run) -> None:
     _running(gate, run)
-    assert gate.settle("invoices", "acme", run.token, Outcome.RETRY, SPACING, retry_ms=60_000) is Answer.HELD
+    assert (
+        gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
+        is Answer.HELD
+    )
 
 
 def _running_while_another_stands_in_line(gate: Gate, run: Run) -> None:
     _queue(gate)
     first = run.token
-    assert isinstance(gate.begin("invoices", "acme", first, most_runs=1), Begun)
+    assert isinstance(gate.begin(RunKey("invoices", "acme", first), most_runs=1), Begun)
     assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert gate.begin("invoices", "other", run.token, most_runs=1) is Answer.POSTPONED
+    assert gate.begin(RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
     run.token = first
 
 
 def _queued_while_the_circuit_is_open(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert isinstance(gate.begin("invoices", "other", run.token), Begun)
-    gate.settle("invoices", "other", run.token, Outcome.RETRY, SPACING, blame=Blame.PIPELINE)
+    assert isinstance(gate.begin(RunKey("invoices", "other", run.token)), Begun)
+    gate.settle(RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
     _queue(gate)
 
 
 def _lately_run(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
-    assert isinstance(gate.begin("invoices", "acme", run.token), Begun)
-    assert gate.settle("invoices", "acme", run.token, Outcome.DONE, LASTING) is Answer.FINISHED
+    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
+    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
 
 
 SITUATIONS = (
@@ -364,12 +365,12 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
     {
         "notify": lambda gate, _: gate.notify("invoices", "acme", SPACING),
         "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
-        "begin": lambda gate, token: gate.begin("invoices", "acme", token),
-        "begin under a cap": lambda gate, token: gate.begin("invoices", "acme", token, most_runs=1),
+        "begin": lambda gate, token: gate.begin(RunKey("invoices", "acme", token)),
+        "begin under a cap": lambda gate, token: gate.begin(RunKey("invoices", "acme", token), most_runs=1),
         "permit": lambda gate, token: gate.permit(
-            "invoices", "acme", token, 3, 1, *(Limits.of("", (f"1/{at}", f"1 calls/{at}")) for at in "sm")
+            RunKey("invoices", "acme", token), 3, 1, *(Limits.of("", (f"1/{at}", f"1 calls/{at}")) for at in "sm")
         ),
-        "beat": lambda gate, token: gate.beat("invoices", "acme", token),
+        "beat": lambda gate, token: gate.beat(RunKey("invoices", "acme", token)),
         "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),
         "turn": lambda gate, _: gate.turns(3),
@@ -378,13 +379,13 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
-            "invoices", "acme", token, outcome, SPACING, owner=OWNER
+            RunKey("invoices", "acme", token), Settlement(outcome, owner=OWNER), SPACING
         )
         for outcome in Outcome
     }
     | {
         f"settle: retry, blaming {blame}": lambda gate, token, blame=blame: gate.settle(
-            "invoices", "acme", token, Outcome.RETRY, SPACING, blame=blame
+            RunKey("invoices", "acme", token), Settlement(Outcome.RETRY, blame=blame), SPACING
         )
         for blame in Blame
     }
@@ -501,7 +502,7 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
             tokens[pipeline, tenant] = run.token
 
     for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
-        begun = gate.begin(pipeline, tenant, token)
+        begun = gate.begin(RunKey(pipeline, tenant, token))
         assert isinstance(begun, Begun)
         assert begun[:4] == (1, 1, 1, 0)
         running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)

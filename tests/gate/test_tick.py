@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Begun, Gate, Keys
 from taskbridge.gate.gate import MOST_SENT
@@ -76,7 +77,7 @@ def test_a_queue_that_is_long_enough_gets_no_more(
 
     token = gates[0].look("invoices", ["t000"])[0].token
     assert token is not None
-    assert isinstance(gates[0].begin("invoices", "t000", token), Begun)
+    assert isinstance(gates[0].begin(RunKey("invoices", "t000", token)), Begun)
 
     assert gates[0].tick("invoices", 10)[0] == ["late"]
 

@@ -7,7 +7,8 @@ from collections import deque
 import pytest
 import redis
 
-from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, State
+from taskbridge.common.run_key import RunKey
+from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State
 from taskbridge.process.runtime import runtime
 from taskbridge.running.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
@@ -232,8 +233,8 @@ def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
     for name in ("x", "y"):
         for pipeline in ("one", "two"):
             crowd.gate.notify(pipeline, name, SPACING)
-            crowd.gate.begin(pipeline, name, crowd.tokens[name])
-            crowd.gate.settle(pipeline, name, crowd.tokens[name], Outcome.MORE, SPACING)
+            crowd.gate.begin(RunKey(pipeline, name, crowd.tokens[name]))
+            crowd.gate.settle(RunKey(pipeline, name, crowd.tokens[name]), Settlement(Outcome.MORE), SPACING)
 
     assert crowd.gate.turns(10) == (1, ["two:x", "one:y", "two:y"])
 
@@ -262,11 +263,11 @@ def test_a_ticker_gives_turns_where_no_run_ends(deployment: Deployment) -> None:
         here.gate.notify("invoices", name, SPACING)
         token = here.gate.look("invoices", [name])[0].token
         assert token is not None
-        assert isinstance(here.gate.begin("invoices", name, token), Begun)
-        here.gate.settle("invoices", name, token, Outcome.MORE, SPACING)
+        assert isinstance(here.gate.begin(RunKey("invoices", name, token)), Begun)
+        here.gate.settle(RunKey("invoices", name, token), Settlement(Outcome.MORE), SPACING)
     token = here.gate.look("invoices", ["a"])[0].token
     assert token is not None
-    here.gate.begin("invoices", "a", token)
+    here.gate.begin(RunKey("invoices", "a", token))
 
     fire_due(here)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun
 from taskbridge.producing.notify import notify
 from tests.deployment import Deployment
@@ -116,7 +117,7 @@ def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> No
     world.record("WARNING", "A")
     message = world.inline.message()
     assert message is not None
-    begun = world.gate.begin(*message)
+    begun = world.gate.begin(RunKey(*message))
     assert isinstance(begun, Begun)
     world.record("ERROR", "A")
     world.gate.us += 5_000_000

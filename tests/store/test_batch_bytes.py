@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.store import Cursors, Page, record_invoice
 
-KEY = {"pipeline": INVOICES, "tenant": "acme", "token": "t"}
+KEY = RunKey(INVOICES, "acme", "t")
 LARGE = 200_000
 MOST = 1_000_000
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DatabaseError
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
@@ -55,8 +56,8 @@ def restored(elsewhere: Servers) -> Iterator[Engine]:
         yield engine
 
 
-def key(pipeline: str, tenant: str, token: str = OLD) -> dict[str, str]:
-    return {"pipeline": pipeline, "tenant": tenant, "token": token}
+def key(pipeline: str, tenant: str, token: str = OLD) -> RunKey:
+    return RunKey(pipeline, tenant, token)
 
 
 def cursors(engine: Engine, pipeline: str) -> Cursors:

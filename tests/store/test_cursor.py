@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.store import CursorLost, Cursors, Page, StaleToken, Tails, Unread, connect, know, record_invoice
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 
 
-def key(tenant: str = "acme", token: str = OLD) -> dict[str, str]:
-    return {"pipeline": "invoices", "tenant": tenant, "token": token}
+def key(tenant: str = "acme", token: str = OLD) -> RunKey:
+    return RunKey("invoices", tenant, token)
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_a_tenant_never_sees_another_tenants_records(engine: Engine, cursors: Cu
 def test_two_pipelines_have_cursors_of_their_own(engine: Engine, cursors: Cursors) -> None:
     write(engine, "1")
     assert sweep(cursors) == ["1"]
-    mirror = {"pipeline": "mirror", "tenant": "acme", "token": OLD}
+    mirror = RunKey("mirror", "acme", OLD)
     page = cursors.claim(mirror, 10, events=1, new_events=1, runs=1)
     assert len(page.records) == 1
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.store import (
     Backlog,
     Counters,
@@ -33,12 +34,12 @@ def look(engine: Engine, tenants: Sequence[str] = ("acme", "bolt")) -> tuple[Cou
     return counters["invoices"], backlogs["invoices"]
 
 
-def key(number: int, tenant: str = "acme") -> dict[str, str]:
-    return {"pipeline": "invoices", "tenant": tenant, "token": f"{number:016d}-aaaaaaaaaaaa"}
+def key(number: int, tenant: str = "acme") -> RunKey:
+    return RunKey("invoices", tenant, f"{number:016d}-aaaaaaaaaaaa")
 
 
 def advance(
-    cursors: Cursors, key: dict[str, str], page: Page, quarantined: Quarantined | None = None, ms: int | None = None
+    cursors: Cursors, key: RunKey, page: Page, quarantined: Quarantined | None = None, ms: int | None = None
 ) -> None:
     with cursors.transaction(key) as transaction:
         transaction.advance(page, quarantined=quarantined, first_event_ms=ms)

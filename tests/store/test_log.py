@@ -17,6 +17,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, make_url
 from sqlalchemy.exc import DataError
 
 from taskbridge.common.names import check_key, check_tenant
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
@@ -36,7 +37,7 @@ def rows(engine: Engine, statement: str, *values: Any) -> list[tuple[Any, ...]]:
 
 def sweep(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limit: int = 100) -> list[str]:
     """One batch, delivered to nobody."""
-    who = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
+    who = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, source)
     page = cursors.claim(who, limit, events=1, new_events=1, runs=1)
     with cursors.transaction(who) as transaction:

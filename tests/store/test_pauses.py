@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, know, record_invoice
 from tests.quarantined import put_in_quarantine, states
@@ -28,14 +29,14 @@ def other(engine: Engine) -> Iterator[Connection]:
 
 
 def read(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> Page:
-    key = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
+    key = RunKey(pipeline, tenant, TOKEN)
     return cursors.claim(key, limit, events=1, new_events=1, runs=1)
 
 
 def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> list[str]:
     """Advance past one batch; return what it held."""
     page = read(cursors, limit, tenant, pipeline)
-    with cursors.transaction({"pipeline": pipeline, "tenant": tenant, "token": TOKEN}) as transaction:
+    with cursors.transaction(RunKey(pipeline, tenant, TOKEN)) as transaction:
         transaction.advance(page)
     return [record.external_id for record in page.records]
 

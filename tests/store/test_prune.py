@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Prune, Records, know, prune, record_invoice
 from taskbridge.store.queries import query
@@ -82,7 +83,7 @@ def put_in_quarantine(
 def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 100) -> None:
     """Hand over one batch to nobody."""
     know(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
-    key = {"pipeline": pipeline, "tenant": tenant, "token": TOKEN}
+    key = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
     page = cursors.claim(key, limit, events=1, new_events=1, runs=1)
     with cursors.transaction(key) as transaction:

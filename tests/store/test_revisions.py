@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.criteria import Match
 from taskbridge.store import Cursors, Page, Records, migrate, rebase, record_invoice
@@ -43,7 +44,7 @@ def write(engine: Engine, source: str, name: str, version: int = 1) -> None:
 
 def sweep(engine: Engine, source: str) -> list[Record]:
     """One batch, delivered to nobody."""
-    cursors, key = Cursors(engine, source), {"pipeline": source, "tenant": "acme", "token": TOKEN}
+    cursors, key = Cursors(engine, source), RunKey(source, "acme", TOKEN)
     page: Page = cursors.claim(key, 100, events=1, new_events=1, runs=1)
     with cursors.transaction(key) as transaction:
         transaction.advance(page)

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import taskbridge
+from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.criteria import Match
 from taskbridge.errors import InvalidInput
@@ -18,7 +19,7 @@ from taskbridge.settings import Settings
 from taskbridge.store import Records, record_invoice
 
 MARK = "the-patients-name"
-KEY = {"pipeline": "invoices", "tenant": "acme", "token": "0000000000000001-aaaaaaaaaaaa"}
+KEY = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
 BROKEN = {
     "a constraint, whose detail has the row": "ALTER TABLE {table} ADD CONSTRAINT mine CHECK (tenant <> 'acme')",
     "a trigger, whose context has its statement": """

@@ -14,6 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.errors import HandlerMistake
 from taskbridge.process.time_limit import soft_time_limit
 from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, record_invoice
@@ -27,8 +28,8 @@ BOUND = 20.0
 """Seconds; the time-outs here are less than two, and machines are slow."""
 
 
-def key(tenant: str = "acme", token: str = OLD) -> dict[str, str]:
-    return {"pipeline": "invoices", "tenant": tenant, "token": token}
+def key(tenant: str = "acme", token: str = OLD) -> RunKey:
+    return RunKey("invoices", tenant, token)
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def test_a_successor_ends_the_session_of_the_run_that_it_replaced_and_no_other(e
 def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engine, bounded: Engine) -> None:
     record_invoice(engine, "acme", "a", {})
     counts = {"new_events": 1, "burst_runs": 1, "burst_events": 1}
-    values = {**key(), **counts, "limit": 1, "bisecting": True, "session": session_name(key())}
+    values = {**key()._asdict(), **counts, "limit": 1, "bisecting": True, "session": session_name(key())}
     frozen = connect(engine.url.render_as_string(hide_password=False))
     with frozen.connect() as connection:
         connection.exec_driver_sql(query("claim"), values)

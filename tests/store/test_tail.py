@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.store import Cursors, Found, Kind, Tails, connect, know, record
 from taskbridge.store.queries import query
 
@@ -78,8 +79,8 @@ def insert(where: Connection | Engine, tenant: str, key: str) -> None:
             connection.exec_driver_sql(text, (tenant, key))
 
 
-def key(tenant: str) -> dict[str, str]:
-    return {"pipeline": PIPELINE, "tenant": tenant, "token": TOKEN}
+def key(tenant: str) -> RunKey:
+    return RunKey(PIPELINE, tenant, TOKEN)
 
 
 def handle(cursors: Cursors, tenant: str, limit: int = 100, batches: int = 100) -> None:
