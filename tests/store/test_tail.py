@@ -350,7 +350,7 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
                     (nested.commit if draw.random() < 0.5 else nested.rollback)()
                 case "commit":
                     (session.commit if draw.random() < 0.7 else session.rollback)()
-                case "prepare":
+                case "prepare" if len(prepared) < 5:
                     prepared.append(f"{seed}-{page}-{next(numbers)}")
                     session.exec_driver_sql(f"PREPARE TRANSACTION '{prepared[-1]}'")
                     session.rollback()
