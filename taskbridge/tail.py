@@ -14,7 +14,7 @@ Who is authoritative
 
 Who does it
     One worker at a time for each pipeline that it knows. Its hold ends half a second after its next round was due if it
-    died, froze or got no answer; a slow page alone loses it not. Then another takes it, and makes a base round within
+    died, froze or got no answer, and not where a page is slow. Then another takes it, and makes a base round within
     the base interval. Where no hold is in Redis any more, or an older one, Redis lost its data or came back with older
     data, and a base round begins at once.
 
