@@ -170,12 +170,11 @@ class Reminder(NamedTuple):
 class TailHold(NamedTuple):
     """Whether this process looks after a pipeline's tail: 0, or the milliseconds until another's hold ends.
 
-    `anew`: another held it meanwhile, or Redis lost its data or came back with older data. `ends_ms`: when the hold
-    ends, by the gate's clock.
+    `lost`: Redis lost its data, or came back with older data. `ends_ms`: when the hold ends, by the gate's clock.
     """
 
     wait_ms: int
-    anew: bool
+    lost: bool
     ends_ms: int
 
 
@@ -496,8 +495,8 @@ class Gate:
     def hold(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""
         had_until = 0 if last is None else last.ends_ms
-        wait_ms, anew, ends_ms = self._run("hold", pipeline, "", None, self._ticker, hold_ms, had_until)
-        return TailHold(wait_ms, bool(anew), ends_ms)
+        wait_ms, lost, ends_ms = self._run("hold", pipeline, "", None, self._ticker, hold_ms, had_until)
+        return TailHold(wait_ms, bool(lost), ends_ms)
 
     def check_version(self) -> None:
         """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""

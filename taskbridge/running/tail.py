@@ -13,14 +13,16 @@ Who is authoritative
     would hide records; so each is stored only where the one that the round has read still stands.
 
 Who does it
-    One worker at a time for each pipeline that it knows. Its hold ends half a second after its next round was due,
-    whether it died, froze or waits for Postgres; then another takes it, and begins with a base round. So does one whose
-    hold is not in Redis any more, or is an older one: then Redis lost its data, or came back with older data.
+    One worker at a time for each pipeline that it knows. Its hold ends half a second after its next round was due if it
+    died, froze or got no answer, and not where a page is slow. Then another takes it, and makes a base round within
+    the base interval. Where no hold is in Redis any more, or an older one, Redis lost its data or came back with older
+    data, and a base round begins at once.
 
 What one pipeline may do to the others
-    Nothing but a wait for one page of its records, or for its time-outs. A round is made in pages, and each page is
-    stored: so no backlog is too long for a round. A pipeline whose page failed is left alone for a second, or longer if
-    it took too much time.
+    Nothing but a wait for one page of its records, or for its time-outs. A round is made in pages, also inside of one
+    transaction; the place is kept in memory, and what is behind it is stored every few seconds. So no backlog is too
+    long for a round. A pipeline whose page failed is left alone for a second, or longer if it took too much time, and
+    goes on with the same page.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import psycopg
 
 from taskbridge.gate import Answer, Reminder, TailHold
 from taskbridge.process.runtime import Runtime
-from taskbridge.store import Found, Kind, NoAnswer
+from taskbridge.store import Found, Kind, NoAnswer, Waiting
 
 __all__ = ["Rounds", "base_round", "last_runs_restored", "tail_round"]
 
@@ -46,61 +48,83 @@ log = logging.getLogger(__name__)
 HOLDS_LONGER: Final = 0.5
 """Seconds between two rounds for which the hold ends later than the next round is due."""
 STORES_EVERY: Final = 5.0
-"""Seconds after which T is stored although nothing was new: it lets Postgres forget what is under way."""
+"""Seconds after which T is stored although nothing was new: it lets Postgres forget what is under way. And seconds of a
+long round after which its pages are stored."""
+LONGEST_PAGE: Final = 45.0
+"""Seconds for which the hold is kept for a page: more than its time-outs take together."""
+RENEWS_EVERY: Final = 0.1
 PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
 """Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
 SHARE: Final = 100
-"""Base rounds may take one part in so many of the time."""
+"""Base rounds may take one part in so many of the time, unless they would come less often than every"""
+LONGEST_REST: Final = 30.0
+"""seconds, or than the base interval."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, NoAnswer)
 
 
 def tail_page(
     here: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_patience: float = 0.0
 ) -> tuple[bool, Found | None]:
-    """Remind tenants with records that no run has looked at, then store how far that was.
+    """Remind tenants with records that no run has looked at.
 
-    Returns whether it was stored (where nothing was new, only if `stores`), and the page if it is not the round's last.
+    How far that was is stored after the round's last page if anything was new, and in any case if it `stores`.
+    Returns whether it was stored, and the page if it is not the round's last.
     """
     found = _look(here, pipeline, Kind.TAIL, previous=previous, more_patience=more_patience)
-    _remind(here, pipeline, found, looked=False)
-    stores = stores or found.fresh or found.until is not None
+    _remind(here, pipeline, found.waiting, looked=False)
+    stores = stores or (found.fresh and found.until is None)
     if stores:
-        here.tails.keep(Kind.TAIL, pipeline, found)
+        found = here.tails.keep(Kind.TAIL, pipeline, found)
     return stores, None if found.until is None else found
 
 
-def base_page(here: Runtime, pipeline: str, previous: Found | None = None) -> tuple[list[str], Found | None]:
-    """Remind tenants with pending records, and store how far that was.
+def base_page(
+    here: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_patience: float = 0.0
+) -> tuple[list[str], Found | None]:
+    """Remind tenants with pending records. How far that was is stored after the round's last page, or if it `stores`.
 
     Returns those that get a run by it, in their turn, and the page if it is not the round's last.
     """
-    found = _look(here, pipeline, Kind.BASE, previous=previous)
+    found = _look(here, pipeline, Kind.BASE, previous=previous, more_patience=more_patience)
     # A run that is under way settles or dies, and what it left is found by the next round.
-    started = _remind(here, pipeline, found, looked=True)
-    here.tails.keep(Kind.BASE, pipeline, found)
+    started = _remind(here, pipeline, found.waiting, looked=True)
+    if stores or found.until is None:
+        found = here.tails.keep(Kind.BASE, pipeline, found, more_patience)
     return started, None if found.until is None else found
 
 
 def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
-    """Make all pages of a round of the tail; return whether one was stored."""
+    """Make all pages of a round of the tail; return whether it was stored."""
     stored, page = tail_page(here, pipeline, stores=stores)
     while page is not None:
-        _, page = tail_page(here, pipeline, page)
+        stored, page = tail_page(here, pipeline, page, stores=False)
     return stored
 
 
 def base_round(here: Runtime, pipeline: str) -> list[str]:
-    """Make all pages of a base round, and what follows it; return the tenants that get a run by it, in their turn."""
+    """Make all pages of a base round, and what goes with it; return the tenants that get a run by it, in their turn."""
     started, page = base_page(here, pipeline)
     while page is not None:
         more, page = base_page(here, pipeline, page)
         started += more
-    for _ in last_runs_restored(here, pipeline):
-        pass
+    for more in beside_the_base(here, pipeline):
+        started += more
     return started
+
+
+def beside_the_base(here: Runtime, pipeline: str) -> Iterator[list[str]]:
+    """Make, page by page, what a base round does besides its own pages; return the tenants that get a run by it.
+
+    That is: remind tenants with records to be tried again, which no snapshot knows of; then restore last runs.
+    """
+    source, smallest, has_delays = _read_by(here, pipeline)
+    for waiting in here.tails.retries(pipeline, source, smallest, has_delays=has_delays):
+        yield _remind(here, pipeline, waiting, looked=True)
+    for _ in last_runs_restored(here, pipeline):
+        yield []
 
 
 def last_runs_restored(here: Runtime, pipeline: str) -> Iterator[None]:
@@ -120,17 +144,21 @@ def last_runs_restored(here: Runtime, pipeline: str) -> Iterator[None]:
 
 
 def _look(here: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
+    here.know(here.pipelines[pipeline])
+    source, smallest, has_delays = _read_by(here, pipeline)
+    return here.tails.look(kind, pipeline, source, smallest, has_delays=has_delays, **options)
+
+
+def _read_by(here: Runtime, pipeline: str) -> tuple[str, int, bool]:
+    """Return a pipeline's source, its smallest delay, and whether the delays of the source's records are its own."""
     declared = here.pipelines[pipeline]
-    here.know(declared)
     # Another pipeline of the source may have given its records delays.
-    has_delays = declared.criteria is not None
-    smallest = declared.policy.spacing.delay
-    return here.tails.look(kind, pipeline, declared.source, smallest, has_delays=has_delays, **options)
+    return declared.source, declared.policy.spacing.delay, declared.criteria is not None
 
 
-def _remind(here: Runtime, pipeline: str, found: Found, *, looked: bool) -> list[str]:
+def _remind(here: Runtime, pipeline: str, waiting: list[Waiting], *, looked: bool) -> list[str]:
     keeps_last = here.pipelines[pipeline].policy.spacing.last_ttl > 0
-    reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in found.waiting]
+    reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in waiting]
     answers: list[Answer] = []
     if reminders:
         answers = here.gate.remind(pipeline, reminders, looked=looked, most_reminded=here.most_handed)
@@ -138,36 +166,47 @@ def _remind(here: Runtime, pipeline: str, found: Found, *, looked: bool) -> list
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 
 
+def _longer(pause: float, error: Exception) -> float:
+    """Return how much longer than others the next try of a page may take, after so much did not suffice."""
+    return min(LONGEST_PAUSE, max(PAUSE, pause * 2)) if isinstance(error, _TOO_SLOW) else 0.0
+
+
 @dataclass(slots=True)
 class _Standing:
     """How this process stands with one pipeline; moments of the monotonic clock.
 
-    `hold`: as the gate gave it last. `taken`: how often this process took it anew. `tail` and `base`: the last page of
-    a round that is under way. `base_began`: when that of the base began. `started`: tenants that it has started.
-    `restoring`: what follows a base round, if that is under way.
+    `hold`: as the gate gave it last. `renews_until`: so long it is renewed while a page is under way. `lost`: how
+    often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: what goes with
+    the base round, while that is under way. `started`: tenants that the base has started. `worked`: seconds of this
+    base round, and `worked_before` of the one before. `pause` and `base_pause`: how much longer a page may take.
     """
 
     hold: TailHold | None = None
     holds_until: float = 0.0
-    taken: int = 0
-    stored_at: float = float("-inf")
-    base_at: float = 0.0
-    base_began: float = 0.0
+    renews_until: float = 0.0
+    lost: int = 0
     tail: Found | None = None
-    base: Found | None = None
-    restoring: Iterator[None] | None = None
-    started: int = 0
+    stored_at: float = float("-inf")
     pause: float = 0.0
     paused_until: float = 0.0
+    base: Found | None = None
+    beside: Iterator[list[str]] | None = None
+    base_at: float = 0.0
+    base_stored_at: float = 0.0
+    base_pause: float = 0.0
+    started: int = 0
+    worked: float = 0.0
+    worked_before: float = 0.0
 
 
 @dataclass(slots=True)
 class Rounds:
-    """The rounds of one process: `tail_in_turn` and `base_in_turn` are each called by a thread of its own."""
+    """The rounds of one process: each method that ends in `_in_turn` is called by a thread of its own."""
 
     here: Runtime
     standings: defaultdict[str, _Standing] = field(default_factory=lambda: defaultdict(_Standing))
     _turn: threading.Lock = field(default_factory=threading.Lock)
+    _holding: threading.Lock = field(default_factory=threading.Lock)
     _ear: psycopg.Connection[Any] | None = None
 
     def listen_in_turn(self) -> float:
@@ -195,38 +234,55 @@ class Rounds:
         standing, interval = self.standings[name], self.here.settings.tail_interval
         if standing.paused_until > time.monotonic():
             return interval
-        if wait_ms := self._take(name, standing):
-            return wait_ms / 1000
         try:
+            standing.renews_until = time.monotonic() + LONGEST_PAGE
+            if wait_ms := self._take(name, standing):
+                return wait_ms / 1000
             stores = time.monotonic() - standing.stored_at > STORES_EVERY
-            # What could not be read in time gets more time.
             stored, standing.tail = tail_page(
                 self.here, name, standing.tail, stores=stores, more_patience=standing.pause
             )
+            if stored:
+                standing.stored_at = time.monotonic()
+                # If Redis forgets these reminders, it forgets this hold too.
+                self._take(name, standing)
         except Exception as error:
-            standing.tail, slow = None, isinstance(error, _TOO_SLOW)
-            standing.pause = min(LONGEST_PAUSE, max(PAUSE, standing.pause * 2)) if slow else 0.0
+            # Others may have more luck.
+            standing.renews_until, standing.pause = 0.0, _longer(standing.pause, error)
             standing.paused_until = time.monotonic() + (standing.pause or PAUSE)
             log.warning(
                 "tail of %s: none for %.0f s: %s: %s", name, standing.pause or PAUSE, type(error).__name__, error
             )
             return interval
         standing.pause = 0.0
-        if stored:
-            standing.stored_at = time.monotonic()
         return interval if standing.tail is None else LEAST_REST
+
+    def renew_in_turn(self) -> float:
+        """Renew the holds of this process that would end while a page is under way; return seconds to wait."""
+        for name in self.here.pipelines.names():
+            standing, now = self.standings[name], time.monotonic()
+            if now < standing.holds_until < now + HOLDS_LONGER - RENEWS_EVERY and now < standing.renews_until:
+                try:
+                    self._take(name, standing)
+                except Exception:
+                    # The tail's next turn says what it is.
+                    standing.renews_until = 0.0
+        return RENEWS_EVERY
 
     def _take(self, name: str, standing: _Standing) -> int:
         """Take the hold, or keep it; return for how many milliseconds another has it."""
-        asked, seconds = time.monotonic(), self.here.settings.tail_interval + HOLDS_LONGER
-        hold = standing.hold = self.here.gate.hold(name, round(seconds * 1000), standing.hold)
-        if hold.wait_ms:
-            standing.holds_until = 0.0
-        else:
-            standing.holds_until = asked + seconds
-            if hold.anew:
-                standing.taken += 1
-                standing.base_at, standing.base, standing.restoring = 0.0, None, None
+        settings = self.here.settings
+        seconds = settings.tail_interval + HOLDS_LONGER
+        with self._holding:
+            asked, before = time.monotonic(), standing.hold
+            hold = standing.hold = self.here.gate.hold(name, round(seconds * 1000), before)
+            if hold.lost:
+                standing.lost += 1
+                standing.base_at, standing.base, standing.beside = 0.0, None, None
+            elif before is not None and before.wait_ms and not hold.wait_ms:
+                # Nobody knows when the other would have made the next one.
+                standing.base_at = min(standing.base_at, asked + settings.base_interval)
+            standing.holds_until = 0.0 if hold.wait_ms else asked + seconds
         return hold.wait_ms
 
     def base_in_turn(self) -> float:
@@ -234,49 +290,65 @@ class Rounds:
 
         Returns seconds to wait.
         """
-        waits = [min(self._base_of(name), self._restore(name)) for name in self.here.pipelines.names()]
+        waits = [min(self._base_of(name), self._beside_of(name)) for name in self.here.pipelines.names()]
         return min([0.25, self.here.settings.base_interval, *waits])
 
     def _base_of(self, name: str) -> float:
-        standing, now, interval = self.standings[name], time.monotonic(), self.here.settings.base_interval
-        if not standing.base_at <= now < standing.holds_until:
+        standing, began, interval = self.standings[name], time.monotonic(), self.here.settings.base_interval
+        if not standing.base_at <= began < standing.holds_until:
             return interval
-        taken, previous = standing.taken, standing.base
-        if previous is None:
-            standing.base_began, standing.started = now, 0
+        lost, previous = standing.lost, standing.base
+        if standing.beside is None and (previous is None or standing.base_pause):
+            standing.beside = beside_the_base(self.here, name)
         try:
-            started, page = base_page(self.here, name, previous)
-            rest = max(interval, SHARE * (time.monotonic() - standing.base_began))
+            stores = began - standing.base_stored_at > STORES_EVERY
+            started, page = base_page(self.here, name, previous, stores=stores, more_patience=standing.base_pause)
+            if started:
+                self._take(name, standing)
         except Exception as error:
-            # It may have taken long, and would again: half the time is enough.
-            started, page, rest = [], None, interval + time.monotonic() - now
+            standing.base_pause = _longer(standing.base_pause, error)
+            standing.base_at = time.monotonic() + (standing.base_pause or PAUSE)
             log.warning("base of %s: %s: %s", name, type(error).__name__, error)
-        standing.started += len(started)
-        # Whoever took the hold anew meanwhile begins a new round: what this one reminded may be lost with Redis.
-        if taken != standing.taken:
+            return interval
+        standing.base_pause = 0.0
+        self._worked(standing, began, started)
+        # What this round reminded may be lost with Redis: a new one begins.
+        if lost != standing.lost:
             return LEAST_REST
+        if stores:
+            standing.base_stored_at = time.monotonic()
         standing.base = page
         if page is not None:
             return LEAST_REST
-        standing.base_at = time.monotonic() + rest
-        if standing.restoring is None:
-            standing.restoring = last_runs_restored(self.here, name)
+        # One round that took long says nothing: somebody may have stood still.
+        share = SHARE * min(standing.worked, standing.worked_before)
+        standing.worked, standing.worked_before = 0.0, standing.worked
+        standing.base_at = standing.base_stored_at = time.monotonic()
+        standing.base_at += max(interval, min(LONGEST_REST, share))
         if standing.started:
             self.here.orphaned[name] += standing.started
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)
+            standing.started = 0
         return interval
 
-    def _restore(self, name: str) -> float:
-        """Restore a page of last runs where that is under way; return the seconds until it is worth asking again."""
-        standing = self.standings[name]
-        restoring = standing.restoring
+    def _beside_of(self, name: str) -> float:
+        """Make a page of what goes with the base round; return the seconds until it is worth asking again."""
+        standing, began = self.standings[name], time.monotonic()
+        beside = standing.beside
+        if beside is None or began >= standing.holds_until:
+            return self.here.settings.base_interval
         try:
-            if restoring is not None and time.monotonic() < standing.holds_until:
-                next(restoring)
-                return LEAST_REST
-        except StopIteration:
-            pass
+            started = next(beside, None)
         except Exception as error:
-            log.warning("last runs of %s: %s: %s", name, type(error).__name__, error)
-        standing.restoring = None
+            log.warning("base of %s: retries and last runs: %s: %s", name, type(error).__name__, error)
+            started = None
+        self._worked(standing, began, started or [])
+        if started is not None:
+            return LEAST_REST
+        if standing.beside is beside:
+            standing.beside = None
         return self.here.settings.base_interval
+
+    def _worked(self, standing: _Standing, began: float, started: list[str]) -> None:
+        standing.worked += time.monotonic() - began
+        standing.started += len(started)

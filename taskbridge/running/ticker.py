@@ -112,7 +112,7 @@ def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
 
 
 class TickerStep(bootsteps.StartStopStep):
-    """Celery's way in: three threads, since neither a tick nor the tail may wait for a long look through Postgres."""
+    """Celery's way in: threads, since neither a tick nor the tail may wait for a long look through Postgres."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -134,7 +134,12 @@ class TickerStep(bootsteps.StartStopStep):
             here, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         )
         rounds = Rounds(here)
-        turns = {"ticker": partial(fire_due, here), "tail": rounds.tail_in_turn, "base": rounds.base_in_turn}
+        turns = {
+            "ticker": partial(fire_due, here),
+            "tail": rounds.tail_in_turn,
+            "base": rounds.base_in_turn,
+            "hold": rounds.renew_in_turn,
+        }
         if here.settings.tail_listens:
             turns["listener"] = rounds.listen_in_turn
         for name, turn in turns.items():

@@ -22,7 +22,9 @@ from taskbridge.store.queries import queries
 __all__ = ["Found", "Kind", "Tails"]
 
 PAGE: Final = 5_000
-"""Records of a page, about: some tens of milliseconds."""
+"""Records of a page: some tens of milliseconds."""
+MOST_OPEN: Final = 10_000
+"""Transactions that a stored snapshot may list; from the next one that it would list, it sees nothing."""
 BASE_FACTOR: Final = 30
 
 
@@ -33,18 +35,26 @@ class Kind(StrEnum):
     BASE = "base"
 
 
-class Found(NamedTuple):
-    """What a page of a round found: the tenants to remind, and the snapshot to store when that is done.
+class Place(NamedTuple):
+    """The last record of a page. `is_open`: the round has found pending records of its transaction."""
 
-    `fresh`: there were records that the stored snapshot, `before`, does not see, handled or not. `until`: the
-    transaction that the next page begins with; None: it was the round's last page.
+    xid: int
+    id: int
+    is_open: bool
+
+
+class Found(NamedTuple):
+    """What a page of a round found: the tenants to remind, and the snapshot that may be stored when that is done.
+
+    `before`: the snapshot that is stored now. `fresh`: the round has found records that it does not see, handled or
+    not. `until`: where the next page begins; None: it was the round's last page.
     """
 
     waiting: list[Waiting]
     seen: str
     before: str
     fresh: bool
-    until: int | None
+    until: Place | None
 
 
 class Tails:
@@ -53,14 +63,16 @@ class Tails:
     Args:
         engine: connections to it.
         patience: seconds that a page of the tail may take; one of the base has thirty times as many.
-        page: records of a page, about.
+        page: records of a page.
+        most_open: transactions that a stored snapshot may list.
     """
 
-    def __init__(self, engine: Engine, patience: float = 1.0, page: int = PAGE) -> None:
+    def __init__(self, engine: Engine, patience: float = 1.0, page: int = PAGE, most_open: int = MOST_OPEN) -> None:
         self._engine = engine
         self._query = queries(engine)
         self._patience = patience
         self._page = page
+        self._most_open = most_open
         # Closes its connection when nothing refers to it any more.
         self._listening: Any = None
 
@@ -77,7 +89,7 @@ class Tails:
     ) -> Found:
         """Return the tenants with pending records among the next ones that T or B does not see.
 
-        A page must be stored before the next one is read. Where somebody else stored meanwhile, the round begins anew.
+        Where somebody else stored since the page before, the round begins anew.
 
         Args:
             kind: the tail leaves out what a run has looked at, the base what the tail has not seen.
@@ -85,15 +97,15 @@ class Tails:
             source: what it reads.
             smallest: the delay of a record that has none, in milliseconds.
             has_delays: whether the delays of its source's records are this pipeline's.
-            previous: the round's page before this one; None: it is the first.
+            previous: the round's page before this one, as `keep` returned it if it was stored; None: it is the first.
             more_patience: seconds that the page may take longer than others.
 
         Raises:
             Unavailable: the server is a standby.
         """
-        patience = self._patience * (1 if kind is Kind.TAIL else BASE_FACTOR) + more_patience
+        patience = self._patience_of(kind) + more_patience
         page = self._page_of(kind, pipeline, source, smallest, previous, patience, has_delays=has_delays)
-        if previous is not None and page.before != previous.seen:
+        if previous is not None and page.before != previous.before:
             # What this round has seen before is in no snapshot.
             return self._page_of(kind, pipeline, source, smallest, None, patience, has_delays=has_delays)
         return page
@@ -104,12 +116,33 @@ class Tails:
         Raises: as `look`.
         """
         told: set[str] = set()
+        for waiting in self._all_pending(pipeline, source):
+            found = {one.tenant for one in waiting} - told
+            told |= found
+            yield from found
+
+    def _all_pending(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
+        yield from self.retries(pipeline, source, 0)
         page: Found | None = None
         while page is None or page.until is not None:
             page = self._page_of(Kind.BASE, pipeline, source, 0, page, BASE_FACTOR * self._patience, every=True)
-            found = {one.tenant for one in page.waiting} - told
-            told |= found
-            yield from found
+            yield page.waiting
+
+    def retries(self, pipeline: str, source: str, smallest: int, *, has_delays: bool = True) -> Iterator[list[Waiting]]:
+        """Return, page by page, the tenants with records that are to be tried again out of quarantine.
+
+        Args: as of `look`.
+        """
+        values = {"pipeline": pipeline, "source": source, "smallest": smallest, "has_delays": has_delays}
+        tenant = key = ""
+        while True:
+            with self._limited(BASE_FACTOR * self._patience) as connection:
+                place = {"tenant": tenant, "key": key, "size": self._page}
+                found = connection.execute(self._query("tail_retries"), {**values, **place})
+            if not (rows := found.fetchall()):
+                return
+            tenant, key, *_ = rows[-1]
+            yield [Waiting(of, delay_ms, last_ms) for of, _, delay_ms, last_ms in rows if delay_ms is not None]
 
     def _page_of(
         self,
@@ -123,7 +156,7 @@ class Tails:
         has_delays: bool = True,
         every: bool = False,
     ) -> Found:
-        after = 0 if previous is None else previous.until or 0
+        place = None if previous is None else previous.until
         which = {"pipeline": pipeline, "kind": kind.value}
         values = {
             **which,
@@ -131,7 +164,8 @@ class Tails:
             "smallest": smallest,
             "has_delays": has_delays,
             "every": every or kind is Kind.TAIL,
-            "after": str(after),
+            "after_xid": str(place.xid if place else 0),
+            "after_id": place.id if place else -1,
             "size": self._page,
         }
         for anew in (False, True, None):
@@ -142,18 +176,22 @@ class Tails:
                 distrust(self._engine)
                 stands, rows = self._read(which, values, patience)
             if stands and stands[2]:
-                return _found(stands[1], stands[0], after, rows)
+                return _found(previous, stands[1], stands[0], rows, self._most_open)
             if anew is not None:
                 self._begin(pipeline, anew=bool(stands))
         raise Unavailable(
             f"{pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
         )
 
-    def keep(self, kind: Kind, pipeline: str, found: Found) -> None:
-        """Store what `look` saw, now that all its tenants were reminded."""
+    def keep(self, kind: Kind, pipeline: str, found: Found, more_patience: float = 0.0) -> Found:
+        """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
         which = {"pipeline": pipeline, "kind": kind.value}
-        with self._limited(self._patience) as connection:
+        with self._limited(self._patience_of(kind) + more_patience) as connection:
             connection.execute(self._query("tail_keep"), {**which, "seen": found.seen, "before": found.before})
+        return found._replace(before=found.seen)
+
+    def _patience_of(self, kind: Kind) -> float:
+        return self._patience * (1 if kind is Kind.TAIL else BASE_FACTOR)
 
     def listen(self) -> psycopg.Connection[Any]:
         """Return a connection of its own on which `notifies` tells of commits that were announced."""
@@ -196,25 +234,38 @@ class Tails:
                 connection.execute("COMMIT")
 
 
-def _found(before: str, now: str, after: int, rows: list[tuple[Any, ...]]) -> Found:
-    ((until, fresh, open_xids, *_),) = [row for row in rows if row[3] is None]
-    waiting = [Waiting(*row[3:]) for row in rows if row[3] is not None]
-    return Found(waiting, _advanced(before, now, after, until, open_xids), before, fresh, until)
+def _found(previous: Found | None, before: str, now: str, rows: list[tuple[Any, ...]], most_open: int) -> Found:
+    ((xid, last, fresh, open_xids, *_),) = [row for row in rows if row[4] is None]
+    waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
+    after, opened = 0, set(open_xids)
+    if previous is not None and previous.until is not None:
+        after = previous.until.xid
+        fresh = fresh or previous.fresh
+        if previous.until.is_open:
+            opened.add(after)
+    seen = before if previous is None else previous.seen
+    seen = _advanced(seen, now, after, xid, opened, most_open)
+    return Found(waiting, seen, before, fresh, None if xid is None else Place(xid, last, xid in opened))
 
 
-def _advanced(before: str, now: str, after: int, until: int | None, open_xids: Collection[int]) -> str:
-    """Return the snapshot that sees what `before` sees, and the transactions of a page that leave nothing open.
+def _advanced(seen: str, now: str, after: int, until: int | None, opened: Collection[int], most_open: int) -> str:
+    """Return the snapshot that sees what `seen` sees, and the transactions of a page that leave nothing open.
 
-    The page has read, as of the snapshot `now`, all transactions from `after` up to and without `until`. It may not
-    see those that were under way, and those of `open_xids`.
+    The page ends the transactions from `after` up to and without `until`, as of the snapshot `now`. The new snapshot
+    may not see those that were under way, and those that were `opened`. It ends where it would list too many of them;
+    the rest of the round is not stored then.
     """
-    _, was_next, unseen = _parts(before)
+    _, was_next, unseen = _parts(seen)
+    if after > was_next:
+        return seen
     _, is_next, under_way = _parts(now)
     end = is_next if until is None else until
     xids = {xid for xid in unseen if not after <= xid < end}
-    xids.update(xid for xid in under_way if after <= xid < end)
-    xids.update(open_xids)
+    xids.update(xid for xid in (*under_way, *opened) if after <= xid < end)
     ordered, following = sorted(xids), max(was_next, end)
+    if len(ordered) > most_open:
+        following = ordered[most_open]
+        del ordered[most_open:]
     return f"{min([*ordered[:1], following])}:{following}:{','.join(map(str, ordered))}"
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import Connection, Engine
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
@@ -17,7 +21,7 @@ from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime
 from taskbridge.running.tail import Rounds, base_round, tail_round
-from taskbridge.store import Tails
+from taskbridge.store import Found, Kind, NoAnswer, Tails
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -30,10 +34,14 @@ def insert(deployment: Deployment, tenant: str, *numbers: str) -> None:
     """Plain INSERTs, as any program may make them; nobody notifies."""
     with deployment.engine.begin() as connection:
         for number in numbers:
-            connection.exec_driver_sql(
-                "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, '{}')",
-                (tenant, number),
-            )
+            insert_in(connection, tenant, number)
+
+
+def insert_in(connection: Connection, tenant: str, number: str) -> None:
+    connection.exec_driver_sql(
+        "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, '{}')",
+        (tenant, number),
+    )
 
 
 def delivered(deployment: Deployment, tenant: str) -> list[str]:
@@ -239,14 +247,18 @@ def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> No
     assert second.standings["invoices"].holds_until == 0.0
     here.redis.delete(Keys().tailing("invoices"))
     hold = other.hold("invoices", 700)
-    assert (hold.wait_ms, hold.anew) == (0, True)
-    time.sleep(0.02)
-    again = other.hold("invoices", 700, hold)
-    assert (again.wait_ms, again.anew) == (0, False)
-    assert other.hold("invoices", 700, hold).anew, "Redis came back with older data"
+    assert (hold.wait_ms, hold.lost) == (0, True)
+    older = str(deployment.redis.get(Keys().tailing("invoices")))
+    hold = other.hold("invoices", 700, hold)
+    assert (hold.wait_ms, hold.lost) == (0, False)
+    here.redis.set(Keys().tailing("invoices"), older)
+    third = here.make_gate(type(here.gate))
+    assert third.hold("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
+    assert other.hold("invoices", 700, hold).lost, "Redis came back with older data"
+    here.redis.delete(Keys().tailing("invoices"))
     short = other.hold("invoices", 1)
     time.sleep(0.02)
-    assert not other.hold("invoices", 700, short).anew, "it ended, and nobody took it"
+    assert not other.hold("invoices", 700, short).lost, "it ended, and nobody took it"
 
 
 def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
@@ -278,3 +290,197 @@ def test_rounds_remind_and_begin_nothing_twice(deployment: Deployment) -> None:
     for _ in range(5):
         assert base_round(here, "invoices") == []
     assert here.gate.look("invoices", ["acme"]) == [before], "a run is coming"
+
+
+class Slow(Tails):
+    """Looks that take so many seconds longer, or fail."""
+
+    seconds = 0.0
+    error: Exception | None = None
+    kinds: tuple[Kind, ...] = (*Kind,)
+    looked: Counter[Kind]
+    patience_asked: list[float]
+
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        super().__init__(engine, **options)
+        self.looked, self.patience_asked = Counter(), []
+
+    def look(self, kind: Kind, *arguments: Any, **options: Any) -> Found:
+        self.looked[kind] += 1
+        if kind in self.kinds:
+            self.patience_asked.append(options["more_patience"])
+            time.sleep(self.seconds)
+            if self.error is not None:
+                raise self.error
+        return super().look(kind, *arguments, **options)
+
+
+Make = Callable[..., tuple[Rounds, Slow]]
+
+
+@pytest.fixture
+def slow_rounds(deployment: Deployment) -> Iterator[Make]:
+    """Makes the rounds of one process more."""
+    apps = []
+
+    def make(**options: Any) -> tuple[Rounds, Slow]:
+        apps.append(make_app(deployment.settings).app)
+        here = runtime(apps[-1])
+        tails = vars(here)["tails"] = Slow(deployment.engine, **options)
+        return Rounds(here), tails
+
+    yield make
+    for app in apps:
+        runtime(app).close()
+        app.close()
+
+
+@contextmanager
+def threads_of(*many: Rounds) -> Iterator[None]:
+    stopping = threading.Event()
+
+    def loop(turn: Callable[[], float]) -> None:
+        while not stopping.wait(turn()):
+            pass
+
+    turns = [turn for one in many for turn in (one.tail_in_turn, one.base_in_turn, one.renew_in_turn)]
+    threads = [threading.Thread(target=loop, args=(turn,)) for turn in turns]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
+def test_one_slow_base_round_stretches_nothing_and_more_have_a_bound(slow_rounds: Make) -> None:
+    rounds, tails = slow_rounds()
+    rounds.tail_in_turn()
+    standing = rounds.standings["invoices"]
+
+    def rest_after_a_round() -> float:
+        standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
+        rounds.base_in_turn()
+        return standing.base_at - time.monotonic()
+
+    rest_after_a_round()
+    tails.seconds = 1.0
+    assert rest_after_a_round() < 10
+    assert 20 < rest_after_a_round() <= 30
+    tails.seconds = 0.0
+    assert rest_after_a_round() < 10
+    tails.error = NoAnswer("silent")
+    assert rest_after_a_round() < 2
+
+
+@pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
+def test_a_page_that_took_too_long_gets_more_time_and_the_round_goes_on_from_it(
+    deployment: Deployment, slow_rounds: Make
+) -> None:
+    rounds, tails = slow_rounds(page=2)
+    rounds.tail_in_turn()
+    with deployment.engine.begin() as connection:
+        for tenant in "abcdef":
+            insert_in(connection, tenant, "1")
+    wait_until(lambda: rounds.tail_in_turn() > 0.1, "the tail has seen all of it", 5)
+    deployment.redis.delete(Keys().due("invoices"), *(Keys().runner("invoices", tenant) for tenant in "abcdef"))
+    rounds.base_in_turn()
+    standing = rounds.standings["invoices"]
+    assert len(deployment.gate.active("invoices")) == 2
+    tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
+    tails.patience_asked.clear()
+    for _ in range(3):
+        standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
+        rounds.base_in_turn()
+    assert tails.patience_asked == [0.0, 1.0, 2.0]
+    tails.error, standing.base_at = None, 0.0
+    rounds.base_in_turn()
+    assert len(deployment.gate.active("invoices")) == 4
+    assert standing.base_pause == 0.0
+    wait_until(lambda: rounds.base_in_turn() > 0.05, "the last page", 5)
+    assert sorted(deployment.gate.active("invoices")) == [*"abcdef"]
+
+
+def test_records_to_be_tried_again_are_found_where_no_page_of_the_base_can_be_read(
+    deployment: Deployment, slow_rounds: Make
+) -> None:
+    rounds, tails = slow_rounds()
+    insert(deployment, "acme", "1")
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
+            "SELECT 'invoices', tenant, key, revision, 'bad', now() FROM taskbridge.records"
+        )
+    tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
+    rounds.tail_in_turn()
+    deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
+    rounds.tail_in_turn()
+    rounds.base_in_turn()
+    assert deployment.gate.active("invoices") == ["acme"]
+
+
+@pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
+def test_slow_pages_of_two_workers_let_no_hold_end_and_no_base_round_begin(slow_rounds: Make) -> None:
+    many = [slow_rounds() for _ in range(2)]
+    for _, tails in many:
+        tails.seconds = 1.0
+    with threads_of(*(rounds for rounds, _ in many)):
+        time.sleep(6)
+    looked = [tails.looked for _, tails in many]
+    assert sorted(one[Kind.TAIL] > 0 for one in looked) == [False, True]
+    # The first two rounds, and none before their rest is over.
+    assert sum(one[Kind.BASE] for one in looked) <= 3
+
+
+def test_who_takes_the_tail_over_makes_a_base_round_within_the_base_interval(slow_rounds: Make) -> None:
+    first, second = (slow_rounds()[0] for _ in range(2))
+    second.tail_in_turn()
+    assert second.standings["invoices"].base_at == 0.0
+    first.tail_in_turn()
+    standing = first.standings["invoices"]
+    standing.base_at = time.monotonic() + 1_000
+    wait_until(lambda: first.tail_in_turn() > 0 and standing.holds_until > 0, "the first takes it over", 5)
+    assert 0 < standing.base_at - time.monotonic() <= BASE
+    assert standing.lost == 0
+
+
+def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployment, slow_rounds: Make) -> None:
+    rounds, _ = slow_rounds()
+    rounds.tail_in_turn()
+    rounds.base_in_turn()
+    insert(deployment, "acme", "1")
+    take, older = rounds._take, []
+
+    def taken(name: str, standing: Any) -> int:
+        answer = take(name, standing)
+        older.append(str(deployment.redis.get(Keys().tailing("invoices"))))
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rounds, "_take", lambda _, name, standing: taken(name, standing))
+        rounds.tail_in_turn()
+    # It has lost what came after the page had begun.
+    deployment.redis.flushdb()
+    deployment.redis.set(Keys().tailing("invoices"), older[0])
+    rounds.tail_in_turn()
+    wait_until(lambda: rounds.base_in_turn() > 0.1 and deployment.gate.active("invoices") == ["acme"], "found", 2)
+
+
+def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Deployment) -> None:
+    here = runtime(deployment.app)
+    declared = Pipelines()
+    vars(here)["pipelines"] = declared
+    for name in ("first", "last"):
+        declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
+    rounds = Rounds(here)
+    rounds.tail_in_turn()
+    deployment.redis.delete(Keys().tailing("first"))
+    deployment.redis.lpush(Keys().tailing("first"), "not a text")
+    insert(deployment, "acme", "1")
+    rounds.standings["first"].holds_until = time.monotonic() + 0.3
+    rounds.renew_in_turn()
+    rounds.tail_in_turn()
+    assert [here.gate.active(name) for name in declared.names()] == [[], ["acme"]]

@@ -52,16 +52,16 @@ def base(tails: Tails) -> list[str]:
 
 
 def round_of(tails: Tails, kind: Kind, *, stores: bool = True) -> list[str]:
-    """All pages; one that is not stored must be the only one."""
+    """All pages, and what is to be tried again."""
     page = tails.look(kind, PIPELINE, SOURCE, 200)
     found = set(tenants(page))
-    while stores:
-        tails.keep(kind, PIPELINE, page)
-        if page.until is None:
-            break
+    while page.until is not None:
         page = tails.look(kind, PIPELINE, SOURCE, 200, previous=page)
         found |= set(tenants(page))
-    assert page.until is None
+    if stores:
+        tails.keep(kind, PIPELINE, page)
+    if kind is Kind.BASE:
+        found.update(one.tenant for part in tails.retries(PIPELINE, SOURCE, 200) for one in part)
     return sorted(found)
 
 
@@ -335,7 +335,7 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
     numbers = iter(range(10_000))
     told: set[str] = set()
     page_of_base: Found | None = None
-    rounds = Tails(engine, 10.0, page)
+    rounds = Tails(engine, 10.0, page, most_open=draw.choice((0, 1, 4, 10_000)))
     prepared: list[str] = []
     with ExitStack() as stack:
         sessions = [stack.enter_context(engine.connect()) for _ in range(3)]
@@ -343,15 +343,15 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
             session, tenant = draw.choice(sessions), draw.choice("abcdef")
             match draw.choice((*WHAT_HAPPENS, "tail", "base")):
                 case "insert":
-                    for _ in range(draw.choice((1, 1, 4))):
-                        insert(session, tenant, str(next(numbers)))
+                    for _ in range(draw.choice((1, 1, 9))):
+                        insert(session, draw.choice((tenant, tenant, draw.choice("abcdef"))), str(next(numbers)))
                 case "nested":
                     nested = session.begin_nested()
                     insert(session, tenant, str(next(numbers)))
                     (nested.commit if draw.random() < 0.5 else nested.rollback)()
                 case "commit":
                     (session.commit if draw.random() < 0.7 else session.rollback)()
-                case "prepare":
+                case "prepare" if len(prepared) < 5:
                     prepared.append(f"{seed}-{page}-{next(numbers)}")
                     session.exec_driver_sql(f"PREPARE TRANSACTION '{prepared[-1]}'")
                     session.rollback()
@@ -364,7 +364,8 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
                     news = plain(engine, f"{NO_RUN_LOOKED} AND NOT {T_SEES}")
                     found = set(tenants(part := rounds.look(Kind.TAIL, PIPELINE, SOURCE, 200)))
                     for _ in range(draw.choice((0, 1, 1_000))):  # a round may end after any of its pages
-                        rounds.keep(Kind.TAIL, PIPELINE, part)
+                        if part.until is None or draw.random() < 0.5:
+                            part = rounds.keep(Kind.TAIL, PIPELINE, part)
                         if part.until is None:
                             assert sorted(found) == news
                             break
@@ -375,9 +376,10 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
                 case "base":
                     if draw.random() < 0.8:
                         page_of_base = rounds.look(Kind.BASE, PIPELINE, SOURCE, 200, previous=page_of_base)
-                    if draw.random() < 0.8 and page_of_base is not None:
-                        rounds.keep(Kind.BASE, PIPELINE, page_of_base)
-                        page_of_base = None if page_of_base.until is None else page_of_base
+                    if draw.random() < 0.6 and page_of_base is not None:
+                        page_of_base = rounds.keep(Kind.BASE, PIPELINE, page_of_base)
+                    if page_of_base is not None and page_of_base.until is None:
+                        page_of_base = None
                     assert plain(engine, T_SEES) == round_of(tails, Kind.BASE, stores=False), "B hides nobody"
         for name in prepared:
             end_prepared(engine, name, commits=False)
@@ -388,24 +390,75 @@ def end_prepared(engine: Engine, name: str, *, commits: bool) -> None:
         connection.exec_driver_sql(f"{'COMMIT' if commits else 'ROLLBACK'} PREPARED '{name}'")
 
 
-def test_a_transaction_larger_than_a_page_is_read_whole(engine: Engine, tails: Tails, cursors: Cursors) -> None:
-    assert news(tails) == []
+@pytest.mark.parametrize("kind", [*Kind])
+def test_a_page_may_end_inside_a_transaction_of_which_nothing_is_stored_before_its_end(
+    engine: Engine, tails: Tails, cursors: Cursors, kind: Kind
+) -> None:
+    base(tails)
     pages = Tails(engine, 10.0, page=2)
     with engine.begin() as connection:
         for tenant in "abcde":
             insert(connection, tenant, "1")
     insert(engine, "later", "1")
+    if kind is Kind.BASE:
+        news(tails)
 
-    found = pages.look(Kind.TAIL, PIPELINE, SOURCE, 200)
-    assert tenants(found) == [*"abcde"]
-    assert found.until is not None
-    pages.keep(Kind.TAIL, PIPELINE, found)
-    found = pages.look(Kind.TAIL, PIPELINE, SOURCE, 200)
-    assert (tenants(found), found.until) == (["later"], None)
-    pages.keep(Kind.TAIL, PIPELINE, found)
-    for tenant in "abcd":
+    everybody = [*"abcde", "later"]
+    found = None
+    for expected, left in ((["a", "b"], everybody), (["c", "d"], everybody), (["e", "later"], ["later"])):
+        found = pages.look(kind, PIPELINE, SOURCE, 200, previous=found)
+        assert tenants(found) == expected
+        found = pages.keep(kind, PIPELINE, found)
+        # What is pending stays in the base, whichever page it was in.
+        assert round_of(tails, kind, stores=False) == (left if kind is Kind.TAIL else everybody)
+    for tenant in "bcde":
         handle(cursors, tenant)
-    assert round_of(pages, Kind.BASE) == ["e", "later"]
+    news(tails)
+    assert round_of(pages, Kind.BASE) == ["a", "later"]
+    handle(cursors, "a")
+    assert round_of(pages, Kind.BASE) == ["later"]
+    assert round_of(tails, Kind.BASE) == ["later"]
+
+
+def test_a_base_lists_so_many_transactions_at_the_most(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+    news(tails)
+    pages = Tails(engine, 10.0, page=2, most_open=3)
+    for tenant in "abcdefgh":
+        insert(engine, tenant, "1")
+    news(tails)
+    for _ in range(2):
+        assert round_of(pages, Kind.BASE) == [*"abcdefgh"]
+        assert listed(engine) == 3
+    for tenant in "abcdeg":
+        handle(cursors, tenant)
+    assert round_of(pages, Kind.BASE) == ["f", "h"]
+    assert listed(engine) == 2
+    assert round_of(tails, Kind.BASE) == ["f", "h"]
+
+
+def listed(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(
+            connection.exec_driver_sql(
+                "SELECT count(x) FROM taskbridge.tails t LEFT JOIN LATERAL pg_snapshot_xip(t.snapshot) x ON true "
+                "WHERE t.kind = 'base'"
+            ).scalar_one()
+        )
+
+
+def test_retries_are_asked_for_page_by_page_and_those_that_changed_are_left_out(engine: Engine) -> None:
+    for tenant, number in ("a1", "a2", "a3", "b1", "c1", "d1"):
+        record(engine, SOURCE, tenant, number, {})
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
+            "SELECT 'orders', tenant, key, revision, 'bad', CASE WHEN tenant <> 'c' THEN now() END "
+            "FROM taskbridge.records"
+        )
+    record(engine, SOURCE, "b", "1", {"changed": True})
+    pages = Tails(engine, 10.0, page=2)
+    found = [[one.tenant for one in part] for part in pages.retries(PIPELINE, SOURCE, 200)]
+    assert found == [["a"], ["a"], ["d"]]
 
 
 def test_the_delays_of_another_pipeline_are_not_obeyed(engine: Engine, tails: Tails) -> None:
@@ -462,7 +515,7 @@ def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, kind: Kind, 
         limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
         connection.exec_driver_sql(query("plan_of_rounds"), limits)
         values = {"pipeline": PIPELINE, "kind": kind.value, "source": SOURCE, "smallest": 200, "has_delays": True}
-        values |= {"after": "0", "size": 5_000, "every": kind is Kind.TAIL}
+        values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.TAIL}
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query('round')}", values
         ).scalar_one()
