@@ -113,42 +113,42 @@ def _measure(records: int, lone: int, seconds: float, dearest: float) -> Report:
     options = ("--pool", "threads", "--concurrency", str(len(costs)))
     budgets: dict[str, Mapping[str, str]] = {OURS: {}, FIXED: {"TASKBRIDGE_RUN_BUDGET": NEVER_SPENT}}
     found = {}
-    with stage() as (here, directory):
+    with stage() as (runtime, directory):
         for subject, budget in budgets.items():
-            with worker(here, directory, *options, pipelines="benchmarks.batch_handlers", **budget):
-                one = partial(_handled, here, subject, records, lone, seconds)
+            with worker(runtime, directory, *options, pipelines="benchmarks.batch_handlers", **budget):
+                one = partial(_handled, runtime, subject, records, lone, seconds)
                 # Where a call costs nothing the machine is what is measured, and nothing else may run meanwhile.
                 free = [one(cost) for cost in costs if not any(cost)]
                 with ThreadPoolExecutor(len(costs)) as together:
                     found[subject] = [*free, *together.map(one, [cost for cost in costs if any(cost)])]
-        budget_seconds = here.settings.run_budget
+        budget_seconds = runtime.settings.run_budget
     parameters = {"records": records, "lone": lone, "seconds": seconds, "dearest": dearest}
     return _report(parameters, costs, found[OURS], found[FIXED], budget_seconds)
 
 
-def _handled(here: Runtime, subject: str, records: int, lone: int, seconds: float, cost: Cost) -> Handled:
+def _handled(runtime: Runtime, subject: str, records: int, lone: int, seconds: float, cost: Cost) -> Handled:
     """Let lone events of a tenant be handled, one after the other, then many records, which take `seconds` at most."""
     if cost.per_record:
         records = min(records, max(2, int(seconds / cost.per_record)))
-    here.redis.delete(_calls_key(cost))
+    runtime.redis.delete(_calls_key(cost))
     for number in range(1, lone + 1):
-        add(here, cost.pipeline, [subject])
-        _wait(here, cost, number)
-    before = len(_calls(here, cost))
+        add(runtime, cost.pipeline, [subject])
+        _wait(runtime, cost, number)
+    before = len(_calls(runtime, cost))
     began = time.time()
-    add(here, cost.pipeline, [subject], records)
-    _wait(here, cost, lone + records)
-    calls = _calls(here, cost)[before:]
+    add(runtime, cost.pipeline, [subject], records)
+    _wait(runtime, cost, lone + records)
+    calls = _calls(runtime, cost)[before:]
     longest = max(call.ended - call.started for call in calls)
     return Handled(records, len(calls), max(call.ended for call in calls) - began, longest)
 
 
-def _wait(here: Runtime, cost: Cost, records: int) -> None:
-    wait_until(lambda: sum(call.records for call in _calls(here, cost)) >= records, f"{cost.text}: all records", 600)
+def _wait(runtime: Runtime, cost: Cost, records: int) -> None:
+    wait_until(lambda: sum(call.records for call in _calls(runtime, cost)) >= records, f"{cost.text}: all records", 600)
 
 
-def _calls(here: Runtime, cost: Cost) -> list[Call]:
-    return [Call(*json.loads(text)) for text in cast("list[str]", here.redis.lrange(_calls_key(cost), 0, -1))]
+def _calls(runtime: Runtime, cost: Cost) -> list[Call]:
+    return [Call(*json.loads(text)) for text in cast("list[str]", runtime.redis.lrange(_calls_key(cost), 0, -1))]
 
 
 def _calls_key(cost: Cost) -> str:

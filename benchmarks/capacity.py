@@ -71,9 +71,9 @@ NEVER: Final = {"republish_after": 3_600.0, "base_interval": 3_600.0}
 def _measure(events: int, tenants: int, records: int, rounds: int, postgres_cores: int, worker_cores: int) -> Report:
     """Measure units with `events` events, runs of `tenants` tenants, and imports of `records` records each."""
     process()  # so that it is said at once what is missing
-    with stage(**NEVER) as (here, directory):
-        units = _events_and_writes(here, events, rounds)
-        units |= _without_events(_runs(here, directory, tenants, records, rounds), units)
+    with stage(**NEVER) as (runtime, directory):
+        units = _events_and_writes(runtime, events, rounds)
+        units |= _without_events(_runs(runtime, directory, tenants, records, rounds), units)
     units[RECORD] = scaled(minus(units[f"run, {counted(records)}"], units[ONE]), 1 / (records - 1))
     loads, cores = loads_of(units, records), {"Redis": 1, "Postgres": postgres_cores, "workers": worker_cores}
     return Report(
@@ -98,49 +98,49 @@ def _deviation(units: Mapping[str, Cost]) -> float:
     return abs(paper / measured - 1) * 100 if measured else 0.0
 
 
-def _events_and_writes(here: Runtime, events: int, rounds: int) -> dict[str, Cost]:
+def _events_and_writes(runtime: Runtime, events: int, rounds: int) -> dict[str, Cost]:
     """Measure what producers do, while no worker runs."""
-    app = nothing.make_app(here.settings.redis_url)
+    app = nothing.make_app(runtime.settings.redis_url)
     task, names = app.tasks[nothing.NOTHING], [f"tenant-{at}" for at in range(events)]
     few = names[: max(1, events // 10)]
     work: dict[str, tuple[Callable[[], object], int]] = {
-        SET: (lambda: [here.redis.set(name, "1", px=1_200) for name in names], events),
+        SET: (lambda: [runtime.redis.set(name, "1", px=1_200) for name in names], events),
         MESSAGE: (lambda: [task.delay(name) for name in names], events),
-        ABSORBED: (lambda: [notify(here.app, "busy") for _ in names], events),
-        FIRST: (lambda: [notify(here.app, name) for name in names], events),
-        WRITE: (lambda: _write_each(here, few), len(few)),
-        WRITES: (lambda: _write_together(here, few), len(few)),
+        ABSORBED: (lambda: [notify(runtime.app, "busy") for _ in names], events),
+        FIRST: (lambda: [notify(runtime.app, name) for name in names], events),
+        WRITE: (lambda: _write_each(runtime, few), len(few)),
+        WRITES: (lambda: _write_together(runtime, few), len(few)),
     }
-    meter = _Meter(here)
+    meter = _Meter(runtime)
 
     def measured(subject: Callable[[], object], count: int) -> Cost:
-        here.redis.flushdb()
-        notify(here.app, "busy")
+        runtime.redis.flushdb()
+        notify(runtime.app, "busy")
         return meter.cost(subject, count)
 
     for subject, _ in work.values():
         subject()  # connections, scripts and plans are made once
     found = interleaved({name: partial(measured, *one) for name, one in work.items()}, rounds)
-    here.redis.flushdb()
+    runtime.redis.flushdb()
     app.close()
     return {name: medians(costs) for name, costs in found.items()}
 
 
-def _runs(here: Runtime, directory: Path, tenants: int, records: int, rounds: int) -> dict[str, Cost]:
+def _runs(runtime: Runtime, directory: Path, tenants: int, records: int, rounds: int) -> dict[str, Cost]:
     """Measure what workers do: runs with one record, with a burst, with an import, and what a deadline starts."""
     options = ("--concurrency", "1")
     with (
-        worker(here, directory, *options, pipelines=HANDLERS) as ours,
-        worker(here, directory, *options, "-Q", nothing.QUEUE, app="benchmarks.nothing") as bare,
+        worker(runtime, directory, *options, pipelines=HANDLERS) as ours,
+        worker(runtime, directory, *options, "-Q", nothing.QUEUE, app="benchmarks.nothing") as bare,
     ):
-        meter = _Meter(here, ours)
-        wait_until(lambda: here.redis.exists(Keys().tailing(INVOICES)), "the ticker starts", 60)
+        meter = _Meter(runtime, ours)
+        wait_until(lambda: runtime.redis.exists(Keys().tailing(INVOICES)), "the ticker starts", 60)
         sizes: dict[int, int] = {1: tenants, BURST: max(1, tenants // 2), records: max(1, tenants // 100)}
         subjects: dict[str, Callable[[], Cost]] = {
-            f"run, {counted(size)}": partial(_drain, here, meter, many, size) for size, many in sizes.items()
+            f"run, {counted(size)}": partial(_drain, runtime, meter, many, size) for size, many in sizes.items()
         }
-        subjects[DEADLINE] = partial(_linger, here, meter, tenants)
-        subjects[TASK] = partial(_drain_tasks, here, _Meter(here, bare), tenants)
+        subjects[DEADLINE] = partial(_linger, runtime, meter, tenants)
+        subjects[TASK] = partial(_drain_tasks, runtime, _Meter(runtime, bare), tenants)
         for name, subject in subjects.items():
             if name != DEADLINE:
                 subject()
@@ -155,10 +155,10 @@ def _without_events(runs: Mapping[str, Cost], units: Mapping[str, Cost]) -> dict
     return {name: {**minus(cost, begins.get(name, units[FIRST])), "producer": 0.0} for name, cost in runs.items()}
 
 
-def _drain(here: Runtime, meter: _Meter, tenants: int, records: int, lease_ms: int = 0) -> Cost:
+def _drain(runtime: Runtime, meter: _Meter, tenants: int, records: int, lease_ms: int = 0) -> Cost:
     """Give `tenants` as many `records` each, notify each once, and return what that cost for each."""
     names = [f"drain-{at}" for at in range(tenants)]
-    with here.engine.begin() as connection:
+    with runtime.engine.begin() as connection:
         connection.exec_driver_sql("TRUNCATE taskbridge.records")
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) SELECT 'invoices', tenant, "
@@ -170,35 +170,37 @@ def _drain(here: Runtime, meter: _Meter, tenants: int, records: int, lease_ms: i
     events = [(INVOICES, name, Spacing(delay=50, lease=lease_ms)) for name in names]
 
     def work() -> None:
-        here.gate.notify_many(events)
-        wait_until(lambda: not here.redis.zcard(Keys().due(INVOICES)), "the end of all runs", 600)
+        runtime.gate.notify_many(events)
+        wait_until(lambda: not runtime.redis.zcard(Keys().due(INVOICES)), "the end of all runs", 600)
 
     return meter.cost(work, tenants)
 
 
-def _linger(here: Runtime, meter: _Meter, tenants: int) -> Cost:
+def _linger(runtime: Runtime, meter: _Meter, tenants: int) -> Cost:
     """Return what a run costs that a deadline started and that finds nothing: the closing one, where a lease lived."""
-    once, before = _drain(here, meter, tenants, 1), _runs_so_far(here)
-    both = _drain(here, meter, tenants, 1, lease_ms=300 + LEASE_MS_PER_TENANT * tenants)
-    closing = _runs_so_far(here) - before - tenants
+    once, before = _drain(runtime, meter, tenants, 1), _runs_so_far(runtime)
+    both = _drain(runtime, meter, tenants, 1, lease_ms=300 + LEASE_MS_PER_TENANT * tenants)
+    closing = _runs_so_far(runtime) - before - tenants
     return scaled(minus(both, once), tenants / max(1, closing))
 
 
-def _runs_so_far(here: Runtime) -> int:
-    with here.engine.connect() as connection:
+def _runs_so_far(runtime: Runtime) -> int:
+    with runtime.engine.connect() as connection:
         return int(
             connection.exec_driver_sql("SELECT coalesce(sum(runs), 0) FROM taskbridge.sync_cursors").scalar_one()
         )
 
 
-def _drain_tasks(here: Runtime, meter: _Meter, count: int) -> Cost:
+def _drain_tasks(runtime: Runtime, meter: _Meter, count: int) -> Cost:
     """Let the worker of the plain app run `count` tasks that do nothing."""
-    app = nothing.make_app(here.settings.redis_url)
+    app = nothing.make_app(runtime.settings.redis_url)
 
     def work() -> None:
         for at in range(count):
             app.tasks[nothing.NOTHING].delay(f"tenant-{at}")
-        wait_until(lambda: not here.redis.llen(nothing.QUEUE) and not here.redis.hlen("unacked"), "all tasks", 600)
+        wait_until(
+            lambda: not runtime.redis.llen(nothing.QUEUE) and not runtime.redis.hlen("unacked"), "all tasks", 600
+        )
 
     try:
         return meter.cost(work, count)
@@ -209,8 +211,8 @@ def _drain_tasks(here: Runtime, meter: _Meter, count: int) -> Cost:
 class _Meter:
     """CPU time of the servers, this process, and one worker with its pool."""
 
-    def __init__(self, here: Runtime, pid: int | None = None) -> None:
-        self._cpu = Cpu(here, {} if pid is None else {"worker": [pid]})
+    def __init__(self, runtime: Runtime, pid: int | None = None) -> None:
+        self._cpu = Cpu(runtime, {} if pid is None else {"worker": [pid]})
 
     def cost(self, work: Callable[[], object], count: float) -> Cost:
         """Return the microseconds that `work` cost, by who spent them, for each of `count`."""
@@ -230,16 +232,16 @@ class _Meter:
         }
 
 
-def _write_each(here: Runtime, tenants: Sequence[str]) -> None:
+def _write_each(runtime: Runtime, tenants: Sequence[str]) -> None:
     for at, tenant in enumerate(tenants):
-        record_invoice(here.engine, tenant, f"{at}-{time.monotonic_ns()}", DOCUMENT)
+        record_invoice(runtime.engine, tenant, f"{at}-{time.monotonic_ns()}", DOCUMENT)
 
 
-def _write_together(here: Runtime, tenants: Sequence[str]) -> None:
+def _write_together(runtime: Runtime, tenants: Sequence[str]) -> None:
     for start in range(0, len(tenants), PER_TRANSACTION):
-        with here.engine.begin() as connection:
+        with runtime.engine.begin() as connection:
             for at, tenant in enumerate(tenants[start : start + PER_TRANSACTION]):
-                record_invoice(here.engine, tenant, f"{at}-{time.monotonic_ns()}", DOCUMENT, connection)
+                record_invoice(runtime.engine, tenant, f"{at}-{time.monotonic_ns()}", DOCUMENT, connection)
 
 
 def _unit_costs(units: Mapping[str, Cost], rounds: int) -> Table:

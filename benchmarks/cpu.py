@@ -34,15 +34,15 @@ class Cpu:
     """CPU time of workers, Redis, Postgres and this process.
 
     Args:
-        here: its servers are measured.
+        runtime: its servers are measured.
         workers: pids of the main processes of workers, by name.
     """
 
-    def __init__(self, here: Runtime, workers: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, runtime: Runtime, workers: Mapping[str, Sequence[int]]) -> None:
         self._workers = {name: [process(pid) for pid in pids] for name, pids in workers.items()}
-        server: Any = here.redis.info("server")
+        server: Any = runtime.redis.info("server")
         self._redis = process(server["process_id"])
-        with here.engine.connect() as connection:
+        with runtime.engine.connect() as connection:
             backend = process(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         # A backend's parent is the postmaster.
         self._postgres = backend.parent() or backend

@@ -35,31 +35,31 @@ WARM: Final = 100
 
 def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Report:
     """Drain `tenants` per round and subject."""
-    with stage() as (here, directory), ExitStack() as stack:
-        plain.prepare(here.engine)
-        _, tasks = plain.make_app(here.settings.redis_url)
+    with stage() as (runtime, directory), ExitStack() as stack:
+        plain.prepare(runtime.engine)
+        _, tasks = plain.make_app(runtime.settings.redis_url)
         marks = directory / "marks"
         pids: dict[str, list[int]] = {
             app: [
                 stack.enter_context(
-                    worker(here, directory, "--concurrency", str(concurrency), app=app, **{MARKS: str(marks)})
+                    worker(runtime, directory, "--concurrency", str(concurrency), app=app, **{MARKS: str(marks)})
                 )
                 for _ in range(workers)
             ]
             for app in ("taskbridge", "benchmarks.plain")
         }
-        wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
+        wait_until(lambda: runtime.redis.exists(runtime.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
         subjects: dict[str, Ready] = {
-            OURS: partial(wait, here),
-            READ: partial(park, here, tasks["read"]),
-            FINISH: partial(park, here, tasks["finish"]),
-            PUBLISHED: partial(publish, here, tasks["read"]),
+            OURS: partial(wait, runtime),
+            READ: partial(park, runtime, tasks["read"]),
+            FINISH: partial(park, runtime, tasks["finish"]),
+            PUBLISHED: partial(publish, runtime, tasks["read"]),
         }
-        measured = partial(drain, here, marks)
+        measured = partial(drain, runtime, marks)
         for ready in subjects.values():
-            measured(ready, Cpu(here, {}), min(WARM, tenants))
+            measured(ready, Cpu(runtime, {}), min(WARM, tenants))
         cpus = {
-            name: Cpu(here, {"worker": pids["taskbridge" if name == OURS else plain.__name__]}) for name in subjects
+            name: Cpu(runtime, {"worker": pids["taskbridge" if name == OURS else plain.__name__]}) for name in subjects
         }
         found = interleaved(
             {name: partial(measured, ready, cpus[name], tenants) for name, ready in subjects.items()}, rounds

@@ -36,7 +36,7 @@ class Drained(NamedTuple):
     cpu: dict[str, float]
 
 
-def drain(here: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Drained:
+def drain(runtime: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Drained:
     """Measure one round, with tenants that nobody knows yet."""
     prefix, marks = secrets.token_hex(4), Marks(file)
     first = marks.count()
@@ -44,25 +44,25 @@ def drain(here: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Dr
     before = cpu.seconds()
     began = go()
     wait_until(lambda: marks.count() - first >= tenants, f"{tenants} tenants are handled", 300)
-    wait_until(lambda: not _at_work(here), "the last runs settle", 10)
+    wait_until(lambda: not _at_work(runtime), "the last runs settle", 10)
     used = {name: seconds - before[name] for name, seconds in cpu.seconds().items()}
     return Drained(max(marks.since(first)) - began, used)
 
 
-def _at_work(here: Runtime) -> bool:
-    runners = here.gate.look(PIPELINE, here.gate.active(PIPELINE))
+def _at_work(runtime: Runtime) -> bool:
+    runners = runtime.gate.look(PIPELINE, runtime.gate.active(PIPELINE))
     return any(runner.state in (State.QUEUED, State.RUNNING) for runner in runners)
 
 
-def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
+def wait(runtime: Runtime, names: list[str]) -> Callable[[], float]:
     """Let tenants of ours wait for the delay of their criterion; the worker's ticker begins.
 
     Raises:
         TimeoutError: from what is returned, when they were due before it was called.
     """
     due = round(time.time() * 1000) + HEAD_START_MS + len(names) * 2 // 3
-    let_wait(here, dict.fromkeys(names, due))
-    with here.engine.begin() as connection:
+    let_wait(runtime, dict.fromkeys(names, due))
+    with runtime.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, document) "
             "SELECT %s, name, name, 3600000, 'bench', '{}' FROM unnest(%s::text[]) name",
@@ -80,23 +80,23 @@ def wait(here: Runtime, names: list[str]) -> Callable[[], float]:
     return go
 
 
-def park(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
+def park(runtime: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
     """Publish the messages to a queue that nobody serves; to begin is to rename it, which is one step."""
-    plain.write(here.engine, names)
+    plain.write(runtime.engine, names)
     for name in names:
         task.apply_async((name,), queue=PARKED)
 
     def go() -> float:
         began = time.time()
-        here.redis.rename(PARKED, plain.QUEUE)
+        runtime.redis.rename(PARKED, plain.QUEUE)
         return began
 
     return go
 
 
-def publish(here: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
+def publish(runtime: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:
     """Publish nothing yet; to begin is to publish the messages one by one."""
-    plain.write(here.engine, names)
+    plain.write(runtime.engine, names)
 
     def go() -> float:
         began = time.time()

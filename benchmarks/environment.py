@@ -30,9 +30,9 @@ def machine() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return the versions of the libraries, and those of the servers, which are started for it."""
     found = {f"{name} (Python)" if name == "redis" else name: version(name) for name in LIBRARIES}
-    with stage() as (here, _):
-        server: Any = here.redis.info("server")
-        with here.engine.connect() as connection:
+    with stage() as (runtime, _):
+        server: Any = runtime.redis.info("server")
+        with runtime.engine.connect() as connection:
             postgres = connection.exec_driver_sql("SHOW server_version").scalar_one()
     return {**found, "PostgreSQL": str(postgres).split()[0], "Redis": str(server["redis_version"])}
 

@@ -37,19 +37,19 @@ Subject = tuple[Callable[[str], Any], Task[Any, Any], Marks]
 
 def _measure(events: int, concurrency: int) -> Report:
     """Measure `events` of ours and as many of plain Celery."""
-    with stage() as (here, directory):
+    with stage() as (runtime, directory):
         ours, theirs = directory / "ours", directory / "theirs"
         options = ("--concurrency", str(concurrency))
         with (
-            worker(here, directory, *options, **{MARKS: str(ours)}),
-            worker(here, directory, *options, app=plain.__name__, **{MARKS: str(theirs)}),
+            worker(runtime, directory, *options, **{MARKS: str(ours)}),
+            worker(runtime, directory, *options, app=plain.__name__, **{MARKS: str(theirs)}),
         ):
-            subjects = _subjects(here, ours, theirs)
+            subjects = _subjects(runtime, ours, theirs)
             for subject in subjects.values():
                 _warm(subject)
             found: dict[str, list[float]] = {name: [] for name in subjects}
             for start in range(0, events, GROUP):
-                wait_until(lambda: not here.gate.active(INVOICES), "all leases end", 60)
+                wait_until(lambda: not runtime.gate.active(INVOICES), "all leases end", 60)
                 measured = {name: partial(_delay, f"{start}-", subject) for name, subject in subjects.items()}
                 for name, delays in interleaved(measured, min(GROUP, events - start)).items():
                     found[name] += delays
@@ -70,16 +70,16 @@ def _measure(events: int, concurrency: int) -> Report:
     )
 
 
-def _subjects(here: Runtime, ours: Path, theirs: Path) -> dict[str, Subject]:
-    plain.prepare(here.engine)
-    _, tasks = plain.make_app(here.settings.redis_url)
+def _subjects(runtime: Runtime, ours: Path, theirs: Path) -> dict[str, Subject]:
+    plain.prepare(runtime.engine)
+    _, tasks = plain.make_app(runtime.settings.redis_url)
     return {
         "TaskBridge": (
-            lambda tenant: record_invoice(here.engine, tenant, "1", {"number": "1"}),
-            here.app.tasks[NOTIFY_TASK],
+            lambda tenant: record_invoice(runtime.engine, tenant, "1", {"number": "1"}),
+            runtime.app.tasks[NOTIFY_TASK],
             Marks(ours),
         ),
-        "plain Celery": (lambda tenant: plain.write(here.engine, [tenant]), tasks["read"], Marks(theirs)),
+        "plain Celery": (lambda tenant: plain.write(runtime.engine, [tenant]), tasks["read"], Marks(theirs)),
     }
 
 

@@ -58,38 +58,38 @@ class HotPath(NamedTuple):
 
 
 @contextmanager
-def _notify(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:  # noqa: ARG001
+def _notify(runtime: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:  # noqa: ARG001
     environment = {
         **os.environ,
-        "TASKBRIDGE_POSTGRES_URL": here.settings.postgres_url,
-        "TASKBRIDGE_REDIS_URL": here.settings.redis_url,
+        "TASKBRIDGE_POSTGRES_URL": runtime.settings.postgres_url,
+        "TASKBRIDGE_REDIS_URL": runtime.settings.redis_url,
     }
     with (
         (directory / "producer.log").open("wb") as output,
         Guarded([sys.executable, "-c", PRODUCER], output=output, environment=environment) as process,
     ):
-        wait_until(lambda: here.redis.hget(Keys().runner(INVOICES, "busy"), "events"), "the producer notifies", 30)
+        wait_until(lambda: runtime.redis.hget(Keys().runner(INVOICES, "busy"), "events"), "the producer notifies", 30)
         yield process.pid
-    here.redis.flushdb()
+    runtime.redis.flushdb()
 
 
 @contextmanager
-def _run(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:  # noqa: ARG001
+def _run(runtime: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:  # noqa: ARG001
     stopped = threading.Event()
-    with worker(here, directory, "--concurrency", "1", pipelines="benchmarks.capacity_handlers") as main_process:
-        feeding = threading.Thread(target=_feed, args=(here, stopped), daemon=True)
+    with worker(runtime, directory, "--concurrency", "1", pipelines="benchmarks.capacity_handlers") as main_process:
+        feeding = threading.Thread(target=_feed, args=(runtime, stopped), daemon=True)
         feeding.start()
         try:
-            wait_until(lambda: list(here.cursors_of(INVOICES).every_count(INVOICES)), "the first run", 30)
+            wait_until(lambda: list(runtime.cursors_of(INVOICES).every_count(INVOICES)), "the first run", 30)
             (child,) = process(main_process).children()
             yield child.pid
         finally:
             stopped.set()
             feeding.join()
-    here.redis.flushdb()
+    runtime.redis.flushdb()
 
 
-def _feed(here: Runtime, stopped: threading.Event) -> None:
+def _feed(runtime: Runtime, stopped: threading.Event) -> None:
     """Let `TENANTS` tenants have a new record each, and their runs follow each other, until told to stop."""
     names = [f"tenant-{at}" for at in range(TENANTS)]
     text = (
@@ -101,26 +101,28 @@ def _feed(here: Runtime, stopped: threading.Event) -> None:
     due, turn = Keys().due(INVOICES), 0
     while not stopped.is_set():
         turn += 1
-        with here.engine.begin() as connection:
+        with runtime.engine.begin() as connection:
             connection.exec_driver_sql(text, {"number": str(turn), "names": names})
-        here.gate.notify_many(events)
-        wait_until(lambda: here.redis.zcard(due) < TENANTS // 4, "the runs", 60)
+        runtime.gate.notify_many(events)
+        wait_until(lambda: runtime.redis.zcard(due) < TENANTS // 4, "the runs", 60)
 
 
 @contextmanager
-def _ticker(here: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:
+def _ticker(runtime: Runtime, directory: Path, seconds: float, tenants: int) -> Iterator[int]:
     # It serves no queue: what it does is what its ticker does.
-    with worker(here, directory, "-P", "solo", "-Q", "taskbridge.nobody") as pid:
-        wait_until(lambda: here.redis.exists(here.keys.tailing(ALERTS)), "the worker's ticker starts", 60)
-        due = let_wait_evenly(here, tenants, 2 * seconds + 2)
+    with worker(runtime, directory, "-P", "solo", "-Q", "taskbridge.nobody") as pid:
+        wait_until(lambda: runtime.redis.exists(runtime.keys.tailing(ALERTS)), "the worker's ticker starts", 60)
+        due = let_wait_evenly(runtime, tenants, 2 * seconds + 2)
         first = min(due.values())
-        wait_until(lambda: _now_ms(here) > first, "the first tenant is due", HEAD_START_MS / 1000 + IDLE_SECONDS + 10)
+        wait_until(
+            lambda: _now_ms(runtime) > first, "the first tenant is due", HEAD_START_MS / 1000 + IDLE_SECONDS + 10
+        )
         yield pid
-    here.redis.flushdb()
+    runtime.redis.flushdb()
 
 
-def _now_ms(here: Runtime) -> int:
-    now, microseconds = here.redis.time()
+def _now_ms(runtime: Runtime) -> int:
+    now, microseconds = runtime.redis.time()
     return int(now) * 1000 + int(microseconds) // 1000
 
 
@@ -167,7 +169,7 @@ def main(
 
 def _record(program: str, one: HotPath, directory: Path, seconds: float, tenants: int) -> Figures:
     raw = directory / f"{one.name}.raw"
-    with stage() as (here, logs), one.going(here, logs, seconds, tenants) as pid:
+    with stage() as (runtime, logs), one.going(runtime, logs, seconds, tenants) as pid:
         for kind, file in (("raw", raw), ("flamegraph", raw.with_suffix(".svg"))):
             _sample(program, pid, seconds, kind, file)
     profile = read_raw(raw.read_text(encoding="utf-8").splitlines())

@@ -34,15 +34,15 @@ CHUNK: Final = 500
 def _measure(tenants: int, seconds: float) -> Report:
     """Let `tenants` wait, due evenly over `seconds`."""
     with (
-        stage() as (here, directory),
+        stage() as (runtime, directory),
         # It serves no queue, so that the runs stay where this process finds them.
-        worker(here, directory, "-P", "solo", "-Q", "taskbridge.nobody"),
+        worker(runtime, directory, "-P", "solo", "-Q", "taskbridge.nobody"),
     ):
-        wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
-        idle = _commands_per_second(here)
-        due = let_wait_evenly(here, tenants, seconds)
-        waiting = _commands_per_second(here)
-        late = summary(_lateness(here, due, seconds))
+        wait_until(lambda: runtime.redis.exists(runtime.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
+        idle = _commands_per_second(runtime)
+        due = let_wait_evenly(runtime, tenants, seconds)
+        waiting = _commands_per_second(runtime)
+        late = summary(_lateness(runtime, due, seconds))
     return Report(
         {"tenants": tenants, "seconds": seconds},
         [
@@ -58,39 +58,39 @@ def _measure(tenants: int, seconds: float) -> Report:
     )
 
 
-def let_wait_evenly(here: Runtime, tenants: int, seconds: float) -> dict[str, int]:
+def let_wait_evenly(runtime: Runtime, tenants: int, seconds: float) -> dict[str, int]:
     """Make tenants wait, due evenly over `seconds`; return when each is due, in milliseconds of Redis's clock."""
-    now, _ = here.redis.time()
+    now, _ = runtime.redis.time()
     first = int(now) * 1000 + 1000 + HEAD_START_MS + round(IDLE_SECONDS * 1000)
     due = {f"tenant-{at}": first + round(at * seconds * 1000 / tenants) for at in range(tenants)}
-    let_wait(here, due)
+    let_wait(runtime, due)
     return due
 
 
-def let_wait(here: Runtime, due: Mapping[str, int]) -> None:
+def let_wait(runtime: Runtime, due: Mapping[str, int]) -> None:
     """Make tenants of `PIPELINE` wait until they are due, each in milliseconds of Redis's clock."""
     spacing, names = POLICY.spacing, list(due)
     for start in range(0, len(names), CHUNK):
         chunk = names[start : start + CHUNK]
-        here.gate.remind(PIPELINE, [Reminder(name, spacing.delay, due[name] - spacing.delay) for name in chunk])
+        runtime.gate.remind(PIPELINE, [Reminder(name, spacing.delay, due[name] - spacing.delay) for name in chunk])
 
 
-def _commands_per_second(here: Runtime) -> float:
-    before: Any = here.redis.info("stats")
+def _commands_per_second(runtime: Runtime) -> float:
+    before: Any = runtime.redis.info("stats")
     time.sleep(IDLE_SECONDS)
-    after: Any = here.redis.info("stats")
+    after: Any = runtime.redis.info("stats")
     counted: int = after["total_commands_processed"] - before["total_commands_processed"]
     return counted / IDLE_SECONDS
 
 
-def _lateness(here: Runtime, due: dict[str, int], seconds: float) -> list[float]:
+def _lateness(runtime: Runtime, due: dict[str, int], seconds: float) -> list[float]:
     """Take the run messages as they come and compare the time in their tokens with when they were due."""
     late: list[float] = []
     deadline = time.monotonic() + HEAD_START_MS / 1000 + seconds + 60
     while len(late) < len(due):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{len(due) - len(late)} of {len(due)} runs were not published")
-        texts: Any = here.redis.rpop(Queue.NEXT.value, 1000)
+        texts: Any = runtime.redis.rpop(Queue.NEXT.value, 1000)
         for text in texts or ():
             late += [int(token[:16]) / 1000 - due[tenant] for tenant, token in runs_in(text)]
         if not texts:

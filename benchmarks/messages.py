@@ -15,13 +15,13 @@ POLICY: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 0.
 """A pipeline with criteria has records of its own, so that many pipelines can be measured side by side."""
 
 
-def add(here: Runtime, pipeline: str, tenants: Sequence[str], records: int = 1) -> None:
+def add(runtime: Runtime, pipeline: str, tenants: Sequence[str], records: int = 1) -> None:
     """Commit so many new records of each tenant, in one transaction, and notify the tenants."""
-    with here.engine.begin() as connection:
+    with runtime.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, document) "
             "SELECT %s, gen_random_uuid(), tenant, 1, 'bench', '{}' "
             "FROM unnest(%s::text[]) tenant, generate_series(1, %s) n",
             (pipeline, list(tenants), records),
         )
-    here.gate.notify_many([(pipeline, tenant, POLICY.spacing) for tenant in tenants])
+    runtime.gate.notify_many([(pipeline, tenant, POLICY.spacing) for tenant in tenants])

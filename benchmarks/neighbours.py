@@ -34,13 +34,13 @@ def _measure(records: int, tenants: int, concurrency: int, backlog: int) -> Repo
     """Measure first events beside nobody, and beside `records` of one tenant; then those of plain Celery."""
     options = ("--concurrency", str(concurrency), "--prefetch-multiplier", "1")
     slow = {"TASKBRIDGE_BENCH_SECONDS_PER_RECORD": str(SLOW)}
-    with stage() as (here, directory):
-        with worker(here, directory, *options, **slow):
-            idle, busy, rate = _ours(here, records, tenants, concurrency)
+    with stage() as (runtime, directory):
+        with worker(runtime, directory, *options, **slow):
+            idle, busy, rate = _ours(runtime, records, tenants, concurrency)
         calls = directory / "calls"
-        with worker(here, directory, *options, app=plain.__name__, **slow, **{MARKS: str(calls)}):
-            plain_idle, plain_busy = _plain(here, Marks(calls), backlog, tenants, concurrency)
-        within = 2 * idle.p99 + here.settings.run_budget * 1000
+        with worker(runtime, directory, *options, app=plain.__name__, **slow, **{MARKS: str(calls)}):
+            plain_idle, plain_busy = _plain(runtime, Marks(calls), backlog, tenants, concurrency)
+        within = 2 * idle.p99 + runtime.settings.run_budget * 1000
     return Report(
         {"records": records, "tenants": tenants, "concurrency": concurrency, "backlog": backlog},
         [
@@ -65,37 +65,37 @@ def _measure(records: int, tenants: int, concurrency: int, backlog: int) -> Repo
     )
 
 
-def _ours(here: Runtime, records: int, tenants: int, concurrency: int) -> tuple[Summary, Summary, float]:
+def _ours(runtime: Runtime, records: int, tenants: int, concurrency: int) -> tuple[Summary, Summary, float]:
     """Return the delays alone and beside the large tenant, in ms, and how many of its records were handled a second."""
-    _first_events(here, "warm", concurrency * 4)
-    idle = summary(_first_events(here, "idle", tenants))
-    _import(here, "large", records)
-    here.gate.notify(INVOICES, "large", here.pipelines[INVOICES].policy.spacing)
-    wait_until(lambda: _handled(here) > 0, "the large tenant is under way", 60)
-    before, started = _handled(here), time.monotonic()
-    busy = summary(_first_events(here, "busy", tenants))
-    return idle, busy, (_handled(here) - before) / (time.monotonic() - started)
+    _first_events(runtime, "warm", concurrency * 4)
+    idle = summary(_first_events(runtime, "idle", tenants))
+    _import(runtime, "large", records)
+    runtime.gate.notify(INVOICES, "large", runtime.pipelines[INVOICES].policy.spacing)
+    wait_until(lambda: _handled(runtime) > 0, "the large tenant is under way", 60)
+    before, started = _handled(runtime), time.monotonic()
+    busy = summary(_first_events(runtime, "busy", tenants))
+    return idle, busy, (_handled(runtime) - before) / (time.monotonic() - started)
 
 
-def _plain(here: Runtime, marks: Marks, backlog: int, tenants: int, concurrency: int) -> tuple[Summary, Summary]:
+def _plain(runtime: Runtime, marks: Marks, backlog: int, tenants: int, concurrency: int) -> tuple[Summary, Summary]:
     """Return the delays of plain Celery alone and behind a backlog, in ms."""
-    plain.prepare(here.engine)
-    _, tasks = plain.make_app(here.settings.redis_url)
-    _plain_events(here, tasks["finish"], marks, concurrency * 4)
-    idle = summary(_plain_events(here, tasks["finish"], marks, tenants))
-    numbers = plain.write(here.engine, ["large"] * backlog)
+    plain.prepare(runtime.engine)
+    _, tasks = plain.make_app(runtime.settings.redis_url)
+    _plain_events(runtime, tasks["finish"], marks, concurrency * 4)
+    idle = summary(_plain_events(runtime, tasks["finish"], marks, tenants))
+    numbers = plain.write(runtime.engine, ["large"] * backlog)
     for start in range(0, backlog, PART):
         part = numbers[start : start + PART]
         tasks["import_part"].delay("large", part[0], part[-1])
-    return idle, summary(_plain_events(here, tasks["finish"], marks, tenants))
+    return idle, summary(_plain_events(runtime, tasks["finish"], marks, tenants))
 
 
-def _plain_events(here: Runtime, task: Task[..., None], marks: Marks, count: int) -> list[float]:
+def _plain_events(runtime: Runtime, task: Task[..., None], marks: Marks, count: int) -> list[float]:
     """Send events of tenants with one record each; return how long after its event each handler was called, in ms."""
     before, sent = marks.count(), []
     for at in range(count):
         tenant = f"tenant-{before + at}"
-        plain.write(here.engine, [tenant])
+        plain.write(runtime.engine, [tenant])
         sent.append(time.time())
         task.delay(tenant)
         time.sleep(BETWEEN_EVENTS)
@@ -104,17 +104,17 @@ def _plain_events(here: Runtime, task: Task[..., None], marks: Marks, count: int
     return [(called - at) * 1000 for called, at in zip(sorted(marks.since(before)), sent, strict=True)]
 
 
-def _first_events(here: Runtime, prefix: str, count: int) -> list[int]:
+def _first_events(runtime: Runtime, prefix: str, count: int) -> list[int]:
     names = [f"{prefix}-{at}" for at in range(count)]
-    spacing = here.pipelines[INVOICES].policy.spacing
+    spacing = runtime.pipelines[INVOICES].policy.spacing
     for name in names:
-        record_invoice(here.engine, name, "1", {"number": "1"})
-        here.gate.notify(INVOICES, name, spacing)
+        record_invoice(runtime.engine, name, "1", {"number": "1"})
+        runtime.gate.notify(INVOICES, name, spacing)
         time.sleep(BETWEEN_EVENTS)
     delays: list[int] = []
 
     def all_handled() -> bool:
-        with here.engine.connect() as connection:
+        with runtime.engine.connect() as connection:
             rows = connection.exec_driver_sql(
                 "SELECT first_event_ms FROM taskbridge.sync_cursors WHERE starts_with(tenant, %s) AND "
                 "first_event_ms IS NOT NULL",
@@ -127,8 +127,8 @@ def _first_events(here: Runtime, prefix: str, count: int) -> list[int]:
     return delays
 
 
-def _import(here: Runtime, tenant: str, records: int) -> None:
-    with here.engine.begin() as connection:
+def _import(runtime: Runtime, tenant: str, records: int) -> None:
+    with runtime.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
             "SELECT 'invoices', %(tenant)s, n::text, '{}' FROM generate_series(1, %(records)s) n",
@@ -136,8 +136,8 @@ def _import(here: Runtime, tenant: str, records: int) -> None:
         )
 
 
-def _handled(here: Runtime) -> int:
-    with here.engine.connect() as connection:
+def _handled(runtime: Runtime) -> int:
+    with runtime.engine.connect() as connection:
         text = "SELECT coalesce(sum(records), 0) FROM taskbridge.sync_cursors WHERE tenant = 'large'"
         return int(connection.exec_driver_sql(text).scalar_one())
 

@@ -50,19 +50,19 @@ for at in range(int(sys.argv[1])):
 def _measure(records: int, concurrency: int) -> Report:
     """Measure so many records of each kind, with and without the listener."""
     found: dict[str, Summary] = {}
-    with stage() as (here, directory):
+    with stage() as (runtime, directory):
         options = ("--concurrency", str(concurrency))
         for listens in (False, True):
             delays = directory / f"delays-{listens}"
             environment = {DELAYS: str(delays)} | ({"TASKBRIDGE_TAIL_LISTENS": "1"} if listens else {})
-            with here.engine.begin() as connection:
+            with runtime.engine.begin() as connection:
                 connection.exec_driver_sql("SELECT taskbridge.announce(%s, %s)", (SOURCE, listens))
-            with worker(here, directory, *options, pipelines=HANDLERS, **environment):
-                _insert(here, delays, f"warm-{listens}", WARM)
+            with worker(runtime, directory, *options, pipelines=HANDLERS, **environment):
+                _insert(runtime, delays, f"warm-{listens}", WARM)
                 suffix = ", with the listener" if listens else ""
-                found[f"plain SQL{suffix}"] = summary(_insert(here, delays, f"sql-{listens}", records))
+                found[f"plain SQL{suffix}"] = summary(_insert(runtime, delays, f"sql-{listens}", records))
                 if not listens:
-                    found["producer died before its event"] = summary(_die(here, delays, records))
+                    found["producer died before its event"] = summary(_die(runtime, delays, records))
     return Report(
         {"records": records, "concurrency": concurrency},
         [
@@ -82,10 +82,10 @@ def _measure(records: int, concurrency: int) -> Report:
     )
 
 
-def _insert(here: Runtime, delays: Path, prefix: str, records: int) -> list[float]:
+def _insert(runtime: Runtime, delays: Path, prefix: str, records: int) -> list[float]:
     """Write so many records by plain SQL; return the delay of each."""
     before = len(_read(delays))
-    with here.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+    with runtime.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         for at in range(records):
             time.sleep(random.uniform(0, 2 * BETWEEN))  # noqa: S311 - no secret
             document = json.dumps({"at": time.time()})
@@ -94,10 +94,10 @@ def _insert(here: Runtime, delays: Path, prefix: str, records: int) -> list[floa
     return _after(delays, before, records)
 
 
-def _die(here: Runtime, delays: Path, records: int) -> list[float]:
+def _die(runtime: Runtime, delays: Path, records: int) -> list[float]:
     """Let so many producers write a record each and die; return the delay of each."""
     before = len(_read(delays))
-    environment = {**os.environ, **settings_of(here), "TASKBRIDGE_PIPELINES": HANDLERS}
+    environment = {**os.environ, **settings_of(runtime), "TASKBRIDGE_PIPELINES": HANDLERS}
     subprocess.run([sys.executable, "-c", PRODUCERS, str(records)], env=environment, check=True)
     return _after(delays, before, records)
 

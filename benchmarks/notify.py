@@ -38,22 +38,24 @@ LEASE_MS: Final = 1200
 
 def _measure(calls: int, many: int, rounds: int) -> Report:
     """Measure blocks of `calls`, and of `many` events at once."""
-    with stage() as (here, _):
+    with stage() as (runtime, _):
         tenants = [f"tenant-{at}" for at in range(max(calls, many))]
-        _, tasks = plain.make_app(here.settings.redis_url)
+        _, tasks = plain.make_app(runtime.settings.redis_url)
         each, at_once = tenants[:calls], tenants[:many]
-        notify, delay = here.app.tasks[NOTIFY_TASK].delay, tasks["read"].delay
+        notify, delay = runtime.app.tasks[NOTIFY_TASK].delay, tasks["read"].delay
         one_by_one = {
-            ABSORBED: partial(_block, here, notify, each, known=True),
-            FIRST: partial(_block, here, notify, each, known=False),
-            DELAY: partial(_block, here, delay, each, known=False),
-            SET: partial(_block, here, lambda tenant: here.redis.set(tenant, "1", px=LEASE_MS), each, known=False),
+            ABSORBED: partial(_block, runtime, notify, each, known=True),
+            FIRST: partial(_block, runtime, notify, each, known=False),
+            DELAY: partial(_block, runtime, delay, each, known=False),
+            SET: partial(
+                _block, runtime, lambda tenant: runtime.redis.set(tenant, "1", px=LEASE_MS), each, known=False
+            ),
         }
         together = {
-            MANY: partial(_together, here, (at_once[: max(1, many // 10)] * 10)[:many], known=True),
-            MANY_TENANTS: partial(_together, here, at_once, known=True),
-            MANY_FIRST: partial(_together, here, at_once, known=False),
-            PIPELINED: partial(_pipelined, here, at_once),
+            MANY: partial(_together, runtime, (at_once[: max(1, many // 10)] * 10)[:many], known=True),
+            MANY_TENANTS: partial(_together, runtime, at_once, known=True),
+            MANY_FIRST: partial(_together, runtime, at_once, known=False),
+            PIPELINED: partial(_pipelined, runtime, at_once),
         }
         interleaved(one_by_one | together, 1)
         found = interleaved(one_by_one | together, rounds)
@@ -69,16 +71,16 @@ def _measure(calls: int, many: int, rounds: int) -> Report:
     )
 
 
-def _prepare(here: Runtime, tenants: Sequence[str], known: bool) -> None:
+def _prepare(runtime: Runtime, tenants: Sequence[str], known: bool) -> None:
     """Empty Redis; if `known`, each tenant has had its first event."""
-    here.redis.flushdb()
+    runtime.redis.flushdb()
     if known:
-        notify_many(here.app, tenants)
+        notify_many(runtime.app, tenants)
 
 
-def _block(here: Runtime, call: Callable[[str], Any], tenants: Sequence[str], known: bool) -> float:
+def _block(runtime: Runtime, call: Callable[[str], Any], tenants: Sequence[str], known: bool) -> float:
     """Return the median of the seconds that a call took."""
-    _prepare(here, tenants, known)
+    _prepare(runtime, tenants, known)
     took = []
     for tenant in tenants:
         before = time.perf_counter()
@@ -87,18 +89,18 @@ def _block(here: Runtime, call: Callable[[str], Any], tenants: Sequence[str], kn
     return median(took)
 
 
-def _together(here: Runtime, tenants: Sequence[str], known: bool) -> float:
+def _together(runtime: Runtime, tenants: Sequence[str], known: bool) -> float:
     """Return the seconds for each event of one call with all of them."""
-    _prepare(here, tenants, known)
+    _prepare(runtime, tenants, known)
     before = time.perf_counter()
-    notify_many(here.app, tenants)
+    notify_many(runtime.app, tenants)
     return (time.perf_counter() - before) / len(tenants)
 
 
-def _pipelined(here: Runtime, tenants: Sequence[str]) -> float:
-    here.redis.flushdb()
+def _pipelined(runtime: Runtime, tenants: Sequence[str]) -> float:
+    runtime.redis.flushdb()
     before = time.perf_counter()
-    with here.redis.pipeline(transaction=False) as pipe:
+    with runtime.redis.pipeline(transaction=False) as pipe:
         for tenant in tenants:
             pipe.set(tenant, "1", px=LEASE_MS)
         pipe.execute()

@@ -58,18 +58,22 @@ class Round(NamedTuple):
 
 def _measure(rounds: int, events: int, singles: int) -> Report:
     """Measure `rounds` times `singles` single events, a pair, and one burst of `events` with each handler."""
-    with stage() as (here, directory), ExitStack() as opened:
-        place, strategies = open_workplace(here.settings.redis_url, here.settings.postgres_url)
+    with stage() as (runtime, directory), ExitStack() as opened:
+        place, strategies = open_workplace(runtime.settings.redis_url, runtime.settings.postgres_url)
         opened.callback(place.close)
         place.make_table()
         subjects: dict[str, Subject] = {name: Theirs(place, one) for name, one in strategies.items()}
-        subjects[OURS] = Ours(here)
-        options = ("--concurrency", str(SLOTS), *(("--task-events",) if here.app.conf.worker_send_task_events else ()))
+        subjects[OURS] = Ours(runtime)
+        options = (
+            "--concurrency",
+            str(SLOTS),
+            *(("--task-events",) if runtime.app.conf.worker_send_task_events else ()),
+        )
         with (
-            worker(here, directory, *options, app="benchmarks.strategies"),
-            worker(here, directory, *options, pipelines="benchmarks.pattern_handlers"),
+            worker(runtime, directory, *options, app="benchmarks.strategies"),
+            worker(runtime, directory, *options, pipelines="benchmarks.pattern_handlers"),
         ):
-            measured = partial(_rounds, here, subjects)
+            measured = partial(_rounds, runtime, subjects)
             measured("warm", 1, tenants=SLOTS, events=1, gap=0.0, seconds=SLOW)
             gap = BURST_SECONDS / events
             single = measured("single", rounds, tenants=singles, events=1, gap=BETWEEN_SINGLES, seconds=SLOW)
@@ -90,7 +94,7 @@ def _measure(rounds: int, events: int, singles: int) -> Report:
 
 
 def _rounds(
-    here: Runtime,
+    runtime: Runtime,
     subjects: Mapping[str, Subject],
     prefix: str,
     rounds: int,
@@ -105,14 +109,16 @@ def _rounds(
 
     def one(subject: Subject) -> Round:
         names = [f"{prefix}-{next(numbered)}" for _ in range(tenants)]
-        return _round(here, subject, names, events, gap, seconds)
+        return _round(runtime, subject, names, events, gap, seconds)
 
     return interleaved({name: partial(one, subject) for name, subject in subjects.items()}, rounds)
 
 
-def _round(here: Runtime, subject: Subject, tenants: Sequence[str], events: int, gap: float, seconds: float) -> Round:
+def _round(
+    runtime: Runtime, subject: Subject, tenants: Sequence[str], events: int, gap: float, seconds: float
+) -> Round:
     """Send each tenant its events, every `gap` seconds one, and wait until all is over."""
-    forget_calls(here.redis)
+    forget_calls(runtime.redis)
     subject.begin()
     before = subject.pending()
     sent: dict[str, list[Event]] = {tenant: [] for tenant in tenants}
@@ -126,7 +132,7 @@ def _round(here: Runtime, subject: Subject, tenants: Sequence[str], events: int,
             subject.event(tenant, record)
     seconds_sent = sent[tenants[-1]][-1].at - sent[tenants[0]][0].at
     wait_until(lambda: subject.is_quiet(tenants), f"the jobs of {tenants[0]} end", 60)
-    calls = taken_calls(here.redis)
+    calls = taken_calls(runtime.redis)
     found = [delays(sent[tenant], [call for call in calls if call.tenant == tenant]) for tenant in tenants]
     return Round(found, subject.work(tenants, len(calls)), subject.pending() - before, seconds_sent)
 

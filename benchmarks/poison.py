@@ -18,14 +18,17 @@ __all__ = ["POISON"]
 def _measure(records: int, bad: int) -> Report:
     """Let the record at place `bad` of `records` fail always, after a tenant with as many of which none is bad."""
     bad = min(bad, records)
-    with stage() as (here, directory):
+    with stage() as (runtime, directory):
         calls = directory / "calls"
         calls.touch(mode=0o666)
-        with worker(here, directory, "--concurrency", "1", TASKBRIDGE_BENCH_CALLS=str(calls)):
-            _drain(here, "warm", 1, 0)
-            seconds = {"clean": _drain(here, "clean", records, 0), "poisoned": _drain(here, "poisoned", records, bad)}
+        with worker(runtime, directory, "--concurrency", "1", TASKBRIDGE_BENCH_CALLS=str(calls)):
+            _drain(runtime, "warm", 1, 0)
+            seconds = {
+                "clean": _drain(runtime, "clean", records, 0),
+                "poisoned": _drain(runtime, "poisoned", records, bad),
+            }
         made = Counter(calls.read_text().split())
-        found = {row["tenant"]: row for row in here.cursors_of(INVOICES).every_count(INVOICES)}
+        found = {row["tenant"]: row for row in runtime.cursors_of(INVOICES).every_count(INVOICES)}
     rows = [
         (what, found[tenant]["handled"], found[tenant]["quarantined"], made[tenant], seconds[tenant])
         for what, tenant in (("no bad record", "clean"), (f"record {bad:,} is bad", "poisoned"))
@@ -48,9 +51,9 @@ def _measure(records: int, bad: int) -> Report:
     )
 
 
-def _drain(here: Runtime, tenant: str, records: int, bad: int) -> float:
+def _drain(runtime: Runtime, tenant: str, records: int, bad: int) -> float:
     """Let a tenant with `records`, of which the one at place `bad` fails, be handled; return the seconds it took."""
-    with here.engine.begin() as connection:
+    with runtime.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
             "SELECT 'invoices', %(tenant)s, n::text, CASE WHEN n = %(bad)s THEN '{\"bad\": true}' ELSE '{}' END::jsonb "
@@ -58,8 +61,8 @@ def _drain(here: Runtime, tenant: str, records: int, bad: int) -> float:
             {"tenant": tenant, "records": records, "bad": bad},
         )
     started = time.monotonic()
-    here.gate.notify(INVOICES, tenant, here.pipelines[INVOICES].policy.spacing)
-    wait_until(lambda: not [*here.pending(INVOICES)], f"all records of {tenant}", 300)
+    runtime.gate.notify(INVOICES, tenant, runtime.pipelines[INVOICES].policy.spacing)
+    wait_until(lambda: not [*runtime.pending(INVOICES)], f"all records of {tenant}", 300)
     return time.monotonic() - started
 
 

@@ -141,13 +141,13 @@ def _measure(tenants: int, concurrency: int, cap: float) -> Report:
     """Let one record of each tenant be handled by each pipeline in turn; wait for `cap` seconds at most."""
     downstream = Downstream()
     options = ("--pool", "threads", "--concurrency", str(concurrency))
-    with stage() as (here, directory), _served(downstream) as address:
+    with stage() as (runtime, directory), _served(downstream) as address:
         modules = "benchmarks.rate_limit_handlers"
-        with worker(here, directory, *options, pipelines=modules, **{ADDRESS: address}):
-            free = _outcome(here, downstream, TENANT_WAITS, tenants, cap, limited=False)
+        with worker(runtime, directory, *options, pipelines=modules, **{ADDRESS: address}):
+            free = _outcome(runtime, downstream, TENANT_WAITS, tenants, cap, limited=False)
             # The last may go on beyond its cap, and then no other is measured.
             found = {
-                name: _outcome(here, downstream, name, tenants, cap)
+                name: _outcome(runtime, downstream, name, tenants, cap)
                 for name in (TENANT_WAITS, ALL_WAIT, LIMITED, RAISES)
             }
     rows = [
@@ -179,18 +179,18 @@ def _measure(tenants: int, concurrency: int, cap: float) -> Report:
 
 
 def _outcome(
-    here: Runtime, downstream: Downstream, pipeline: str, tenants: int, cap: float, *, limited: bool = True
+    runtime: Runtime, downstream: Downstream, pipeline: str, tenants: int, cap: float, *, limited: bool = True
 ) -> Outcome:
     """Let one record of each of so many new tenants be handled."""
     prefix = "limited" if limited else "free"
     downstream.begin(limited=limited)
     began = time.monotonic()
-    add(here, pipeline, [f"{prefix}-{at}" for at in range(tenants)])
+    add(runtime, pipeline, [f"{prefix}-{at}" for at in range(tenants)])
     with suppress(TimeoutError):  # What was handled until then is the figure.
-        wait_until(lambda: not [*here.pending(pipeline)], "nothing is pending", cap)
+        wait_until(lambda: not [*runtime.pending(pipeline)], "nothing is pending", cap)
     seconds = time.monotonic() - began
     refused = downstream.answered[HTTPStatus.TOO_MANY_REQUESTS]
-    with here.engine.connect() as connection:
+    with runtime.engine.connect() as connection:
         text = "SELECT state FROM taskbridge.record_states WHERE pipeline = %s AND starts_with(tenant, %s)"
         states = Counter(connection.exec_driver_sql(text, (pipeline, prefix)).scalars())
     return Outcome(states["handled"], states["quarantined"], refused, seconds)

@@ -86,38 +86,38 @@ def _measure(keys: int, cap: float) -> Report:
         raise ConfigurationError("celery-once and celery-singleton are measured too: pip install -e '.[dev]'")
     from benchmarks.peers import open_workplace  # noqa: PLC0415 - an extra
 
-    with stage() as (here, directory), ExitStack() as opened:
-        place, peers = open_workplace(here.settings.redis_url, here.settings.postgres_url)
+    with stage() as (runtime, directory), ExitStack() as opened:
+        place, peers = open_workplace(runtime.settings.redis_url, runtime.settings.postgres_url)
         opened.callback(place.close)
         place.make_table()
-        subjects: dict[str, Subject] = {OURS: Ours(here)}
+        subjects: dict[str, Subject] = {OURS: Ours(runtime)}
         subjects |= {name: Theirs(place, one) for name, one in peers.items()}
         keys_of = {name: [Key(one, f"{name}-{at}") for at in range(keys)] for name, one in subjects.items()}
         each = [key for ones in zip(*keys_of.values(), strict=True) for key in ones]
-        with _workers(here, directory, keys, len(peers)):
+        with _workers(runtime, directory, keys, len(peers)):
             for key in each:
                 key.send()
-                time.sleep(here.settings.runner_ttl / BEATS / len(each))
-            wait_until(lambda: len(taken_calls(here.redis)) == len(each), "a batch of each key begins", 60)
-            groups = {call.group for call in taken_calls(here.redis)}
-            with _workers(here, directory, keys, len(peers)):
+                time.sleep(runtime.settings.runner_ttl / BEATS / len(each))
+            wait_until(lambda: len(taken_calls(runtime.redis)) == len(each), "a batch of each key begins", 60)
+            groups = {call.group for call in taken_calls(runtime.redis)}
+            with _workers(runtime, directory, keys, len(peers)):
                 crashed = time.time()
                 for group in groups:
                     os.killpg(group, signal.SIGKILL)
                 _go_on(each, crashed + cap)
-                calls = taken_calls(here.redis)
+                calls = taken_calls(runtime.redis)
     found = {name: [key.recovered(calls, crashed) for key in ones] for name, ones in keys_of.items()}
-    return _report(found, keys, cap, here.settings.runner_ttl + SLACK)
+    return _report(found, keys, cap, runtime.settings.runner_ttl + SLACK)
 
 
 @contextmanager
-def _workers(here: Runtime, directory: Path, keys: int, peers: int) -> Iterator[None]:
+def _workers(runtime: Runtime, directory: Path, keys: int, peers: int) -> Iterator[None]:
     """Run a worker of TaskBridge and one of the peers, with a slot for each key."""
     with ExitStack() as running:
         slots = ("--concurrency", str(keys))
-        running.enter_context(worker(here, directory, *slots, pipelines="benchmarks.recovery_handlers"))
+        running.enter_context(worker(runtime, directory, *slots, pipelines="benchmarks.recovery_handlers"))
         slots = ("--concurrency", str(keys * peers))
-        running.enter_context(worker(here, directory, *slots, app="benchmarks.peers"))
+        running.enter_context(worker(runtime, directory, *slots, app="benchmarks.peers"))
         yield
 
 

@@ -35,21 +35,21 @@ def _measure(runs: int, workers: int, milliseconds: float, rounds: int) -> Repor
     """Measure with 1, 2, 4, ... workers of each kind, `runs` for each of them."""
     counts = [2**at for at in range(workers.bit_length()) if 2**at < workers] + [workers]
     found: dict[str, list[tuple[int, float]]] = {OURS: [], READ: [], FINISH: []}
-    with stage() as (here, directory), ExitStack() as stack:
-        plain.prepare(here.engine)
-        _, tasks = plain.make_app(here.settings.redis_url)
+    with stage() as (runtime, directory), ExitStack() as stack:
+        plain.prepare(runtime.engine)
+        _, tasks = plain.make_app(runtime.settings.redis_url)
         subjects: dict[str, Ready] = {
-            OURS: partial(wait, here),
-            READ: partial(park, here, tasks["read"]),
-            FINISH: partial(park, here, tasks["finish"]),
+            OURS: partial(wait, runtime),
+            READ: partial(park, runtime, tasks["read"]),
+            FINISH: partial(park, runtime, tasks["finish"]),
         }
         marks, started = directory / "marks", 0
         for count in counts:
             for _ in range(started, count):
                 for app in ("taskbridge", plain.__name__):
-                    stack.enter_context(_worker(here, directory, app, marks, milliseconds))
+                    stack.enter_context(_worker(runtime, directory, app, marks, milliseconds))
             started = count
-            for name, speeds in _speeds(here, marks, subjects, runs * count, rounds).items():
+            for name, speeds in _speeds(runtime, marks, subjects, runs * count, rounds).items():
                 found[name].append((count, median(speeds)))
     growth = {name: points[-1][1] / points[0][1] for name, points in found.items()}
     return Report(
@@ -70,18 +70,22 @@ def _measure(runs: int, workers: int, milliseconds: float, rounds: int) -> Repor
     )
 
 
-def _worker(here: Runtime, directory: Path, app: str, marks: Path, milliseconds: float) -> AbstractContextManager[int]:
+def _worker(
+    runtime: Runtime, directory: Path, app: str, marks: Path, milliseconds: float
+) -> AbstractContextManager[int]:
     environment = {MARKS: str(marks), "TASKBRIDGE_BENCH_SECONDS_PER_RECORD": str(milliseconds / 1000)}
-    return worker(here, directory, "--concurrency", "1", app=app, **environment)
+    return worker(runtime, directory, "--concurrency", "1", app=app, **environment)
 
 
-def _speeds(here: Runtime, marks: Path, subjects: dict[str, Ready], runs: int, rounds: int) -> dict[str, list[float]]:
+def _speeds(
+    runtime: Runtime, marks: Path, subjects: dict[str, Ready], runs: int, rounds: int
+) -> dict[str, list[float]]:
     """Return the runs per second of each round."""
-    wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
-    cpu = Cpu(here, {})
+    wait_until(lambda: runtime.redis.exists(runtime.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
+    cpu = Cpu(runtime, {})
     for ready in subjects.values():
-        drain(here, marks, ready, cpu, min(WARM, runs))
-    measured = {name: partial(drain, here, marks, ready, cpu, runs) for name, ready in subjects.items()}
+        drain(runtime, marks, ready, cpu, min(WARM, runs))
+    measured = {name: partial(drain, runtime, marks, ready, cpu, runs) for name, ready in subjects.items()}
     return {name: [runs / one.seconds for one in found] for name, found in interleaved(measured, rounds).items()}
 
 

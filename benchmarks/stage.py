@@ -15,7 +15,7 @@ from typing import Any, Final
 from taskbridge import store
 from taskbridge.embedded import Guarded, serve
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.settings import Settings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -34,14 +34,14 @@ def stage(**settings: Any) -> Iterator[tuple[Runtime, Path]]:
         directory.chmod(0o755)
         with serve(directory / "servers") as servers:
             chosen = Settings(postgres_url=servers.postgres_url, redis_url=servers.redis_url, **settings)
-            here = runtime(make_app(chosen).app)
-            store.migrate(here.engine)
-            yield here, directory
+            runtime = runtime_of(make_app(chosen).app)
+            store.migrate(runtime.engine)
+            yield runtime, directory
 
 
 @contextmanager
 def worker(
-    here: Runtime,
+    runtime: Runtime,
     directory: Path,
     *options: str,
     app: str = "taskbridge",
@@ -59,19 +59,19 @@ def worker(
         "PYTHONPATH": str(ROOT),
         **environment,
     }
-    environment = {**os.environ, **settings_of(here), **chosen}
+    environment = {**os.environ, **settings_of(runtime), **chosen}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
     with (
         (directory / f"{name}.log").open("wb") as output,
         Guarded([*command, *options], output=output, environment=environment) as process,
     ):
-        wait_until(lambda: here.app.control.ping(destination=[name], timeout=0.2), "the worker is ready", 60)
+        wait_until(lambda: runtime.app.control.ping(destination=[name], timeout=0.2), "the worker is ready", 60)
         yield process.pid
 
 
-def settings_of(here: Runtime) -> dict[str, str]:
-    """Return the settings of `here` as the variables that a worker reads."""
-    values = {name: getattr(here.settings, name) for name in Settings.__slots__ if name != "pipelines"}
+def settings_of(runtime: Runtime) -> dict[str, str]:
+    """Return the settings of `runtime` as the variables that a worker reads."""
+    values = {name: getattr(runtime.settings, name) for name in Settings.__slots__ if name != "pipelines"}
     return {f"TASKBRIDGE_{name.upper()}": str(value) for name, value in values.items() if value}
 
 

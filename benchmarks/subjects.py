@@ -48,9 +48,9 @@ class Subject(Protocol):
 class Ours:
     """TaskBridge."""
 
-    def __init__(self, here: Runtime) -> None:
-        self._here = here
-        self._notify_event = here.app.tasks[NOTIFY_TASK]
+    def __init__(self, runtime: Runtime) -> None:
+        self._here = runtime
+        self._notify_event = runtime.app.tasks[NOTIFY_TASK]
 
     def add(self, tenant: str, document: dict[str, Any]) -> int:
         """Commit an invoice."""

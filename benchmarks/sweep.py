@@ -70,14 +70,14 @@ class _Swept(NamedTuple):
 class _Sweeps:
     """The pipeline of this benchmark on a runtime; `handed` counts what its handler was given."""
 
-    def __init__(self, here: Runtime) -> None:
-        self.here = here
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
         self.handed = 0
         self._pipelines = Pipelines()
         self._pipelines.declare(
             Pipeline(PIPELINE, self._handle, LatencyNeutral(lease=0, tick=0.001), PAGE, source=SOURCE)
         )
-        here.pipelines = self._pipelines
+        runtime.pipelines = self._pipelines
 
     def _handle(self, batch: Batch) -> None:
         deque((record.document for record in batch), maxlen=0)
@@ -85,23 +85,23 @@ class _Sweeps:
 
     def run(self, tenant: str) -> _Swept:
         """Notify, and do the tenant's runs until none is queued; what is timed is the runs."""
-        gate, before, seconds = self.here.gate, self.handed, 0.0
+        gate, before, seconds = self.runtime.gate, self.handed, 0.0
         gate.notify(PIPELINE, tenant, self._pipelines[PIPELINE].policy.spacing)
         while (status := gate.look(PIPELINE, [tenant])[0]).state is State.QUEUED:
             started = time.perf_counter()
-            runner.run(self.here, PIPELINE, tenant, status.token or "")
+            runner.run_tenant(self.runtime, PIPELINE, tenant, status.token or "")
             seconds += time.perf_counter() - started
-        self.here.redis.delete(*Queue)
+        self.runtime.redis.delete(*Queue)
         return _Swept(seconds, self.handed - before)
 
 
 def _measure(records: int, largest: int) -> Report:
     """Sweep `records` of one tenant, then 500 and none beside up to `largest` that are handled."""
-    with stage() as (here, _):
+    with stage() as (runtime, _):
         document = _invoice()
-        speeds = _speeds(here, records, document)
+        speeds = _speeds(runtime, records, document)
         sizes = decades(SMALLEST, largest)
-        costs = [*_growth(here, sizes)]
+        costs = [*_growth(runtime, sizes)]
     rate = {name: median(found) for name, found in speeds.items()}
     ours = speeds["taskbridge"]
     ratios = {name: median_ratio(ours, found) for name, found in speeds.items()}
@@ -152,16 +152,16 @@ def _invoice() -> str:
     return json.dumps({**head, "lines": [line] * 8, "total": "189.60"})
 
 
-def _speeds(here: Runtime, records: int, document: str) -> dict[str, list[float]]:
+def _speeds(runtime: Runtime, records: int, document: str) -> dict[str, list[float]]:
     """Return records per second by subject, by round."""
-    _execute(here, TABLES)
-    _fill(here, TENANT, 1, records, document)
-    with _connection(here) as bare, _connection(here) as flagged:
-        sweeps = _Sweeps(here)
+    _execute(runtime, TABLES)
+    _fill(runtime, TENANT, 1, records, document)
+    with _connection(runtime) as bare, _connection(runtime) as flagged:
+        sweeps = _Sweeps(runtime)
         subjects: dict[str, Callable[[], float]] = {
             "taskbridge": lambda: _rate(records, *_ours(sweeps)),
             "bare select": lambda: _rate(records, *_bare(bare)),
-            "flag on each row": lambda: _rate(records, *_flagged(here, flagged)),
+            "flag on each row": lambda: _rate(records, *_flagged(runtime, flagged)),
         }
         interleaved(subjects, 1)  # connections, caches, prepared statements
         return interleaved(subjects, ROUNDS)
@@ -174,7 +174,7 @@ def _rate(expected: int, seconds: float, records: int) -> float:
 
 
 def _ours(sweeps: _Sweeps) -> _Swept:
-    _execute(sweeps.here, "DELETE FROM taskbridge.sync_cursors")
+    _execute(sweeps.runtime, "DELETE FROM taskbridge.sync_cursors")
     return sweeps.run(TENANT)
 
 
@@ -186,9 +186,9 @@ def _bare(connection: psycopg.Connection[Any], tenant: str = TENANT, last: int =
     return _Swept(time.perf_counter() - started, count)
 
 
-def _flagged(here: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
-    _execute(here, "TRUNCATE bench_flagged; INSERT INTO bench_flagged SELECT * FROM taskbridge.records")
-    _execute(here, "VACUUM ANALYZE bench_flagged")
+def _flagged(runtime: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
+    _execute(runtime, "TRUNCATE bench_flagged; INSERT INTO bench_flagged SELECT * FROM taskbridge.records")
+    _execute(runtime, "VACUUM ANALYZE bench_flagged")
     started, count = time.perf_counter(), 0
     while True:
         with connection.transaction():
@@ -199,17 +199,17 @@ def _flagged(here: Runtime, connection: psycopg.Connection[Any]) -> _Swept:
         count += len(rows)
 
 
-def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
+def _growth(runtime: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
     """Grow one tenant's records; yield what a batch, an empty run and a bare select cost at each size, in ms."""
-    _execute(here, "TRUNCATE taskbridge.records; DELETE FROM taskbridge.sync_cursors")
-    with _connection(here) as bare:
-        sweeps, there = _Sweeps(here), 0
+    _execute(runtime, "TRUNCATE taskbridge.records; DELETE FROM taskbridge.sync_cursors")
+    with _connection(runtime) as bare:
+        sweeps, there = _Sweeps(runtime), 0
         sweeps.run(GROWN)
         for size in sizes:
-            _fill(here, GROWN, there + 1, size, "{}")
+            _fill(runtime, GROWN, there + 1, size, "{}")
             # Where a sweep of them all would put it.
-            _execute(here, "UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot()")
-            _execute(here, "CHECKPOINT")
+            _execute(runtime, "UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot()")
+            _execute(runtime, "CHECKPOINT")
             samples = [_sample(sweeps, bare, size + at * PAGE) for at in range(SAMPLES)]
             there = size + SAMPLES * PAGE
             yield tuple(median(sample) * 1000 for sample in zip(*samples, strict=True))
@@ -218,7 +218,7 @@ def _growth(here: Runtime, sizes: list[int]) -> Iterator[tuple[float, ...]]:
 def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple[float, ...]:
     """Add a batch to the `there` records; return the seconds of a bare select of it, of its run and of an empty one."""
     (last,) = bare.execute("SELECT max(id) FROM taskbridge.records").fetchone() or (0,)
-    _fill(sweeps.here, GROWN, there + 1, there + PAGE, "{}", vacuum=False)
+    _fill(sweeps.runtime, GROWN, there + 1, there + PAGE, "{}", vacuum=False)
     selected = _bare(bare, GROWN, last)
     batch, empty = sweeps.run(GROWN), sweeps.run(GROWN)
     if (batch.records, empty.records, selected.records) != (PAGE, 0, PAGE):
@@ -226,20 +226,20 @@ def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple
     return batch.seconds, empty.seconds, selected.seconds
 
 
-def _fill(here: Runtime, tenant: str, first: int, last: int, document: str, *, vacuum: bool = True) -> None:
-    _execute(here, FILL, tenant=tenant, document=document, first=first, last=last)
+def _fill(runtime: Runtime, tenant: str, first: int, last: int, document: str, *, vacuum: bool = True) -> None:
+    _execute(runtime, FILL, tenant=tenant, document=document, first=first, last=last)
     if vacuum:
-        _execute(here, "VACUUM ANALYZE taskbridge.records")
+        _execute(runtime, "VACUUM ANALYZE taskbridge.records")
 
 
-def _execute(here: Runtime, statements: str, **values: Any) -> None:
-    with here.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+def _execute(runtime: Runtime, statements: str, **values: Any) -> None:
+    with runtime.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         connection.exec_driver_sql(statements, values or None)
 
 
 @contextmanager
-def _connection(here: Runtime) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(here.settings.postgres_url, autocommit=True) as connection:
+def _connection(runtime: Runtime) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(runtime.settings.postgres_url, autocommit=True) as connection:
         yield connection
 
 

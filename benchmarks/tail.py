@@ -93,18 +93,18 @@ class _Costs(NamedTuple):
 class _Rounds:
     """The pipeline of this benchmark on a runtime."""
 
-    def __init__(self, here: Runtime) -> None:
-        self.here = here
-        here.pipelines = Pipelines()
-        here.pipelines.declare(Pipeline(PIPELINE, print, LatencyNeutral(), 500, source=SOURCE))
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        runtime.pipelines = Pipelines()
+        runtime.pipelines.declare(Pipeline(PIPELINE, print, LatencyNeutral(), 500, source=SOURCE))
         self._keys = iter(range(1_000_000))
         self._read = 0
-        tail_round(here, PIPELINE)
-        base_round(here, PIPELINE)
+        tail_round(runtime, PIPELINE)
+        base_round(runtime, PIPELINE)
 
     def execute(self, statement: str, **values: Any) -> None:
         """Execute a statement in a transaction of its own."""
-        engine = self.here.engine.execution_options(isolation_level="AUTOCOMMIT")
+        engine = self.runtime.engine.execution_options(isolation_level="AUTOCOMMIT")
         with engine.connect() as connection, patiently(connection, None):
             connection.exec_driver_sql(statement, values or None)
 
@@ -114,9 +114,9 @@ class _Rounds:
         self.execute("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors, taskbridge.tails")
         self.execute(SEEN)
         # The first statements after a VACUUM plan anew.
-        tail_round(self.here, PIPELINE)
-        base_round(self.here, PIPELINE)
-        self.here.redis.flushdb()
+        tail_round(self.runtime, PIPELINE)
+        base_round(self.runtime, PIPELINE)
+        self.runtime.redis.flushdb()
 
     def news(self, tenants: int) -> None:
         """Let so many tenants have one record more each, of one transaction."""
@@ -125,20 +125,20 @@ class _Rounds:
     def tail(self) -> float:
         """Make a round of the tail; return its milliseconds."""
         started = time.perf_counter()
-        tail_round(self.here, PIPELINE)
+        tail_round(self.runtime, PIPELINE)
         return (time.perf_counter() - started) * 1000
 
     def base(self) -> float:
         """Make a base round; return its milliseconds."""
         started = time.perf_counter()
-        base_round(self.here, PIPELINE)
+        base_round(self.runtime, PIPELINE)
         return (time.perf_counter() - started) * 1000
 
     def read(self, tenant: str) -> float:
         """Read a batch of a tenant as a run does, and advance past it; return the milliseconds of the reading."""
         self._read += 1
         key = RunKey(PIPELINE, tenant, f"{self._read:016d}-aaaaaaaaaaaa")
-        cursors = self.here.cursors_of(PIPELINE)
+        cursors = self.runtime.cursors_of(PIPELINE)
         started = time.perf_counter()
         page = cursors.claim(key, 500, events=1, new_events=1, runs=1)
         spent = (time.perf_counter() - started) * 1000
@@ -153,17 +153,17 @@ class _Rounds:
 
 def _measure(tenants: int, each: int, commits: int, seconds: float) -> Report:
     """Measure rounds at up to `tenants` with `each` so many records; then with an open transaction, and a worker."""
-    with stage() as (here, directory):
-        rounds = _Rounds(here)
-        written = _written(here)
+    with stage() as (runtime, directory):
+        rounds = _Rounds(runtime)
+        written = _written(runtime)
         sizes = decades(SMALLEST, tenants)
         costs = [*_growth(rounds, sizes, each)]
         beside = _beside_an_open_transaction(rounds, commits)
         marks = Marks(directory / "marks")
         rounds.quiet(min(MANY, tenants))
         options = ("--concurrency", "2")
-        with worker(here, directory, *options, pipelines=HANDLERS, **{MARKS: str(directory / "marks")}) as pid:
-            cores = _idle(here, pid, seconds)
+        with worker(runtime, directory, *options, pipelines=HANDLERS, **{MARKS: str(directory / "marks")}) as pid:
+            cores = _idle(runtime, pid, seconds)
             repaired = _repaired(rounds, marks, pid, min(MANY, tenants))
     names = (
         "tail, nothing new",
@@ -220,12 +220,12 @@ def _measure(tenants: int, each: int, commits: int, seconds: float) -> Report:
     )
 
 
-def _written(here: Runtime) -> float:
+def _written(runtime: Runtime) -> float:
     """Return how many new records `record_many` writes in a second."""
 
     def write(turn: int) -> float:
         rows = [(f"tenant-{at % MANY}", f"{turn}-{at}", {**DOCUMENT, "number": at}) for at in range(WRITTEN)]
-        return _ms(lambda: record_many(here.engine, f"{SOURCE}-many", rows))
+        return _ms(lambda: record_many(runtime.engine, f"{SOURCE}-many", rows))
 
     return WRITTEN / median(write(turn) for turn in range(LOOKS)) * 1000
 
@@ -248,15 +248,15 @@ def _costs(rounds: _Rounds, tenants: int) -> _Costs:
         samples.append((idle[0], rounds.tail(), idle[1], rounds.base()))
         rounds.quiet(many)
     # With everything that a process keeps from one scrape to the next.
-    metrics = Metrics(rounds.here, ticking=False)
-    looks = (metrics.text, lambda: _status(rounds.here))
+    metrics = Metrics(rounds.runtime, ticking=False)
+    looks = (metrics.text, lambda: _status(rounds.runtime))
     times = [median(_ms(look) for _ in range(LOOKS)) for look in looks]
     return _Costs(*(median(found) for found in zip(*samples, strict=True)), *times)
 
 
-def _status(here: Runtime) -> None:
+def _status(runtime: Runtime) -> None:
     command = [sys.executable, "-c", STATUS, "status", "--pipeline", PIPELINE]
-    environment = {**os.environ, **settings_of(here), "TASKBRIDGE_PIPELINES": HANDLERS}
+    environment = {**os.environ, **settings_of(runtime), "TASKBRIDGE_PIPELINES": HANDLERS}
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -266,9 +266,9 @@ def _ms(call: Callable[[], object]) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def _idle(here: Runtime, pid: int, seconds: float) -> dict[str, float]:
+def _idle(runtime: Runtime, pid: int, seconds: float) -> dict[str, float]:
     """Return the share of a core of the worker and of both servers while nothing is to be done."""
-    cpu = Cpu(here, {"worker": [pid]})
+    cpu = Cpu(runtime, {"worker": [pid]})
     time.sleep(min(2.0, seconds))
     before, started = cpu.seconds(), time.monotonic()
     time.sleep(seconds)
@@ -285,7 +285,7 @@ def _repaired(rounds: _Rounds, marks: Marks, pid: int, tenants: int) -> float:
     try:
         rounds.news(tenants)
         rounds.tail()
-        rounds.here.redis.flushdb()
+        rounds.runtime.redis.flushdb()
         lost = time.time()
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -308,11 +308,11 @@ def _beside_an_open_transaction(rounds: _Rounds, commits: int) -> list[list[Cell
                 key=f"read {time.monotonic_ns()} ",
             )
             found.append((idle, many, rounds.read(READER)))
-            rounds.here.redis.flushdb()
+            rounds.runtime.redis.flushdb()
         return [median(values) for values in zip(*found, strict=True)]
 
     before = measure()
-    with rounds.here.engine.connect() as other:
+    with rounds.runtime.engine.connect() as other:
         # A transaction has an id from its first change on.
         other.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('bench-tail', 'open', '1', '{}')"

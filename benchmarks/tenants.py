@@ -92,8 +92,8 @@ class _Subject(Protocol):
 class _Together(Gate):
     """A gate that keeps calls of begin and settle until `send` makes one round trip of them."""
 
-    def __init__(self, here: Runtime) -> None:
-        super().__init__(here.redis, Keys(here.settings.key_prefix), message=lua_message(here.app))
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime.redis, Keys(runtime.settings.key_prefix), message=lua_message(runtime.app))
         self._kept: list[tuple[list[str], tuple[Any, ...]]] = []
 
     def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> list[Any]:
@@ -132,8 +132,8 @@ class _Ours:
 
     seconds_per_tenant = 0.0003
 
-    def __init__(self, here: Runtime, directory: Path) -> None:
-        self._here = here
+    def __init__(self, runtime: Runtime, directory: Path) -> None:
+        self._here = runtime
         self._directory = directory
         self._due: dict[str, int] = {}
         self._late: list[float] = []
@@ -177,8 +177,8 @@ class _Countdowns:
 
     seconds_per_tenant = 0.0012
 
-    def __init__(self, here: Runtime, directory: Path) -> None:
-        self._here = here
+    def __init__(self, runtime: Runtime, directory: Path) -> None:
+        self._here = runtime
         self._directory = directory
         self._file = directory / "lateness"
 
@@ -207,16 +207,16 @@ def _measure(tenants: int, seconds: float, rounds: int) -> Report:
     sizes = decades(SMALLEST, tenants)
     due = [size for size in sizes if size <= MOST_DUE]
     # Nobody begins the runs, and none may be published twice.
-    with stage(republish_after=3600) as (here, directory):
-        ours, countdowns = _Ours(here, directory), _Countdowns(here, directory)
+    with stage(republish_after=3600) as (runtime, directory):
+        ours, countdowns = _Ours(runtime, directory), _Countdowns(runtime, directory)
         found = interleaved(
             {
-                "taskbridge": lambda: _episode(here, ours, sizes, seconds),
-                "countdown tasks": lambda: _episode(here, countdowns, due, seconds),
+                "taskbridge": lambda: _episode(runtime, ours, sizes, seconds),
+                "countdown tasks": lambda: _episode(runtime, countdowns, due, seconds),
             },
             rounds,
         )
-        bursts = interleaved({str(events): _burst_of(here, events) for events in EVENTS}, rounds)
+        bursts = interleaved({str(events): _burst_of(runtime, events) for events in EVENTS}, rounds)
     return _report(
         {"tenants": tenants, "seconds": seconds, "rounds": rounds},
         {name: _medians(episodes) for name, episodes in found.items()},
@@ -224,48 +224,48 @@ def _measure(tenants: int, seconds: float, rounds: int) -> Report:
     )
 
 
-def _episode(here: Runtime, subject: _Subject, sizes: Sequence[int], seconds: float) -> dict[int, _Waiting]:
+def _episode(runtime: Runtime, subject: _Subject, sizes: Sequence[int], seconds: float) -> dict[int, _Waiting]:
     """Return what waiting costs by number of tenants, in one worker."""
     with subject.serve() as pid:
         time.sleep(min(1.0, seconds))
-        return {size: _wait(here, pid, subject, size, seconds) for size in sizes}
+        return {size: _wait(runtime, pid, subject, size, seconds) for size in sizes}
 
 
-def _wait(here: Runtime, pid: int, subject: _Subject, size: int, seconds: float) -> _Waiting:
-    here.redis.flushdb()
-    idle, before = _cost(here, pid, seconds), _memory(here, pid)
+def _wait(runtime: Runtime, pid: int, subject: _Subject, size: int, seconds: float) -> _Waiting:
+    runtime.redis.flushdb()
+    idle, before = _cost(runtime, pid, seconds), _memory(runtime, pid)
     is_due = size <= MOST_DUE
     first = time.time() + (size * subject.seconds_per_tenant + seconds + 0.5 if is_due else LONG)
     subject.wait([first + at * seconds / size for at in range(size)])
     if time.time() + seconds > first:
         raise TimeoutError(f"{size:,} tenants were not made to wait in time: measure fewer")
-    lingering = _cost(here, pid, seconds)
-    redis_bytes, worker_bytes = (now - then for now, then in zip(_memory(here, pid), before, strict=True))
+    lingering = _cost(runtime, pid, seconds)
+    redis_bytes, worker_bytes = (now - then for now, then in zip(_memory(runtime, pid), before, strict=True))
     waiting = _Waiting(idle, lingering, redis_bytes, worker_bytes)
     if not is_due:
         return waiting
     time.sleep(max(0.0, first - time.time()))
-    return waiting._replace(due=_cost(here, pid, seconds, subject.take), late=subject.lateness(size))
+    return waiting._replace(due=_cost(runtime, pid, seconds, subject.take), late=subject.lateness(size))
 
 
-def _cost(here: Runtime, pid: int, seconds: float, meanwhile: Callable[[], object] = int) -> _Cost:
-    before, started = _cpu(here, pid), time.monotonic()
+def _cost(runtime: Runtime, pid: int, seconds: float, meanwhile: Callable[[], object] = int) -> _Cost:
+    before, started = _cpu(runtime, pid), time.monotonic()
     while (left := started + seconds - time.monotonic()) > 0:
         meanwhile()
         time.sleep(min(left, TAKE_EACH))
-    after, passed = _cpu(here, pid), time.monotonic() - started
+    after, passed = _cpu(runtime, pid), time.monotonic() - started
     return _Cost(*((then - now) / passed for now, then in zip(before, after, strict=True)))
 
 
-def _cpu(here: Runtime, pid: int) -> tuple[float, float]:
+def _cpu(runtime: Runtime, pid: int) -> tuple[float, float]:
     """Return the seconds of CPU that Redis and a process have used."""
-    used: Any = here.redis.info("cpu")
+    used: Any = runtime.redis.info("cpu")
     return used["used_cpu_sys"] + used["used_cpu_user"], seconds_of(process(pid))
 
 
-def _memory(here: Runtime, pid: int) -> tuple[int, int]:
+def _memory(runtime: Runtime, pid: int) -> tuple[int, int]:
     """Return the bytes that Redis and a process use."""
-    used: Any = here.redis.info("memory")
+    used: Any = runtime.redis.info("memory")
     return used["used_memory"], process(pid).memory_info().rss
 
 
@@ -295,22 +295,22 @@ class _Burst(NamedTuple):
     runs: float
 
 
-def _burst_of(here: Runtime, events: int) -> Callable[[], _Burst]:
+def _burst_of(runtime: Runtime, events: int) -> Callable[[], _Burst]:
     """Return what measures bursts of so many events, each of which comes before the tenant's first run begins."""
     tenants = [f"burst-{at}" for at in range(max(1, ALL_EVENTS // events))]
 
     def measure() -> _Burst:
-        gate = _Together(here)
-        here.redis.flushdb()
+        gate = _Together(runtime)
+        runtime.redis.flushdb()
         gate.notify_many([(INVOICES, tenants[0], SHORT)])  # so that the scripts are there
-        here.redis.flushdb()
-        before: Any = here.redis.info("cpu")
+        runtime.redis.flushdb()
+        before: Any = runtime.redis.info("cpu")
         published = _notify(gate, [name for name in tenants for _ in range(events)])
         lingering = gate.run(Queue.FIRST)
         time.sleep(SHORT.lease / 1000)
         gate.expire(INVOICES, lingering)
         gate.run(Queue.NEXT)
-        after: Any = here.redis.info("cpu")
+        after: Any = runtime.redis.info("cpu")
         us = sum(after[name] - before[name] for name in ("used_cpu_sys", "used_cpu_user")) * 1e6
         return _Burst(us / len(tenants), (published + len(lingering)) / len(tenants))
 

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.gate import Gate
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from tests.waiting import wait_until
@@ -102,7 +102,7 @@ class Deployment:
 
     @property
     def gate(self) -> Gate:
-        return runtime(self.app).gate
+        return runtime_of(self.app).gate
 
     def environment(self, **extra: str) -> dict[str, str]:
         """What a worker is started with."""
@@ -158,14 +158,14 @@ class Deployment:
 
     def idle(self) -> bool:
         """Whether no runner is left and nothing is pending."""
-        here = runtime(self.app)
-        return not here.gate.active("invoices") and not [*here.pending("invoices")]
+        runtime = runtime_of(self.app)
+        return not runtime.gate.active("invoices") and not [*runtime.pending("invoices")]
 
     def wait_until_idle(self, seconds: float = 15.0) -> None:
         wait_until(self.idle, "idle", seconds)
 
     def close(self) -> None:
-        runtime(self.app).engine.dispose()
+        runtime_of(self.app).engine.dispose()
         self.app.close()
         self.redis.flushdb()
         self.redis.close()

@@ -9,7 +9,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral, Policy
 from taskbridge.gate import Queue, State
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.running import runner
 from tests.deployment import Deployment
 
@@ -21,7 +21,7 @@ class Inline:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
-        self.here = runtime(deployment.app)
+        self.runtime = runtime_of(deployment.app)
         self.seen: list[str] = []
 
     def handle(
@@ -41,7 +41,7 @@ class Inline:
         pipelines = Pipelines()
         named: Handler = noting
         pipelines.declare(Pipeline(pipeline, named, policy, batch_size, **options))
-        self.here.__dict__["pipelines"] = pipelines
+        self.runtime.__dict__["pipelines"] = pipelines
 
     def message(self) -> tuple[str, str, str] | None:
         """Take the next run message: pipeline, tenant, token."""
@@ -56,9 +56,9 @@ class Inline:
         """Run every message, and those that these runs make; return how many there were."""
         count = 0
         while (message := self.message()) is not None:
-            runner.run(self.here, *message)
+            runner.run_tenant(self.runtime, *message)
             count += 1
         return count
 
     def state(self) -> State:
-        return self.here.gate.look("invoices", ["acme"])[0].state
+        return self.runtime.gate.look("invoices", ["acme"])[0].state

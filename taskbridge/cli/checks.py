@@ -62,7 +62,7 @@ class Finding:
 Findings = Iterator[Finding]
 
 
-def examine(here: Runtime, *, alone: bool) -> list[Finding]:
+def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
     """Make all checks; one that needs what another found out of reach is left out.
 
     `alone`: the servers live for this command only, so neither a schema nor a worker is expected.
@@ -72,7 +72,7 @@ def examine(here: Runtime, *, alone: bool) -> list[Finding]:
     def usable(check: Callable[[Runtime], Findings], name: str, level: Level = Level.PROBLEM) -> bool:
         try:
             with speaking_plainly():
-                found.extend(check(here))
+                found.extend(check(runtime))
         except TaskBridgeError as error:
             what, _, remedy = str(error).partition(": ")
             found.append(Finding(level, name, what, remedy))
@@ -111,9 +111,9 @@ def worst(findings: list[Finding]) -> Level:
     return max((one.level for one in findings), key=list(Level).index)
 
 
-def _postgres(here: Runtime) -> Findings:
-    check_version(here.engine)
-    with here.engine.connect() as connection:
+def _postgres(runtime: Runtime) -> Findings:
+    check_version(runtime.engine)
+    with runtime.engine.connect() as connection:
         version = connection.execute(text("SHOW server_version")).scalar_one()
         standby = connection.execute(text("SELECT pg_is_in_recovery()")).scalar_one()
     if standby:
@@ -122,19 +122,19 @@ def _postgres(here: Runtime) -> Findings:
         yield Finding(Level.OK, "Postgres", str(version))
 
 
-def _schema(here: Runtime) -> Findings:
-    check_schema(here.engine)
+def _schema(runtime: Runtime) -> Findings:
+    check_schema(runtime.engine)
     yield Finding(Level.OK, "schema", f"{head()}, the newest")
 
 
-def _cluster(here: Runtime) -> Findings:
-    check_cluster(here.engine)
+def _cluster(runtime: Runtime) -> Findings:
+    check_cluster(runtime.engine)
     yield Finding(Level.OK, "cluster", "the one whose transaction ids the cursors hold")
 
 
-def _redis(here: Runtime) -> Findings:
-    here.gate.check_version()
-    info: dict[str, Any] = here.redis.info()
+def _redis(runtime: Runtime) -> Findings:
+    runtime.gate.check_version()
+    info: dict[str, Any] = runtime.redis.info()
     version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else info["redis_version"]
     if info.get("cluster_enabled"):
         yield Finding(
@@ -158,12 +158,12 @@ def _redis(here: Runtime) -> Findings:
         )
 
 
-def _clocks(here: Runtime) -> Findings:
+def _clocks(runtime: Runtime) -> Findings:
     before = time.time()
-    with here.engine.connect() as connection:
+    with runtime.engine.connect() as connection:
         postgres = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     between = time.time()
-    seconds, microseconds = here.redis.time()
+    seconds, microseconds = runtime.redis.time()
     after = time.time()
     redis = seconds + microseconds / 1_000_000
     measured = (
@@ -179,18 +179,18 @@ def _clocks(here: Runtime) -> Findings:
             yield Finding(Level.OK, "clocks", f"{clocks} are {abs(skew):.3f} s apart")
 
 
-def _pipelines(here: Runtime) -> Findings:
-    yield Finding(Level.OK, "pipelines", ", ".join(here.pipelines.names()))
+def _pipelines(runtime: Runtime) -> Findings:
+    yield Finding(Level.OK, "pipelines", ", ".join(runtime.pipelines.names()))
 
 
-def _queues(here: Runtime) -> Findings:
+def _queues(runtime: Runtime) -> Findings:
     options: dict[str, Any] = {}
-    if str(here.app.conf.broker_url).startswith("redis"):
+    if str(runtime.app.conf.broker_url).startswith("redis"):
         # Without these, kombu waits for ever for a server that accepts and says nothing.
         options["transport_options"] = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
-    with here.app.connection_for_read(**options) as connection:
+    with runtime.app.connection_for_read(**options) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
-        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in here.keys.queues]
+        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in runtime.keys.queues]
     yield Finding(Level.OK, "broker", f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
 
 
@@ -206,8 +206,8 @@ def _length(connection: Any, queue: str) -> int:
     return length
 
 
-def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
-    control: Any = here.app.control
+def _workers(runtime: Runtime, missing: Level = Level.PROBLEM) -> Findings:
+    control: Any = runtime.app.control
     answers: dict[str, list[dict[str, Any]]] = control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
     if not answers:
         yield Finding(
@@ -217,7 +217,7 @@ def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
             "start `celery -A taskbridge worker`, or `taskbridge up`",
         )
         return
-    for queue in here.keys.queues:
+    for queue in runtime.keys.queues:
         serving = sum(any(one["name"] == queue for one in queues) for queues in answers.values())
         if serving:
             yield Finding(Level.OK, "workers", f"{serving:,} serve {queue}")
@@ -226,23 +226,23 @@ def _workers(here: Runtime, missing: Level = Level.PROBLEM) -> Findings:
                 Level.PROBLEM,
                 "workers",
                 f"none of {len(answers):,} serves {queue}",
-                f"name it in -Q: {', '.join(here.keys.queues)}",
+                f"name it in -Q: {', '.join(runtime.keys.queues)}",
             )
 
 
-def _workers_alone(here: Runtime) -> Findings:
-    return _workers(here, Level.WARNING)
+def _workers_alone(runtime: Runtime) -> Findings:
+    return _workers(runtime, Level.WARNING)
 
 
-def _rounds(here: Runtime) -> Findings:
+def _rounds(runtime: Runtime) -> Findings:
     """Look for pipelines whose records nobody looks for."""
-    settings, sound = here.settings, True
+    settings, sound = runtime.settings, True
     longest = {
         "tail": max(TAIL_SECONDS, INTERVALS * settings.tail_interval),
         "base": max(BASE_SECONDS, INTERVALS * settings.base_interval),
     }
     what = {"tail": "nobody looks for new records", "base": "nobody looks for what Redis may have forgotten"}
-    for name, ages in read_ages(here.engine, here.pipelines.names()).items():
+    for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
         late = [kind for kind, seconds in ages._asdict().items() if seconds > longest[kind]]
         for kind in late[:1]:
             sound = False
@@ -258,10 +258,10 @@ def _rounds(here: Runtime) -> Findings:
         yield Finding(Level.OK, "tail", "new records of every pipeline are looked for")
 
 
-def _work(here: Runtime) -> Findings:
+def _work(runtime: Runtime) -> Findings:
     """Look for work that does not go on."""
     sound = True
-    for name, tenants in undeclared_pipelines(here.engine, here.pipelines.names()).items():
+    for name, tenants in undeclared_pipelines(runtime.engine, runtime.pipelines.names()).items():
         sound = False
         yield Finding(
             Level.WARNING,
@@ -269,17 +269,17 @@ def _work(here: Runtime) -> Findings:
             f"{name}: {tenants:,} tenants, of which nothing is known here: this process does not declare the pipeline",
             "name the modules that declare it in TASKBRIDGE_PIPELINES",
         )
-    for name in here.pipelines.names():
-        for trouble, remedy in _troubles(here, name):
+    for name in runtime.pipelines.names():
+        for trouble, remedy in _troubles(runtime, name):
             sound = False
             yield Finding(Level.WARNING, "work", f"{name}: {trouble}", remedy)
-    for name, count in unmatched_sources(here.engine).items():
+    for name, count in unmatched_sources(runtime.engine).items():
         sound = False
         yield Finding(
             Level.WARNING, "work", f"{name}: {count:,} messages match no criterion", f"taskbridge unmatched list {name}"
         )
-    with here.app.connection_for_write() as connection:
-        parked = count_parked(here.app, connection)
+    with runtime.app.connection_for_write() as connection:
+        parked = count_parked(runtime.app, connection)
     if parked:
         sound = False
         yield Finding(
@@ -296,28 +296,28 @@ def _work(here: Runtime) -> Findings:
         )
 
 
-def _troubles(here: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
+def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
     """Return what is wrong with the work of a pipeline, each with the remedy."""
-    circuit = here.gate.circuit(pipeline)
+    circuit = runtime.gate.circuit(pipeline)
     if circuit.open:
         line = f"the circuit is open, {circuit.probes:,} probes failed, {circuit.in_line:,} tenants wait in line"
         yield line, "look at what the handler calls; `taskbridge status` shows the errors"
-    seen = read_backlogs(here.engine, {pipeline: here.pipelines[pipeline].source}, {pipeline: ()})[pipeline]
+    seen = read_backlogs(runtime.engine, {pipeline: runtime.pipelines[pipeline].source}, {pipeline: ()})[pipeline]
     if seen.failing:
         yield f"{seen.failing:,} tenants fail, such as {seen.fails!r}", "`taskbridge status` shows the errors"
     if seen.quarantined:
         yield f"{seen.quarantined:,} records are in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
 
 
-def _overdue(here: Runtime) -> Findings:
+def _overdue(runtime: Runtime) -> Findings:
     """Look for deadlines that nobody acts on."""
     late = 0
-    for name in here.pipelines.names():
-        tenants, _ = here.gate.peek(name, OVERDUE_LOOK)
-        now_ms = here.gate.now_ms()
+    for name in runtime.pipelines.names():
+        tenants, _ = runtime.gate.peek(name, OVERDUE_LOOK)
+        now_ms = runtime.gate.now_ms()
         late += sum(
             one.deadline_ms is not None and now_ms - one.deadline_ms > OVERDUE_SECONDS * 1000
-            for one in here.gate.look(name, tenants)
+            for one in runtime.gate.look(name, tenants)
         )
     if late:
         yield Finding(

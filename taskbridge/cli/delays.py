@@ -62,12 +62,12 @@ class Delays:
         return f"{self.pipeline}: {records} no criterion; `taskbridge unmatched list {self.pipeline}` shows why"
 
 
-def look(here: Runtime, pipeline: str, tenants: Sequence[TenantView]) -> Delays | None:
+def look(runtime: Runtime, pipeline: str, tenants: Sequence[TenantView]) -> Delays | None:
     """Return what waits for `tenants`, and how much is unmatched; None: the pipeline has no criteria."""
-    criteria, cursors = here.pipelines[pipeline].criteria, here.cursors_of(pipeline)
+    criteria, cursors = runtime.pipelines[pipeline].criteria, runtime.cursors_of(pipeline)
     if criteria is None:
         return None
     smallest, pending = criteria.smallest_ms, [one.tenant for one in tenants if one.counts["pending"]]
     found = {tenant: cursors.waiting(pipeline, tenant, smallest) for tenant in pending}
     waiting = {tenant: records for tenant, records in found.items() if records is not None}
-    return Delays(pipeline, here.records_of(pipeline).count_unmatched(), waiting)
+    return Delays(pipeline, runtime.records_of(pipeline).count_unmatched(), waiting)

@@ -36,7 +36,7 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
     from taskbridge.cli.checks import Level, examine, worst
 
     with environment.enter(data_dir) as origin:
-        findings = examine(environment.here(), alone=origin is Origin.OURS)
+        findings = examine(environment.runtime(), alone=origin is Origin.OURS)
     if as_json:
         rows = [{"level": one.level, "check": one.check, "text": one.text, "remedy": one.remedy} for one in findings]
         console.emit_json({"level": worst(findings), "findings": rows})

@@ -4,7 +4,7 @@ Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; where neither is set,
 the data directory; where there are none either, embedded ones for the time of the command, if it makes sense alone.
 
 The choice goes into the environment, so that `Settings.read`, Celery and child processes see it: make it before the
-first call of `taskbridge.process.runtime.runtime`.
+first call of `taskbridge.process.runtime.runtime_of`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from taskbridge.embedded import Servers
     from taskbridge.process.runtime import Runtime
 
-__all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "here", "looking", "need_data", "ready", "served"]
+__all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "looking", "need_data", "ready", "runtime", "served"]
 
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 REDIS: Final = "TASKBRIDGE_REDIS_URL"
 
 
-def here() -> Runtime:
+def runtime() -> Runtime:
     """Return this process's runtime; the servers must be chosen by then."""
     from taskbridge.integration.app import app
-    from taskbridge.process.runtime import runtime
+    from taskbridge.process.runtime import runtime_of
 
-    return runtime(app)
+    return runtime_of(app)
 
 
 def looking() -> Runtime:
@@ -98,7 +98,7 @@ def need_data(data_dir: Path) -> None:
         )
 
 
-def ready(here: Runtime, *, migrate: bool) -> None:
+def ready(runtime: Runtime, *, migrate: bool) -> None:
     """See that everything can be used; with `migrate` the schema is brought up to date, else it must be.
 
     Raises:
@@ -107,9 +107,9 @@ def ready(here: Runtime, *, migrate: bool) -> None:
     if migrate:
         from taskbridge import store
 
-        store.check_version(here.engine)
-        store.migrate(here.engine)
-    here.check()
+        store.check_version(runtime.engine)
+        store.migrate(runtime.engine)
+    runtime.check()
 
 
 @contextmanager

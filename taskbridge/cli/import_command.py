@@ -42,7 +42,7 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
     sending.list_problems(file, content)
     progress = sending.Sending(content)
     with environment.enter(data_dir) as origin:
-        environment.ready(environment.here(), migrate=origin is Origin.OURS)
+        environment.ready(environment.runtime(), migrate=origin is Origin.OURS)
         sending.check_pipeline()
         try:
             sending.send(progress)

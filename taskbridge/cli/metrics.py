@@ -30,7 +30,7 @@ def metrics(data_dir: Path) -> None:
     from taskbridge.observing.metrics import Metrics
 
     environment.existing(data_dir)
-    look = Metrics(environment.here(), ticking=False)
+    look = Metrics(environment.runtime(), ticking=False)
     click.echo(look.text(), nl=False)
     for problem in look.problems:
         console.complain(problem)

@@ -38,7 +38,7 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
         raise click.UsageError("--to base drops all tables and what they hold: add --yes if that is what you want")
     with environment.enter(data_dir):
         try:
-            engine = environment.here().engine
+            engine = environment.runtime().engine
             store.check_version(engine)
             before, after = store.migrate(engine, revision)
             foreign = after == head() and not store.in_its_cluster(engine)

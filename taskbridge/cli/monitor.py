@@ -37,14 +37,14 @@ class Monitor:
     """Looks at the tenants and the workers until told to stop, and shows a table on a terminal, else lines.
 
     Args:
-        here: the process's runtime.
+        runtime: the process's runtime.
         workers: are watched as well.
         ours: whether the servers live as long as this process. Then nobody else starts them again, so it gives up
             when they have not answered for half a minute.
     """
 
-    def __init__(self, here: Runtime, workers: Monitored, *, ours: bool) -> None:
-        self._here = here
+    def __init__(self, runtime: Runtime, workers: Monitored, *, ours: bool) -> None:
+        self._here = runtime
         self._workers = workers
         self._ours = ours
         self._console = console.stderr()
@@ -139,10 +139,10 @@ class Monitor:
             console.tell(line)
 
 
-def _table(terminal: Console, here: Runtime, wholes: list[Totals]) -> Table:
+def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> Table:
     """Show as many tenants as the terminal has lines for, the busiest first, and what it has columns for."""
     room = max(1, terminal.size.height - 6 - len(wholes))
-    found = {one.pipeline: busiest(here, one, room) for one in wholes}
+    found = {one.pipeline: busiest(runtime, one, room) for one in wholes}
     rows = [(name, one) for name, (tenants, _) in found.items() for one in tenants]
     rows.sort(key=lambda row: (row[1].runner.deadline_ms is None, -row[1].counts["pending"], row[0], row[1].tenant))
     shown = {"pending": "pending", "handled": "handled"}

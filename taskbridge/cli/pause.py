@@ -37,7 +37,7 @@ _reason_option = click.option("--reason", type=stored_text, metavar="TEXT", help
 class _Scope:
     """A tenant of a pipeline, or with None the whole pipeline."""
 
-    here: Runtime
+    runtime: Runtime
     origin: Origin
     pipeline: str
     tenant: str | None
@@ -53,8 +53,8 @@ class _Scope:
     def pending(self) -> list[str]:
         """Return the tenants with pending records."""
         if self.tenant is None:
-            return sorted(self.here.pending(self.pipeline))
-        counts = self.here.cursors_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
+            return sorted(self.runtime.pending(self.pipeline))
+        counts = self.runtime.cursors_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
         return [row["tenant"] for row in counts if row["pending"]]
 
     def paused(self, paused: Paused) -> bool:
@@ -63,7 +63,7 @@ class _Scope:
 
     def hold(self, reason: str | None) -> dict[str, Any]:
         """Pause it and return what `--json` prints."""
-        pause, new = self.here.pauses.hold(self.pipeline, self.tenant, reason)
+        pause, new = self.runtime.pauses.hold(self.pipeline, self.tenant, reason)
         return self.key | {"paused": True, "new": new, "reason": pause.reason, "paused_at": iso(pause.paused_at)}
 
 
@@ -87,7 +87,7 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
     from taskbridge.cli.tenants import view
 
     with _entered(data_dir, pipeline, tenant) as scope:
-        known = tenant is None or bool(view(scope.here, pipeline, tenant))
+        known = tenant is None or bool(view(scope.runtime, pipeline, tenant))
         held = scope.hold(reason)
     if as_json:
         console.emit_json(held)
@@ -111,8 +111,8 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
     Tenants that were paused one by one are resumed one by one.
     """
     with _entered(data_dir, pipeline, tenant) as scope:
-        released = scope.here.pauses.release(pipeline, tenant)
-        left = scope.here.pauses.of(pipeline)
+        released = scope.runtime.pauses.release(pipeline, tenant)
+        left = scope.runtime.pauses.of(pipeline)
         started = [one for one in scope.pending() if left.holding(one) is None]
         start(started, pipeline, scope.origin)
     if as_json:
@@ -176,14 +176,14 @@ def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Sco
         check_tenant(tenant)
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        yield _Scope(here, origin, here.pipelines[pipeline].name, tenant)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        yield _Scope(runtime, origin, runtime.pipelines[pipeline].name, tenant)
 
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
     """Wait until nothing is left. Return what is left, by tenant, and whether all of that is paused."""
-    pauses, cursors = scope.here.pauses, scope.here.cursors_of(scope.pipeline)
+    pauses, cursors = scope.runtime.pauses, scope.runtime.cursors_of(scope.pipeline)
     deadline = time.monotonic() + timeout
     snapshot = pauses.snapshot()
     tenants, told = scope.pending(), False

@@ -61,11 +61,11 @@ def prune(
     counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
     complete = False
     with environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        what = _what(here.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        what = _what(runtime.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
         try:
-            _prune(store.prune(here.engine, what), counts)
+            _prune(store.prune(runtime.engine, what), counts)
             complete = True
         except (TaskBridgeError, Interrupted):
             console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")

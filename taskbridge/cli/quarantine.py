@@ -193,9 +193,9 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        yield here.quarantine_of(pipeline), here.pauses, origin
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        yield runtime.quarantine_of(pipeline), runtime.pauses, origin
 
 
 def _chosen(every: bool, chosen: dict[str, Any]) -> _Choice:

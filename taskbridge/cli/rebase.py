@@ -39,7 +39,7 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
 
     environment.need_data(data_dir)
     with environment.enter(data_dir):
-        engine = environment.here().engine
+        engine = environment.runtime().engine
         store.check_version(engine)
         store.check_schema(engine)
         done = None

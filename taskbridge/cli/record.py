@@ -51,9 +51,9 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 
     progress = Messages(pipeline, file, id_field)
     with json_lines.messages(file) as lines, environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        criteria_of(here, pipeline)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        criteria_of(runtime, pipeline)
         try:
             record_all(progress, lines)
         except (TaskBridgeError, Interrupted):

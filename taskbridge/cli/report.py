@@ -15,13 +15,13 @@ _STATES = ("handled", "pending", "quarantined")
 _COUNTERS = ("events", "runs", "sweeps", "records", "first_event_ms")
 
 
-def collect(here: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
+def collect(runtime: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
     """Return the figures.
 
     The first three are the file's, `seconds` is from the first invoice sent until idle, and all others are those of
     the database, earlier imports included. `first_event_ms` is from a burst's first event to its first batch handled.
     """
-    cursors = here.cursors_of(INVOICES)
+    cursors = runtime.cursors_of(INVOICES)
     counts = list(cursors.every_count(INVOICES))
     deliveries, duplicates = cursors.delivery_counts(INVOICES)
     return {

@@ -12,7 +12,7 @@ from taskbridge.cli.csv_invoices import Invoice, InvoiceFile, read_invoices
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.integration.app import app, notify_event, record_invoice
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 
 __all__ = ["Sending", "check_pipeline", "list_problems", "read", "send"]
 
@@ -84,7 +84,7 @@ def check_pipeline() -> None:
     Raises:
         UnknownPipeline: modules are named in TASKBRIDGE_PIPELINES, and none declares `invoices`.
     """
-    _ = runtime(app).pipelines[INVOICES]
+    _ = runtime_of(app).pipelines[INVOICES]
 
 
 def send(sending: Sending, meanwhile: Callable[[], None] = lambda: None) -> None:

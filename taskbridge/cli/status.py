@@ -155,17 +155,19 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         check_tenant(tenant)
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        here = environment.looking()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        names = here.pipelines.names() if pipeline is None else [here.pipelines[pipeline].name]
+        runtime = environment.looking()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
         from taskbridge.store import undeclared_pipelines, unmatched_sources
 
-        found = {name: _look(here, name, tenant, after, limit) for name in names}
-        sources = {here.pipelines[name].source for name in here.pipelines.names()} | set(here.pipelines.names())
-        unmatched = unmatched_sources(here.engine).items()
+        found = {name: _look(runtime, name, tenant, after, limit) for name in names}
+        sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(
+            runtime.pipelines.names()
+        )
+        unmatched = unmatched_sources(runtime.engine).items()
         strangers = {name: count for name, count in unmatched if name not in sources}
-        parked = _parked(here)
-        undeclared = undeclared_pipelines(here.engine, here.pipelines.names())
+        parked = _parked(runtime)
+        undeclared = undeclared_pipelines(runtime.engine, runtime.pipelines.names())
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
@@ -186,26 +188,28 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         raise click.exceptions.Exit(1)
 
 
-def _parked(here: Runtime) -> int | None:
+def _parked(runtime: Runtime) -> int | None:
     """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
-    if here.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
+    if runtime.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
         return None
-    count: Any = here.redis.llen(here.keys.parked)
+    count: Any = runtime.redis.llen(runtime.keys.parked)
     return int(count)
 
 
-def _look(here: Runtime, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
+def _look(runtime: Runtime, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
     from taskbridge.cli.tenants import page, totals, view
 
-    tenants, more = page(here, pipeline, after, limit) if tenant is None else (view(here, pipeline, tenant), False)
+    tenants, more = (
+        page(runtime, pipeline, after, limit) if tenant is None else (view(runtime, pipeline, tenant), False)
+    )
     return _Standing(
         pipeline,
         tenants,
         more,
-        totals(here, pipeline),
-        delays.look(here, pipeline, tenants),
-        here.pauses.of(pipeline).whole,
-        here.gate.circuit(pipeline),
+        totals(runtime, pipeline),
+        delays.look(runtime, pipeline, tenants),
+        runtime.pauses.of(pipeline).whole,
+        runtime.gate.circuit(pipeline),
     )
 
 

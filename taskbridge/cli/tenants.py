@@ -103,54 +103,54 @@ class Totals:
         return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
 
 
-def totals(here: Runtime, pipeline: str) -> Totals:
+def totals(runtime: Runtime, pipeline: str) -> Totals:
     """Return how a pipeline stands. What it costs does not grow with the tenants that there are."""
-    survey = here.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
-    source = here.pipelines[pipeline].source
-    backlogs = read_backlogs(here.engine, {pipeline: source}, {pipeline: survey.tenants})
+    survey = runtime.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
+    source = runtime.pipelines[pipeline].source
+    backlogs = read_backlogs(runtime.engine, {pipeline: source}, {pipeline: survey.tenants})
     return Totals(pipeline, survey, backlogs[pipeline])
 
 
-def view(here: Runtime, pipeline: str, tenant: str) -> list[TenantView]:
+def view(runtime: Runtime, pipeline: str, tenant: str) -> list[TenantView]:
     """Return a tenant, if it has records, a cursor, a runner or a pause."""
-    rows = here.cursors_of(pipeline).counts(pipeline, [tenant])
-    return _views(here, pipeline, {row["tenant"]: row for row in rows}, [tenant], tenant)
+    rows = runtime.cursors_of(pipeline).counts(pipeline, [tenant])
+    return _views(runtime, pipeline, {row["tenant"]: row for row in rows}, [tenant], tenant)
 
 
-def busiest(here: Runtime, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
+def busiest(runtime: Runtime, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
     """Return up to `limit` tenants, and whether there are more: those whose runners are due first, then by name.
 
     What it costs is bounded as that of `page`.
     """
-    cursors, first = here.cursors_of(whole.pipeline), whole.survey.tenants[: limit + 1]
+    cursors, first = runtime.cursors_of(whole.pipeline), whole.survey.tenants[: limit + 1]
     names = list(dict.fromkeys([*first, *cursors.tenants_after(whole.pipeline, "", limit + 1)]))
     shown = names[:limit]
     rows = {row["tenant"]: row for row in cursors.counts(whole.pipeline, shown, MOST_COUNTED)}
-    views = {one.tenant: one for one in _views(here, whole.pipeline, rows, shown, None)}
+    views = {one.tenant: one for one in _views(runtime, whole.pipeline, rows, shown, None)}
     return [views[name] for name in shown if name in views], len(names) > limit
 
 
-def page(here: Runtime, pipeline: str, after: str, limit: int) -> tuple[list[TenantView], bool]:
+def page(runtime: Runtime, pipeline: str, after: str, limit: int) -> tuple[list[TenantView], bool]:
     """Return the next `limit` tenants by name, after "" the first ones, and whether more follow.
 
     What it costs does not grow with the tenants that there are. Of each tenant up to `MOST_COUNTED` records count.
     """
-    cursors = here.cursors_of(pipeline)
-    others = {*here.gate.survey([pipeline], MOST_RUNNERS)[pipeline].tenants, *here.pauses.of(pipeline).tenants}
+    cursors = runtime.cursors_of(pipeline)
+    others = {*runtime.gate.survey([pipeline], MOST_RUNNERS)[pipeline].tenants, *runtime.pauses.of(pipeline).tenants}
     names = sorted({*cursors.tenants_after(pipeline, after, limit + 1), *(name for name in others if name > after)})
     shown = names[:limit]
     rows = {row["tenant"]: row for row in cursors.counts(pipeline, shown, MOST_COUNTED)}
-    views = _views(here, pipeline, rows, shown, None)
+    views = _views(runtime, pipeline, rows, shown, None)
     return [one for one in views if one.tenant in set(shown)], len(names) > limit
 
 
 def _views(
-    here: Runtime, pipeline: str, counts: Mapping[str, dict[str, Any]], active: Sequence[str], tenant: str | None
+    runtime: Runtime, pipeline: str, counts: Mapping[str, dict[str, Any]], active: Sequence[str], tenant: str | None
 ) -> list[TenantView]:
-    paused = here.pauses.of(pipeline)
+    paused = runtime.pauses.of(pipeline)
     held = {name for name in paused.tenants if tenant in (None, name)}
     names = sorted(counts.keys() | set(active) | held)
-    now_ms = here.gate.now_ms()
+    now_ms = runtime.gate.now_ms()
     views = [
         TenantView(
             name,
@@ -160,17 +160,17 @@ def _views(
             now_ms,
             paused.holding(name),
         )
-        for name, runner in zip(names, here.gate.look(pipeline, names), strict=True)
+        for name, runner in zip(names, runtime.gate.look(pipeline, names), strict=True)
     ]
     return [one for one in views if one.tenant in counts or one.tenant in held or one.runner.deadline_ms is not None]
 
 
-def is_idle(here: Runtime) -> bool:
+def is_idle(runtime: Runtime) -> bool:
     """Whether no tenant of any pipeline has a runner or a pending record; one that waits for a delay has both."""
-    surveys = here.gate.survey(here.pipelines.names(), 1).values()
-    return not any(one.runners for one in surveys) and not has_pending(here)
+    surveys = runtime.gate.survey(runtime.pipelines.names(), 1).values()
+    return not any(one.runners for one in surveys) and not has_pending(runtime)
 
 
-def has_pending(here: Runtime) -> bool:
+def has_pending(runtime: Runtime) -> bool:
     """Whether any tenant of any pipeline has a pending record, due or not."""
-    return any(True for name in here.pipelines.names() for _ in here.pending(name))
+    return any(True for name in runtime.pipelines.names() for _ in runtime.pending(name))

@@ -54,15 +54,15 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
 
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
         if pipeline is None:
-            _count(unmatched_sources(here.engine), as_json=as_json)
+            _count(unmatched_sources(runtime.engine), as_json=as_json)
             return
-        count = here.records_of(pipeline).count_unmatched()
+        count = runtime.records_of(pipeline).count_unmatched()
         if not count:
-            criteria_of(here, pipeline)
-        records = list(islice(here.records_of(pipeline).unmatched(), limit))
+            criteria_of(runtime, pipeline)
+        records = list(islice(runtime.records_of(pipeline).unmatched(), limit))
     if as_json:
         console.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
     else:
@@ -89,9 +89,9 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
 
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        criteria_of(here, pipeline)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        criteria_of(runtime, pipeline)
         tenants, reasons = Counter[str](), Counter[str]()
         for one in match_again(app, pipeline):
             if one.tenant is not None:
@@ -142,9 +142,9 @@ def discard_them(
         raise click.UsageError("choose what to give up: IDs, --reason or both, or --all for all that are unmatched")
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=origin is Origin.OURS)
-        done = here.records_of(pipeline).discard(list(message_ids) or None, reason)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=origin is Origin.OURS)
+        done = runtime.records_of(pipeline).discard(list(message_ids) or None, reason)
     if as_json:
         console.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
     else:

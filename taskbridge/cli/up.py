@@ -106,22 +106,22 @@ def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
 
     console.tell("taskbridge: starting")
     with environment.served(wish.data_dir) as origin:
-        here = environment.here()
-        environment.ready(here, migrate=True)
+        runtime = environment.runtime()
+        environment.ready(runtime, migrate=True)
         if wish.content.invoices:
             sending.check_pipeline()
         with Workers(wish.workers, wish.concurrency, wish.data_dir, console.complain) as workers:
             workers.wait_until_ready()
             started = time.monotonic()
             sent = _import(wish.content, workers)
-            monitor = Monitor(here, workers, ours=origin is Origin.OURS)
+            monitor = Monitor(runtime, workers, ours=origin is Origin.OURS)
             workers.announce = monitor.announce
             if not wish.exit_when_idle:
                 _stay_up(monitor, sent, _other_shell(wish.data_dir) if origin is Origin.OURS else None)
                 return None
             if not monitor.until(is_idle, wish.timeout):
                 console.complain(f"not idle after {wish.timeout:g} s; `taskbridge status` shows the tenants' errors")
-            return report.collect(here, sent, time.monotonic() - started), has_pending(here)
+            return report.collect(runtime, sent, time.monotonic() - started), has_pending(runtime)
 
 
 def _import(content: InvoiceFile, workers: Workers) -> Sending:

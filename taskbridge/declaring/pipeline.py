@@ -134,9 +134,9 @@ class Pipelines:
             ConfigurationError: a module does not import; the message has its error.
         """
         modules = tuple(modules)
-        here = str(Path.cwd())
-        if modules and here not in sys.path:
-            sys.path.append(here)
+        runtime = str(Path.cwd())
+        if modules and runtime not in sys.path:
+            sys.path.append(runtime)
         for module in modules:
             try:
                 importlib.import_module(module)

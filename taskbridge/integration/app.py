@@ -14,7 +14,7 @@ from celery import Celery
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.integration.installation import install
-from taskbridge.process.runtime import keys_of, runtime
+from taskbridge.process.runtime import keys_of, runtime_of
 from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
 
@@ -42,7 +42,7 @@ def make_app(settings: Settings | None = None) -> Bridge:
         values = DEFAULTS | {"task_default_queue": keys_of(made).queue(Queue.FIRST)} | _celeryconfig()
         # A setting that cannot be read is reported where it is used; raised here it would drown in Celery's own trace.
         with suppress(TaskBridgeError):
-            values["broker_url"] = runtime(made).settings.broker
+            values["broker_url"] = runtime_of(made).settings.broker
         return values
 
     # Not the current app: a process may have its own, and its tasks stay there.

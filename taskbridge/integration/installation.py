@@ -17,7 +17,7 @@ from taskbridge.gate.message import RUN_TASK, RUNS_TASK
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.turns import Turns
 from taskbridge.observing.metrics_server import MetricsStep
-from taskbridge.process.runtime import keys_of, runtime, serves
+from taskbridge.process.runtime import keys_of, runtime_of, serves
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
 from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
@@ -48,14 +48,14 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     """
     before = _INSTALLED.get(app)
     if before is not None:
-        if settings is not None and runtime(app).settings != settings:
+        if settings is not None and runtime_of(app).settings != settings:
             raise ConfigurationError(
                 f"TaskBridge is installed on the app {app.main!r} with other settings already: "
                 "call `taskbridge.install` once for each app"
             )
         return before
     if settings is not None:
-        runtime(app, settings)
+        runtime_of(app, settings)
     bridge = _INSTALLED[app] = Bridge(app, register(app))
     app.steps["worker"].update((TickerStep, KeeperStep, MetricsStep))
     _add_queues(app)
@@ -140,7 +140,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     for name, text in unknown_variables(os.environ):
         sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
     try:
-        runtime(app).check()
+        runtime_of(app).check()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")
         raise SystemExit(error.exit_status) from None

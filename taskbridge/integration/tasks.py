@@ -10,7 +10,7 @@ from celery.utils import uuid
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate.message import RUN_TASK, RUNS_TASK
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake
 from taskbridge.producing.keeper import AGAIN_TASK
 from taskbridge.producing.notify import notify
@@ -106,12 +106,12 @@ def register(app: Celery) -> Task[Any, Any]:
     @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""
-        runner.run(runtime(app), pipeline, tenant, token)
+        runner.run_tenant(runtime_of(app), pipeline, tenant, token)
 
     @app.task(name=RUNS_TASK, **ours, acks_late=False, serializer="json")
     def runs(pipeline: str, together: list[tuple[str, str]]) -> None:
         """One run each of several tenants, (tenant, token) each; published by the ticker when many are due."""
-        runner.run_together(runtime(app), pipeline, together)
+        runner.run_tenants(runtime_of(app), pipeline, together)
 
     made: Task[Any, Any] = notify_event
     return made

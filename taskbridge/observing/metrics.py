@@ -170,11 +170,11 @@ class Metrics(Collector):
     `ticking`: this process has a ticker. `problems` has a sentence for each server that did not answer the last time.
     """
 
-    def __init__(self, here: Runtime, *, ticking: bool) -> None:
-        self._here = here
+    def __init__(self, runtime: Runtime, *, ticking: bool) -> None:
+        self._here = runtime
         self._ticking = ticking
         self._redis, self._postgres = _Patient("Redis"), _Patient("Postgres")
-        self._sums = _Sums(here)
+        self._sums = _Sums(runtime)
         self._alone = threading.Lock()
         self.problems: list[str] = []
 
@@ -191,14 +191,14 @@ class Metrics(Collector):
         return generate_latest(registry(self)).decode()
 
     def _look(self) -> Values:
-        here, self.problems = self._here, []
-        names = here.pipelines.names()
-        surveys = self._ask(self._redis, lambda: here.gate.survey(names, MOST_TENANTS))
-        sources = {name: here.pipelines[name].source for name in names}
+        runtime, self.problems = self._here, []
+        names = runtime.pipelines.names()
+        surveys = self._ask(self._redis, lambda: runtime.gate.survey(names, MOST_TENANTS))
+        sources = {name: runtime.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
         standing = self._ask(
             self._postgres,
-            lambda: (read_ages(here.engine, names), read_backlogs(here.engine, sources, tenants)),
+            lambda: (read_ages(runtime.engine, names), read_backlogs(runtime.engine, sources, tenants)),
         )
         values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": standing is not None}}
         if surveys is not None:
@@ -210,8 +210,8 @@ class Metrics(Collector):
             values |= _of_counters(counters) if counters is not None else {}
             values |= _of_backlogs(backlogs) if surveys is not None else {}
         if self._ticking:
-            values["taskbridge_tick_lateness_seconds"] = {name: here.lateness[name] for name in names}
-            values["taskbridge_orphaned_tenants_total"] = {name: here.orphaned[name] for name in names}
+            values["taskbridge_tick_lateness_seconds"] = {name: runtime.lateness[name] for name in names}
+            values["taskbridge_orphaned_tenants_total"] = {name: runtime.orphaned[name] for name in names}
         return values
 
     def _ask(self, server: _Patient, question: Callable[[], T]) -> T | None:
@@ -229,8 +229,8 @@ class Metrics(Collector):
 class _Sums:
     """The counters, sums over all cursors: read in a thread of its own, for at most a hundredth of the time."""
 
-    def __init__(self, here: Runtime) -> None:
-        self._here = here
+    def __init__(self, runtime: Runtime) -> None:
+        self._here = runtime
         self._found: dict[str, Counters] | None = None
         self._thread: threading.Thread | None = None
         self._not_before = 0.0

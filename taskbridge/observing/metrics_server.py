@@ -9,12 +9,12 @@ from typing import Any
 from celery import bootsteps
 
 from taskbridge.errors import ConfigurationError
-from taskbridge.process.runtime import Runtime, runtime, serves
+from taskbridge.process.runtime import Runtime, runtime_of, serves
 
 __all__ = ["MetricsStep", "serve"]
 
 
-def serve(here: Runtime) -> Callable[[], None]:
+def serve(runtime: Runtime) -> Callable[[], None]:
     """Serve this worker's metrics over HTTP at the address and port of its settings; return what ends that.
 
     Raises:
@@ -25,9 +25,9 @@ def serve(here: Runtime) -> Callable[[], None]:
 
     from taskbridge.observing import metrics  # noqa: PLC0415
 
-    address, port = here.settings.metrics_address, here.settings.metrics_port
+    address, port = runtime.settings.metrics_address, runtime.settings.metrics_port
     try:
-        server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(here, ticking=True)))
+        server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(runtime, ticking=True)))
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"metrics cannot be served on {address}, port {port} ({error}): end what uses it, or correct "
@@ -52,12 +52,12 @@ class MetricsStep(bootsteps.StartStopStep):
 
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues, and a port is set."""
-        return serves(worker.app) and runtime(worker.app).settings.metrics_port != 0
+        return serves(worker.app) and runtime_of(worker.app).settings.metrics_port != 0
 
     def start(self, worker: Any) -> None:
         """Serve, or end the worker with a sentence where that cannot be."""
         try:
-            self._end = serve(runtime(worker.app))
+            self._end = serve(runtime_of(worker.app))
         except ConfigurationError as error:
             sys.stderr.write(f"taskbridge: {error}\n")
             raise SystemExit(error.exit_status) from None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from taskbridge.process.event_loop import EventLoop
 
-__all__ = ["Looking", "Runtime", "afresh", "keys_of", "runtime", "serves"]
+__all__ = ["Looking", "Runtime", "afresh", "keys_of", "runtime_of", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -354,7 +354,7 @@ class Looking(Runtime):
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 
 
-def runtime(app: Celery, settings: Settings | None = None) -> Runtime:
+def runtime_of(app: Celery, settings: Settings | None = None) -> Runtime:
     """Return this process's runtime of `app`.
 
     The first call makes it, with `settings`, else with those of the environment; later ones return the same.
@@ -391,7 +391,7 @@ def keys_of(app: Celery) -> Keys:
     That is reported where the settings are used. Raised here, it would keep the app's other tasks from being sent.
     """
     with suppress(TaskBridgeError):
-        return runtime(app).keys
+        return runtime_of(app).keys
     return Keys()
 
 

@@ -30,7 +30,7 @@ from taskbridge.common.names import check_pipeline_name
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing import recording
 from taskbridge.producing.notify import notify
@@ -69,16 +69,16 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
     Raises:
         Reject: it can be neither stored nor parked; the broker gives it again.
     """
-    here = runtime(app)
+    runtime = runtime_of(app)
     failure = "Postgres could not be used a moment ago"
-    if time.monotonic() >= here.shut_until:
+    if time.monotonic() >= runtime.shut_until:
         try:
-            return _store(here, _message(arguments, keywords, task_id))
+            return _store(runtime, _message(arguments, keywords, task_id))
         except Exception as error:
-            if here.eager:
+            if runtime.eager:
                 raise
             if _is_away(error):
-                here.shut_until = time.monotonic() + NOT_TRIED
+                runtime.shut_until = time.monotonic() + NOT_TRIED
             failure = error_line(error)
     try:
         park(app, arguments, keywords, task_id, 1, failure)
@@ -92,10 +92,10 @@ def take(app: Celery, arguments: Sequence[Any], keywords: Mapping[str, Any], tas
 
 def again(app: Celery) -> None:
     """Match messages whose pipeline was not known when they came, then try parked ones; half a slice for each."""
-    here = runtime(app)
+    runtime = runtime_of(app)
     try:
         with speaking_plainly():
-            _match_undeclared(here)
+            _match_undeclared(runtime)
     except Exception as error:
         log.warning("no more messages of pipelines that are known by now are matched: %s", error_line(error))
         if _is_away(error):
@@ -103,7 +103,7 @@ def again(app: Celery) -> None:
     until, failures = time.monotonic() + SLICE / 2, 0
     pool: Any = app.pool
     with pool.acquire(block=True) as connection, connection.channel() as channel:
-        queue: Any = bound(here, channel)
+        queue: Any = bound(runtime, channel)
         left = queue.queue_declare().message_count
         while left and failures < MOST_FAILURES and time.monotonic() < until:
             left -= 1
@@ -114,7 +114,7 @@ def again(app: Celery) -> None:
                 if message.delivery_info.get("redelivered"):
                     raise ConnectionError("its last try did not come to an end")
                 arguments, keywords, _ = message.decode()
-                _store(here, _message(arguments, keywords, message.headers["id"]))
+                _store(runtime, _message(arguments, keywords, message.headers["id"]))
             except Exception as error:
                 # To the end of the queue, so that it holds up no other. As a new message: one that the broker takes
                 # back is marked as redelivered, and the next try would refuse it.
@@ -143,15 +143,15 @@ def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
 _SIGNATURE: Final = inspect.signature(_called)
 
 
-def _store(here: Runtime, message: Message) -> str:
+def _store(runtime: Runtime, message: Message) -> str:
     """Record a message, or store why it can never be recorded.
 
     Raises:
         Exception: Postgres does not take it now.
     """
     try:
-        recorded = recording.prepare(here, message.pipeline, message.payload, message.message_id or message.task_id)
-        new = recorded.write(here)
+        recorded = recording.prepare(runtime, message.pipeline, message.payload, message.message_id or message.task_id)
+        new = recorded.write(runtime)
     except UnknownPipeline as error:
         reason = UNDECLARED if _is_pipeline_name(message.pipeline) else str(error)
     except UsageError as error:
@@ -166,11 +166,11 @@ def _store(here: Runtime, message: Message) -> str:
         if new and isinstance(found, Match):
             # It is stored. Should this fail, a worker finds the record all the same.
             try:
-                notify(here.app, found.tenant, recorded.pipeline, found.delay_ms)
+                notify(runtime.app, found.tenant, recorded.pipeline, found.delay_ms)
             except Exception as error:
                 log.warning("message %s is recorded, its tenant not notified: %s", recorded.message_id, error)
         return recorded.message_id
-    return _give_up(here, message, reason)
+    return _give_up(runtime, message, reason)
 
 
 def _is_about_the_payload(error: DBAPIError) -> bool:
@@ -190,7 +190,7 @@ def _state(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlstate", None) or "")
 
 
-def _give_up(here: Runtime, message: Message, reason: str) -> str:
+def _give_up(runtime: Runtime, message: Message, reason: str) -> str:
     """Store a message as unmatched, in a form that Postgres takes."""
     pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
     pipeline = printable(pipeline)[:200] or "(none)"
@@ -202,11 +202,11 @@ def _give_up(here: Runtime, message: Message, reason: str) -> str:
     found = Unmatched(printable(reason)[:2000])
     with speaking_plainly():
         try:
-            here.records_of(pipeline).write(message_id, json_text("", message.payload), found, None)
+            runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found, None)
         except (InvalidInput, DBAPIError) as error:
             if isinstance(error, DBAPIError) and not _is_about_the_payload(error):
                 raise
-            here.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
+            runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
     log.error(
         "message %s of pipeline %r goes to quarantine: %s (`taskbridge unmatched list` shows it)",
         message_id,
@@ -232,23 +232,23 @@ def _is_pipeline_name(name: Any) -> bool:
     return False
 
 
-def _match_undeclared(here: Runtime) -> None:
+def _match_undeclared(runtime: Runtime) -> None:
     """Match messages that came before their pipeline was known, for half a slice; at least one of each pipeline."""
-    pipelines = with_undeclared(here)
+    pipelines = with_undeclared(runtime)
     if not pipelines:
         return
-    with matching_alone(here.engine) as alone:
+    with matching_alone(runtime.engine) as alone:
         until = time.monotonic() + SLICE / 2
         for pipeline in pipelines if alone else ():
             count = 0
-            for _ in recording.match_again(here.app, pipeline, UNDECLARED, AT_ONCE):
+            for _ in recording.match_again(runtime.app, pipeline, UNDECLARED, AT_ONCE):
                 count += 1
                 if time.monotonic() >= until:
                     break
             log.info("%s: %d messages that came before the pipeline was known are matched", pipeline, count)
 
 
-def with_undeclared(here: Runtime) -> dict[str, int]:
+def with_undeclared(runtime: Runtime) -> dict[str, int]:
     """Return the pipelines that are known by now and have messages from before, each with the oldest one's id."""
-    known = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
-    return with_reason(here.engine, known, UNDECLARED) if known else {}
+    known = [name for name in runtime.pipelines.names() if runtime.pipelines[name].criteria is not None]
+    return with_reason(runtime.engine, known, UNDECLARED) if known else {}

@@ -13,7 +13,7 @@ from celery import Celery, bootsteps
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.texts import error_line
-from taskbridge.process.runtime import runtime, serves
+from taskbridge.process.runtime import runtime_of, serves
 from taskbridge.producing.intake import with_undeclared
 from taskbridge.producing.parking import count_parked
 
@@ -72,7 +72,7 @@ class KeeperStep(bootsteps.StartStopStep):
                 if undeclared or time.monotonic() >= look_at:
                     look_at, undeclared = time.monotonic() + UNDECLARED_CHECK, {}
                     with suppress(DBAPIError):
-                        undeclared = with_undeclared(runtime(app))
+                        undeclared = with_undeclared(runtime_of(app))
                 if parked or undeclared:
                     app.tasks[AGAIN_TASK].apply_async(expires=LONGEST_WAIT)
                 if not parked and not undeclared:

@@ -9,7 +9,7 @@ from celery import Celery
 from taskbridge.common.names import check_tenant
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.gate import Answer, Spacing
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import speaking_plainly
 
 __all__ = ["notify", "notify_many", "start"]
@@ -30,15 +30,15 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
         UnknownPipeline: no loaded module declares the pipeline.
         Unavailable: Redis cannot be used. The records are safe: workers find them all the same.
     """
-    here = runtime(app)
+    runtime = runtime_of(app)
     check_tenant(tenant)
     with speaking_plainly():
-        declared = here.pipelines[pipeline]
-        if here.eager:
+        declared = runtime.pipelines[pipeline]
+        if runtime.eager:
             # Nothing else fires deadlines inline; a tenant that waits after a failure is tried again here.
-            here.gate.expire(pipeline, [tenant])
-            return here.gate.notify(pipeline, tenant, EAGER)
-        return here.gate.notify(pipeline, tenant, _spacing(here, declared, tenant, delay_ms))
+            runtime.gate.expire(pipeline, [tenant])
+            return runtime.gate.notify(pipeline, tenant, EAGER)
+        return runtime.gate.notify(pipeline, tenant, _spacing(runtime, declared, tenant, delay_ms))
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
@@ -46,15 +46,15 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
 
     Raises: as `notify`. Nothing is sent when a tenant is not allowed.
     """
-    here = runtime(app)
+    runtime = runtime_of(app)
     checked = [check_tenant(tenant) for tenant in tenants]
     with speaking_plainly():
-        declared = here.pipelines[pipeline]
-        if here.eager:
-            return [here.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
-        spacings = {tenant: _spacing(here, declared, tenant) for tenant in set(checked)}
+        declared = runtime.pipelines[pipeline]
+        if runtime.eager:
+            return [runtime.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
+        spacings = {tenant: _spacing(runtime, declared, tenant) for tenant in set(checked)}
         events = [(pipeline, tenant, spacings[tenant]) for tenant in checked]
-        return here.gate.notify_many(events)
+        return runtime.gate.notify_many(events)
 
 
 def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None:
@@ -62,20 +62,20 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None
 
     Raises: as `notify`.
     """
-    here = runtime(app)
+    runtime = runtime_of(app)
     notify_many(app, tenants, pipeline)
     with speaking_plainly():
-        runners = zip(tenants, here.gate.look(pipeline, tenants), strict=True)
+        runners = zip(tenants, runtime.gate.look(pipeline, tenants), strict=True)
         held = [tenant for tenant, runner in runners if runner.held]
         if held:
-            here.gate.expire(pipeline, held, early=True)
+            runtime.gate.expire(pipeline, held, early=True)
 
 
-def _spacing(here: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:
+def _spacing(runtime: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:
     """Return how the tenant's next run is spaced. Where records have delays of their own, those that wait are asked."""
     if pipeline.criteria is None:
         return pipeline.policy.spacing
     if delay_ms is not None:
         return pipeline.criteria.spacing_for(delay_ms)
-    waiting = here.cursors_of(pipeline.name).waiting(pipeline.name, tenant, pipeline.criteria.smallest_ms)
+    waiting = runtime.cursors_of(pipeline.name).waiting(pipeline.name, tenant, pipeline.criteria.smallest_ms)
     return pipeline.policy.spacing if waiting is None else pipeline.criteria.spacing_for(waiting.delay_ms)

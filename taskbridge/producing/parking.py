@@ -14,7 +14,7 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 
 from taskbridge.common.texts import printable
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 
 __all__ = ["RECORD_TASK", "bound", "count_parked", "park", "rotate"]
 
@@ -26,18 +26,18 @@ RECORD_TASK: Final = "taskbridge.record_event"
 def count_parked(app: Celery, connection: Any) -> int:
     """Return how many messages wait to be recorded."""
     with connection.channel() as channel:
-        return int(bound(runtime(app), channel).queue_declare().message_count)
+        return int(bound(runtime_of(app), channel).queue_declare().message_count)
 
 
-def _parking(here: Runtime) -> KombuQueue:
+def _parking(runtime: Runtime) -> KombuQueue:
     """Return the parking queue. As an object and not by name: Celery would let its workers consume it."""
-    name = here.keys.parked
+    name = runtime.keys.parked
     return KombuQueue(name, Exchange(name), routing_key=name)
 
 
-def bound(here: Runtime, channel: Any) -> Any:
+def bound(runtime: Runtime, channel: Any) -> Any:
     """Return the parking queue on a channel of the broker."""
-    return _parking(here).bind(channel)
+    return _parking(runtime).bind(channel)
 
 
 def park(
@@ -53,7 +53,7 @@ def park(
         tuple(arguments),
         dict(keywords),
         task_id=task_id,
-        queue=_parking(runtime(app)),
+        queue=_parking(runtime_of(app)),
         headers={"taskbridge_tries": str(tries), "taskbridge_failure": printable(failure)[:500]},
     )
 

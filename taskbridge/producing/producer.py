@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from taskbridge import store
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Answer
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing import notify, recording
 from taskbridge.producing.recording import Recorded
@@ -60,7 +60,7 @@ class Bridge:
                 another cluster and not rebased yet.
         """
         with speaking_plainly():
-            return store.record(runtime(self.app).engine, source, tenant, key, document, connection)
+            return store.record(runtime_of(self.app).engine, source, tenant, key, document, connection)
 
     def record_many(self, rows: Iterable[Row], *, source: str, connection: Connection | None = None) -> dict[str, int]:
         """Write or update many records of a source, 5,000 in a statement; each is (tenant, key, document).
@@ -74,7 +74,7 @@ class Bridge:
         Raises: as `record`. Without a connection each statement is a transaction, so what came before an error stays.
         """
         with speaking_plainly():
-            return store.record_many(runtime(self.app).engine, source, rows, connection)
+            return store.record_many(runtime_of(self.app).engine, source, rows, connection)
 
     def record_invoice(
         self, tenant: str, number: str, document: Mapping[str, Any], connection: Connection | None = None
@@ -99,7 +99,7 @@ class Bridge:
                 another cluster and not rebased yet.
         """
         with speaking_plainly():
-            return store.record_invoice(runtime(self.app).engine, tenant, number, document, connection)
+            return store.record_invoice(runtime_of(self.app).engine, tenant, number, document, connection)
 
     def record_event(
         self, pipeline: str, payload: Any, *, message_id: str | None = None, connection: Connection | None = None

@@ -15,7 +15,7 @@ from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput
 from taskbridge.gate import Answer
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing.notify import notify
 from taskbridge.store import UnmatchedRecord, json_text
@@ -65,11 +65,11 @@ def record_event(
 
     See `taskbridge.record_event`, which is this for the package's own app.
     """
-    here = runtime(app)
-    prepared = prepare(here, pipeline, payload, message_id)
+    runtime = runtime_of(app)
+    prepared = prepare(runtime, pipeline, payload, message_id)
     found, message_id = prepared.found, prepared.message_id
     with speaking_plainly():
-        new = prepared.write(here, connection)
+        new = prepared.write(runtime, connection)
         answer = None
         if new and connection is None and isinstance(found, Match):
             answer = notify(app, found.tenant, pipeline, found.delay_ms)
@@ -86,17 +86,17 @@ class Prepared(NamedTuple):
     text: str
     found: Match | Unmatched
 
-    def write(self, here: Runtime, connection: Connection | None = None) -> bool:
+    def write(self, runtime: Runtime, connection: Connection | None = None) -> bool:
         """Write it, in the transaction of `connection` or in one of its own; return whether it is new."""
-        return here.records_of(self.pipeline).write(self.message_id, self.text, self.found, connection)
+        return runtime.records_of(self.pipeline).write(self.message_id, self.text, self.found, connection)
 
 
-def prepare(here: Runtime, pipeline: str, payload: Any, message_id: str | None) -> Prepared:
+def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | None) -> Prepared:
     """Check and match a message; nothing is written.
 
     Raises: UnknownPipeline, InvalidInput as `taskbridge.record_event`.
     """
-    policy = criteria_of(here, pipeline)
+    policy = criteria_of(runtime, pipeline)
     message_id = str(uuid.uuid4()) if message_id is None else check_message_id(pipeline, message_id)
     text = json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
     # What is matched is what is stored, so that matching it again gives the same.
@@ -113,12 +113,12 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
         Unavailable: Postgres or Redis cannot be used; what was matched until then stays matched.
     """
-    here = runtime(app)
-    policy = criteria_of(here, pipeline)
+    runtime = runtime_of(app)
+    policy = criteria_of(runtime, pipeline)
     with speaking_plainly():
         # What came before the pipeline was known lies under its name.
-        again = here.records_of(pipeline).match_again
-        under = sorted({pipeline, here.pipelines[pipeline].source})
+        again = runtime.records_of(pipeline).match_again
+        under = sorted({pipeline, runtime.pipelines[pipeline].source})
         for record, found in again(lambda payload: match(policy.criteria, payload), reason, under, page_size):
             if isinstance(found, Match):
                 notify(app, found.tenant, pipeline, found.delay_ms)
@@ -127,16 +127,16 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
                 yield MatchedAgain(record, None, found.reason)
 
 
-def criteria_of(here: Runtime, pipeline: str) -> DelaySinceLastRun:
+def criteria_of(runtime: Runtime, pipeline: str) -> DelaySinceLastRun:
     """Return the policy of a pipeline with criteria.
 
     Raises:
         UnknownPipeline: no loaded module declares it.
         InvalidInput: it has no criteria.
     """
-    policy = here.pipelines[pipeline].criteria
+    policy = runtime.pipelines[pipeline].criteria
     if policy is None:
-        others = [name for name in here.pipelines.names() if here.pipelines[name].criteria is not None]
+        others = [name for name in runtime.pipelines.names() if runtime.pipelines[name].criteria is not None]
         raise InvalidInput(
             f"the pipeline {pipeline!r} has no criteria, so it takes no messages: name one that has "
             f"({', '.join(others) or 'none is declared with DelaySinceLastRun in the modules of TASKBRIDGE_PIPELINES'})"

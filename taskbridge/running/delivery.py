@@ -111,30 +111,30 @@ class HandlerFailed(Exception):
         return mistake
 
 
-def permitted(this: Run, page: Page) -> tuple[Page, int]:
+def permitted(run: Run, page: Page) -> tuple[Page, int]:
     """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
-    limits = [limit.records for limit in (this.pipeline.rate_limit, this.pipeline.tenant_rate_limit) if limit.records]
+    limits = [limit.records for limit in (run.pipeline.rate_limit, run.pipeline.tenant_rate_limit) if limit.records]
     wanted = len(page.records)
-    if not wanted or not this.pipeline.is_limited:
+    if not wanted or not run.pipeline.is_limited:
         return page, 0
-    allowed, wait_ms = _permit(this, wanted, min((limit.within(PAID_AHEAD_MS) for limit in limits), default=wanted))
+    allowed, wait_ms = _permit(run, wanted, min((limit.within(PAID_AHEAD_MS) for limit in limits), default=wanted))
     if allowed == 0:
         return page, max(1, wait_ms)
     return page.first(allowed), 0
 
 
-def charge(this: Run) -> None:
+def charge(run: Run) -> None:
     """Count a call with one record, which is made whatever the rate limits say: later calls wait for it."""
-    if this.pipeline.is_limited:
-        _permit(this, 1, 0)
+    if run.pipeline.is_limited:
+        _permit(run, 1, 0)
 
 
-def _permit(this: Run, wanted: int, at_least: int) -> tuple[int, int]:
-    whole, each = this.pipeline.rate_limit, this.pipeline.tenant_rate_limit
-    return this.runtime.gate.permit(this.key, wanted, at_least, whole, each)
+def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
+    whole, each = run.pipeline.rate_limit, run.pipeline.tenant_rate_limit
+    return run.runtime.gate.permit(run.key, wanted, at_least, whole, each)
 
 
-def deliver(this: Run, page: Page) -> None:
+def deliver(run: Run, page: Page) -> None:
     """Call the handler with the page's records and advance the cursor past them.
 
     Records that cannot be decoded are not delivered: they go to quarantine.
@@ -144,14 +144,14 @@ def deliver(this: Run, page: Page) -> None:
         CursorLost: the cursor is another run's.
     """
     first_event_ms = None
-    if this.begun.runs == 1 and this.took == 0 and page.records:
-        first_event_ms = this.begun.age_ms + round((time.monotonic() - this.started) * 1000)
-    with this.cursors.transaction(this.key) as transaction:
+    if run.begun.runs == 1 and run.took == 0 and page.records:
+        first_event_ms = run.begun.age_ms + round((time.monotonic() - run.started) * 1000)
+    with run.cursors.transaction(run.key) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
-            reasons |= _call(this, page, records, transaction)
+            reasons |= _call(run, page, records, transaction)
         if page.records:
-            bisection = bisection.handled(len(page.records), this.pipeline.batch_size)
+            bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
         quarantined = Quarantined(reasons, "rejected") if reasons else None
         used = transaction.used
         try:
@@ -167,12 +167,12 @@ def deliver(this: Run, page: Page) -> None:
             raise
     handled = len(page.records) - len(reasons)
     if asked and handled:
-        this.cursors.note_success(this.key)
-    this.took += len(page.records)
-    this.handled += handled
+        run.cursors.note_success(run.key)
+    run.took += len(page.records)
+    run.handled += handled
 
 
-def try_alone(this: Run, page: Page, record: Record) -> bool:
+def try_alone(run: Run, page: Page, record: Record) -> bool:
     """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
 
     What the handler wrote through the batch's connection is rolled back; the record comes again in its turn. Returns
@@ -181,44 +181,44 @@ def try_alone(this: Run, page: Page, record: Record) -> bool:
     Raises:
         HandlerFailed: the handler raised.
     """
-    with this.cursors.transaction(this.key) as transaction:
-        rejected = _call(this, page, (record,), transaction)
+    with run.cursors.transaction(run.key) as transaction:
+        rejected = _call(run, page, (record,), transaction)
     if not rejected:
-        this.cursors.note_success(this.key, trial=True)
+        run.cursors.note_success(run.key, trial=True)
     return not rejected
 
 
-def _call(this: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:
+def _call(run: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:
     """Call the handler, note its pace, and return what it rejected."""
-    limit, started = this.pipeline.soft_time_limit, time.monotonic()
+    limit, started = run.pipeline.soft_time_limit, time.monotonic()
     batch = Batch(
-        *this.key,
+        *run.key,
         records,
         connect=transaction.connect,
-        owned=lambda: this.ownership.owned,
+        owned=lambda: run.ownership.owned,
         until=math.inf if limit is None else started + limit,
     )
-    this.ownership.ends_at = math.inf if limit is None else started + longest_call(limit)
+    run.ownership.ends_at = math.inf if limit is None else started + longest_call(limit)
     try:
         with soft_time_limit(limit):
-            _finish(this, this.pipeline.handler(batch), batch)
+            _finish(run, run.pipeline.handler(batch), batch)
     except BaseException as error:
         if ends_process(error):
             raise
         raise HandlerFailed(page, error) from error
     finally:
-        this.ownership.ends_at = math.inf
-    this.runtime.paces[this.pipeline.name].note(len(records), time.monotonic() - started)
+        run.ownership.ends_at = math.inf
+    run.runtime.paces[run.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)
 
 
-def _finish(this: Run, returned: Any, batch: Batch) -> None:
+def _finish(run: Run, returned: Any, batch: Batch) -> None:
     """Run what the handler returned to its end, where that has not run yet."""
     if inspect.isawaitable(returned):
         limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
         if limit is not None:
             disarm()
-        this.runtime.event_loop.run(returned, limit)
+        run.runtime.event_loop.run(returned, limit)
     elif isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
             f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"

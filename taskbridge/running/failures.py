@@ -48,7 +48,7 @@ DIED: Final = (
 )
 
 
-def after_failure(this: Run, failed: HandlerFailed) -> Ending:
+def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     """Decide what follows the handler's error, and write it down.
 
     Raises:
@@ -57,28 +57,28 @@ def after_failure(this: Run, failed: HandlerFailed) -> Ending:
     error, page = failed.error, failed.page
     if (told := asked_to_wait(error)) is not None:
         if (bisection := page.bisection.told_to_wait(len(page.records))) != page.bisection:
-            this.cursors.limit(this.key, bisection)
-        return _as_told(this, told)
+            run.cursors.limit(run.key, bisection)
+        return _as_told(run, told)
     text = error_text(error)
-    downstream = is_downstream(error, this.pipeline.downstream_errors)
+    downstream = is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
-    if this.begun.probe is not None:
-        this.cursors.fail(this.key, text)
-        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), blame, error=failed.exception)
+    if run.begun.probe is not None:
+        run.cursors.fail(run.key, text)
+        return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
-    enough = _has_failed_enough(this, bisection, downstream=downstream)
-    ending, _ = _judged(this, page, bisection, text, enough=enough, downstream=downstream)
+    enough = _has_failed_enough(run, bisection, downstream=downstream)
+    ending, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream)
     if ending is not None:
         return ending
     if enough and not downstream:
         blame = Blame.PIPELINE
-    failures = max(bisection.tries - 1, this.begun.failures if downstream else 0)
+    failures = max(bisection.tries - 1, run.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
     return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
 
 
-def after_death(this: Run, page: Page) -> Ending | None:
+def after_death(run: Run, page: Page) -> Ending | None:
     """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
 
     Returns how this run ends; None: it goes on at once, after the first failure in a row.
@@ -87,17 +87,17 @@ def after_death(this: Run, page: Page) -> Ending | None:
         CursorLost: the cursor is another run's.
     """
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
-    log.error("%s, tenant %r: %s", this.pipeline.name, this.tenant, DIED)
+    log.error("%s, tenant %r: %s", run.pipeline.name, run.tenant, DIED)
     # Errors do not count: a kill from outside must not be one failure too many.
-    enough = bisection.is_alone and bisection.deaths >= max(this.pipeline.max_attempts, LEAST_DEATHS)
-    ending, failures = _judged(this, page, bisection, DIED, enough=enough)
+    enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
+    ending, failures = _judged(run, page, bisection, DIED, enough=enough)
     if ending is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
     return ending
 
 
-def after_unread(this: Run, unread: Unread) -> Ending:
+def after_unread(run: Run, unread: Unread) -> Ending:
     """Write down that a batch could not be read, and let the next one be smaller.
 
     A record whose document cannot be read alone goes to quarantine as one does whose handler fails. Where records
@@ -107,34 +107,34 @@ def after_unread(this: Run, unread: Unread) -> Ending:
         CursorLost: the cursor is another run's.
     """
     error, text = unread.error, f"the batch could not be read: {unread}"
-    wait_ms = _milliseconds(this.begun.failures)
+    wait_ms = _milliseconds(run.begun.failures)
     try:
-        page = this.cursors.read(this.key, unread.limit, bisecting=unread.bisecting, documents=False)
+        page = run.cursors.read(run.key, unread.limit, bisecting=unread.bisecting, documents=False)
     except Unread:
-        this.cursors.fail(this.key, text, unread=unread.limit)
+        run.cursors.fail(run.key, text, unread=unread.limit)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     if page.paused:
         return PAUSED
-    if this.begun.probe is not None or not page.records:
-        this.cursors.fail(this.key, text)
+    if run.begun.probe is not None or not page.records:
+        run.cursors.fail(run.key, text)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     bisection = page.bisection.unread(len(page.records), page.records[0].revision)
-    enough = _has_failed_enough(this, bisection)
-    ending, _ = _judged(this, page, bisection, text, enough=enough)
+    enough = _has_failed_enough(run, bisection)
+    ending, _ = _judged(run, page, bisection, text, enough=enough)
     return ending or Ending(Outcome.RETRY, _milliseconds(max(0, bisection.tries - 1)), error=error)
 
 
-def after_lost_server(this: Run, error: Exception) -> Ending:
+def after_lost_server(run: Run, error: Exception) -> Ending:
     """Wait for the back-off: Postgres failed, or this program did. It says nothing about a record."""
     try:
-        this.cursors.fail(this.key, error_text(error))
+        run.cursors.fail(run.key, error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
-        log.warning("the failure of tenant %r could not be written down: %s", this.tenant, error_text(second))
-    return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), error=error)
+        log.warning("the failure of tenant %r could not be written down: %s", run.tenant, error_text(second))
+    return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
 
 
-def probe(this: Run) -> Ending:
+def probe(run: Run) -> Ending:
     """Try one record while the circuit is open. If it is handled, the circuit closes.
 
     The tenant's first record is delivered as usual. Another than the first, tried where the first ones may be at
@@ -144,37 +144,37 @@ def probe(this: Run) -> Ending:
         HandlerFailed: the handler raised.
         CursorLost, StaleToken: the cursor is another run's.
     """
-    page = this.claim((this.begun.probe or 0) + 1, bisecting=False)
+    page = run.claim((run.begun.probe or 0) + 1, bisecting=False)
     if page.paused:
         return PAUSED
-    if this.begun.died and page.records:
+    if run.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
-        this.cursors.fail(this.key, DIED)
-        return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
-    _, wait_ms = permitted(this, page.first(1))
+        run.cursors.fail(run.key, DIED)
+        return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
+    _, wait_ms = permitted(run, page.first(1))
     if wait_ms:
         return Ending(Outcome.RETRY, retry_ms=wait_ms)
     others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
-    if this.begun.probe and others:
-        if not try_alone(this, page, others[-1]):
+    if run.begun.probe and others:
+        if not try_alone(run, page, others[-1]):
             # A rejection says nothing about the downstream, so the next probe tries another.
-            return Ending(Outcome.RETRY, _milliseconds(this.begun.failures), Blame.RECORD)
-        this.handled = 1
+            return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD)
+        run.handled = 1
         return Ending(Outcome.MORE)
     page = page.first(1)
     if page.moves_cursor:
-        deliver(this, page)
+        deliver(run, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
 
-def _has_failed_enough(this: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
+def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
     """Whether a record failed alone so often that it may be at fault. Outages do not count for another error."""
     counted = bisection.attempts - (0 if downstream else bisection.outages)
-    return bisection.is_alone and counted >= this.pipeline.max_attempts
+    return bisection.is_alone and counted >= run.pipeline.max_attempts
 
 
 def _judged(
-    this: Run, page: Page, bisection: Bisection, text: str, *, enough: bool, downstream: bool = False
+    run: Run, page: Page, bisection: Bisection, text: str, *, enough: bool, downstream: bool = False
 ) -> tuple[Ending | None, int]:
     """Write a failure down and, where a record failed alone often `enough`, ask whose fault it is.
 
@@ -183,47 +183,45 @@ def _judged(
     Raises:
         CursorLost: the cursor is another run's.
     """
-    evidence = this.cursors.evidence(this.key) if enough else None
+    evidence = run.cursors.evidence(run.key) if enough else None
     # Before another record is tried: that one may end the process, and the search must not begin there again.
-    failures = this.cursors.fail(this.key, text, bisection)
+    failures = run.cursors.fail(run.key, text, bisection)
     if evidence is None:
         return None, failures
     try:
-        if not _is_the_records_fault(this, page, bisection, evidence, downstream=downstream):
+        if not _is_the_records_fault(run, page, bisection, evidence, downstream=downstream):
             return None, failures
     except RetryAfter as told:
-        return _as_told(this, told), failures
-    _quarantine(this, page, bisection, text)
+        return _as_told(run, told), failures
+    _quarantine(run, page, bisection, text)
     return Ending(Outcome.MORE), failures
 
 
-def _is_the_records_fault(this: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool) -> bool:
+def _is_the_records_fault(run: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool) -> bool:
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
         RetryAfter: asked for when another record was tried.
     """
     (record,) = page.records
-    often = not downstream or bisection.attempts >= this.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    often = not downstream or bisection.attempts >= run.pipeline.max_attempts * DOWNSTREAM_FACTOR
     # At its first failure alone, what was handled before says nothing about it.
     if evidence.others_succeed and bisection.tries > 1 and often:
         return True
     try:
-        ahead = this.cursors.read(
-            this.key, max(this.pipeline.batch_size, LOOKS_AHEAD), bisecting=False, documents=False
-        )
+        ahead = run.cursors.read(run.key, max(run.pipeline.batch_size, LOOKS_AHEAD), bisecting=False, documents=False)
     except Unread:
         return False
     # A record that somebody took out of quarantine meanwhile may stand before this one.
     others = [other for other in ahead.records if other.external_id != record.external_id]
     failed = 0
-    for at in _places(len(others), bisection.tries - this.pipeline.max_attempts):
-        trial = _try(this, ahead, others[at])
+    for at in _places(len(others), bisection.tries - run.pipeline.max_attempts):
+        trial = _try(run, ahead, others[at])
         if trial is Trial.HANDLED:
             # The downstream may have come back in between.
-            return not downstream or _try(this, page, record) is Trial.FAILED
+            return not downstream or _try(run, page, record) is Trial.FAILED
         failed += trial is not Trial.SILENT
-        if failed >= len(others).bit_length() or this.seconds_left <= 0:
+        if failed >= len(others).bit_length() or run.seconds_left <= 0:
             return False
     return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
 
@@ -244,15 +242,15 @@ class Trial(Enum):
     """It was rejected, is gone, or cannot be decoded, which says nothing about the downstream."""
 
 
-def _try(this: Run, page: Page, record: Record) -> Trial:
+def _try(run: Run, page: Page, record: Record) -> Trial:
     try:
         # One document at a time: all that are tried could fill the memory.
-        loaded = this.cursors.load(record)
+        loaded = run.cursors.load(record)
         if loaded is None:
             return Trial.SILENT
         # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
-        charge(this)
-        return Trial.HANDLED if try_alone(this, page, loaded) else Trial.SILENT
+        charge(run)
+        return Trial.HANDLED if try_alone(run, page, loaded) else Trial.SILENT
     except Unread:
         return Trial.UNREAD
     except HandlerFailed as failed:
@@ -261,25 +259,25 @@ def _try(this: Run, page: Page, record: Record) -> Trial:
         return Trial.FAILED
 
 
-def _as_told(this: Run, told: RetryAfter) -> Ending:
-    log.info("run of %s for tenant %r: the handler asks to %s", this.pipeline.name, this.tenant, told)
+def _as_told(run: Run, told: RetryAfter) -> Ending:
+    log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, told)
     wait_ms = max(LEAST_WAIT_MS, math.ceil(told.seconds * 1000))
     return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
 
 
-def _quarantine(this: Run, page: Page, bisection: Bisection, error: str) -> None:
+def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
     (record,) = page.records
-    with this.cursors.transaction(this.key) as transaction:
+    with run.cursors.transaction(run.key) as transaction:
         transaction.advance(
             page,
-            bisection=bisection.handled(1, this.pipeline.batch_size),
+            bisection=bisection.handled(1, run.pipeline.batch_size),
             quarantined=Quarantined({record.external_id: error}, "failed", bisection.tries),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
-        this.pipeline.name,
+        run.pipeline.name,
         record.external_id,
-        this.tenant,
+        run.tenant,
         bisection.tries,
         error,
     )

@@ -27,7 +27,7 @@ from taskbridge.running import failures
 from taskbridge.running.delivery import Ending, HandlerFailed, Run, deliver, permitted
 from taskbridge.store import CursorLost, StaleToken, Unread
 
-__all__ = ["run", "run_together"]
+__all__ = ["run_tenant", "run_tenants"]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ Where a run is still on after twice that, those behind it become messages of the
 """
 
 
-def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
+def run_tenant(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
     """Do one run of a tenant: sweep until nothing is left or the time budget is spent.
 
     A late or doubled message ends here without touching anything.
@@ -58,21 +58,21 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         return
     started = time.monotonic()
     with runtime.heartbeat.keep(partial(gate.beat, key), confirmed=asked) as ownership:
-        this = Run(runtime, pipeline, key, begun, started, ownership)
+        run = Run(runtime, pipeline, key, begun, started, ownership)
         try:
-            ending = _sweep_or_fail(this)
+            ending = _sweep_or_fail(run)
         except CursorLost:
             log.warning("run of %s for tenant %r: replaced by another run, stops", pipeline_name, tenant)
             return
         except StaleToken as higher:
             ending = Ending(Outcome.STALE, owner=higher.owner)
         except Exception as error:
-            ending = failures.after_lost_server(this, error)
+            ending = failures.after_lost_server(run, error)
         except BaseException:
             # The process was told to end. Its batch comes again at once, elsewhere.
-            _settle(this, Ending(Outcome.STOPPED))
+            _settle(run, Ending(Outcome.STOPPED))
             raise
-        _settle(this, ending)
+        _settle(run, ending)
     if ending.error is not None:
         # Celery logs the error with its notes, and says nothing of whose run it was.
         with suppress(Exception):  # an error may refuse to be written to
@@ -80,13 +80,13 @@ def run(runtime: Runtime, pipeline_name: str, tenant: str, token: str) -> None:
         raise ending.error
 
 
-def _settle(this: Run, ending: Ending) -> None:
-    end, policy = ending.settlement(this.took, this.handled), this.pipeline.policy
-    most_runs, most_handed = this.pipeline.max_runs, this.runtime.most_handed
-    this.runtime.gate.settle(this.key, end, policy.spacing, most_handed=most_handed, most_runs=most_runs)
+def _settle(run: Run, ending: Ending) -> None:
+    end, policy = ending.settlement(run.took, run.handled), run.pipeline.policy
+    most_runs, most_handed = run.pipeline.max_runs, run.runtime.most_handed
+    run.runtime.gate.settle(run.key, end, policy.spacing, most_handed=most_handed, most_runs=most_runs)
 
 
-def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
+def run_tenants(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
     """Do one run each of several tenants, (tenant, token) each, in their order.
 
     After 50 ms none of them begins any more: when the run in hand ends, the rest goes to the end of the queue. A run
@@ -108,7 +108,7 @@ def run_together(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str,
     try:
         for tenant, token in _taken(left):
             try:
-                run(runtime, pipeline_name, tenant, token)
+                run_tenant(runtime, pipeline_name, tenant, token)
             except Exception as error:
                 log.warning("run of %s for tenant %r failed, the next goes on", pipeline_name, tenant)
                 errors.append(error)
@@ -138,39 +138,39 @@ def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             return
 
 
-def _sweep_or_fail(this: Run) -> Ending:
+def _sweep_or_fail(run: Run) -> Ending:
     try:
-        return failures.probe(this) if this.begun.probe is not None else _sweep(this)
+        return failures.probe(run) if run.begun.probe is not None else _sweep(run)
     except HandlerFailed as failed:
-        return failures.after_failure(this, failed)
+        return failures.after_failure(run, failed)
     except Unread as unread:
-        return failures.after_unread(this, unread)
+        return failures.after_unread(run, unread)
 
 
-def _sweep(this: Run) -> Ending:
+def _sweep(run: Run) -> Ending:
     """Read and deliver batch by batch.
 
     DONE: nothing is left. MORE: the budget is spent, and records are left. STOPPED: the worker stops before the budget
     is spent. RETRY: the tenant is paused, or waits for a rate limit.
     """
-    page = this.claim(this.most_records())
-    if this.begun.died and page.records:
-        if (ending := failures.after_death(this, page)) is not None:
+    page = run.claim(run.most_records())
+    if run.begun.died and page.records:
+        if (ending := failures.after_death(run, page)) is not None:
             return ending
-        page = this.cursors.read(this.key, this.most_records())
+        page = run.cursors.read(run.key, run.most_records())
     while True:
         if page.paused:
             return failures.PAUSED
-        page, wait_ms = permitted(this, page)
+        page, wait_ms = permitted(run, page)
         if wait_ms:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)
         if page.moves_cursor:
-            deliver(this, page)
+            deliver(run, page)
         # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
         if page.finished and not page.resumed:
             return Ending(Outcome.DONE)
-        if not this.ownership.owned:
+        if not run.ownership.owned:
             raise CursorLost
-        if this.is_spent or is_stopping():
-            return Ending(Outcome.MORE if this.is_spent else Outcome.STOPPED)
-        page = this.cursors.read(this.key, this.most_records())
+        if run.is_spent or is_stopping():
+            return Ending(Outcome.MORE if run.is_spent else Outcome.STOPPED)
+        page = run.cursors.read(run.key, run.most_records())

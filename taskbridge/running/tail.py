@@ -66,102 +66,102 @@ _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailabl
 
 
 def tail_page(
-    here: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_patience: float = 0.0
+    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_patience: float = 0.0
 ) -> tuple[bool, Found | None]:
     """Remind tenants with records that no run has looked at.
 
     How far that was is stored after the round's last page if anything was new, and in any case if it `stores`.
     Returns whether it was stored, and the page if it is not the round's last.
     """
-    found = _look(here, pipeline, Kind.TAIL, previous=previous, more_patience=more_patience)
-    _remind(here, pipeline, found.waiting, looked=False)
+    found = _look(runtime, pipeline, Kind.TAIL, previous=previous, more_patience=more_patience)
+    _remind(runtime, pipeline, found.waiting, looked=False)
     stores = stores or (found.fresh and found.until is None)
     if stores:
-        found = here.tails.keep(Kind.TAIL, pipeline, found)
+        found = runtime.tails.keep(Kind.TAIL, pipeline, found)
     return stores, None if found.until is None else found
 
 
 def base_page(
-    here: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_patience: float = 0.0
+    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_patience: float = 0.0
 ) -> tuple[list[str], Found | None]:
     """Remind tenants with pending records. How far that was is stored after the round's last page, or if it `stores`.
 
     Returns those that get a run by it, in their turn, and the page if it is not the round's last.
     """
-    found = _look(here, pipeline, Kind.BASE, previous=previous, more_patience=more_patience)
+    found = _look(runtime, pipeline, Kind.BASE, previous=previous, more_patience=more_patience)
     # A run that is under way settles or dies, and what it left is found by the next round.
-    started = _remind(here, pipeline, found.waiting, looked=True)
+    started = _remind(runtime, pipeline, found.waiting, looked=True)
     if stores or found.until is None:
-        found = here.tails.keep(Kind.BASE, pipeline, found, more_patience)
+        found = runtime.tails.keep(Kind.BASE, pipeline, found, more_patience)
     return started, None if found.until is None else found
 
 
-def tail_round(here: Runtime, pipeline: str, *, stores: bool = True) -> bool:
+def tail_round(runtime: Runtime, pipeline: str, *, stores: bool = True) -> bool:
     """Make all pages of a round of the tail; return whether it was stored."""
-    stored, page = tail_page(here, pipeline, stores=stores)
+    stored, page = tail_page(runtime, pipeline, stores=stores)
     while page is not None:
-        stored, page = tail_page(here, pipeline, page, stores=False)
+        stored, page = tail_page(runtime, pipeline, page, stores=False)
     return stored
 
 
-def base_round(here: Runtime, pipeline: str) -> list[str]:
+def base_round(runtime: Runtime, pipeline: str) -> list[str]:
     """Make all pages of a base round, and what goes with it; return the tenants that get a run by it, in their turn."""
-    started, page = base_page(here, pipeline)
+    started, page = base_page(runtime, pipeline)
     while page is not None:
-        more, page = base_page(here, pipeline, page)
+        more, page = base_page(runtime, pipeline, page)
         started += more
-    for more in beside_the_base(here, pipeline):
+    for more in beside_the_base(runtime, pipeline):
         started += more
     return started
 
 
-def beside_the_base(here: Runtime, pipeline: str) -> Iterator[list[str]]:
+def beside_the_base(runtime: Runtime, pipeline: str) -> Iterator[list[str]]:
     """Make, page by page, what a base round does besides its own pages; return the tenants that get a run by it.
 
     That is: remind tenants with records to be tried again, which no snapshot knows of; then restore last runs.
     """
-    source, smallest, has_delays = _read_by(here, pipeline)
-    for waiting in here.tails.retries(pipeline, source, smallest, has_delays=has_delays):
-        yield _remind(here, pipeline, waiting, looked=True)
-    for _ in last_runs_restored(here, pipeline):
+    source, smallest, has_delays = _read_by(runtime, pipeline)
+    for waiting in runtime.tails.retries(pipeline, source, smallest, has_delays=has_delays):
+        yield _remind(runtime, pipeline, waiting, looked=True)
+    for _ in last_runs_restored(runtime, pipeline):
         yield []
 
 
-def last_runs_restored(here: Runtime, pipeline: str) -> Iterator[None]:
+def last_runs_restored(runtime: Runtime, pipeline: str) -> Iterator[None]:
     """Tell Redis, page by page, when tenants ran last, if it does not know: an event must not start one too early.
 
     That is where delays count from the last run: after Redis lost its data, when a delay was lengthened, and once a
     day. Whoever is reminded brings its own with it. If Redis loses its data in the middle, the next round begins anew.
     """
-    spacing = here.pipelines[pipeline].policy.spacing
-    if not spacing.last_ttl or here.gate.rebuilt_for(pipeline) == spacing.last_ttl:
+    spacing = runtime.pipelines[pipeline].policy.spacing
+    if not spacing.last_ttl or runtime.gate.rebuilt_for(pipeline) == spacing.last_ttl:
         return
-    here.gate.begin_rebuilding(pipeline)
-    for page in here.cursors_of(pipeline).last_runs(pipeline, spacing.last_ttl):
-        here.gate.remember_last(pipeline, page, spacing)
+    runtime.gate.begin_rebuilding(pipeline)
+    for page in runtime.cursors_of(pipeline).last_runs(pipeline, spacing.last_ttl):
+        runtime.gate.remember_last(pipeline, page, spacing)
         yield
-    here.gate.mark_rebuilt(pipeline, spacing.last_ttl)
+    runtime.gate.mark_rebuilt(pipeline, spacing.last_ttl)
 
 
-def _look(here: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
-    here.know(here.pipelines[pipeline])
-    source, smallest, has_delays = _read_by(here, pipeline)
-    return here.tails.look(kind, pipeline, source, smallest, has_delays=has_delays, **options)
+def _look(runtime: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
+    runtime.know(runtime.pipelines[pipeline])
+    source, smallest, has_delays = _read_by(runtime, pipeline)
+    return runtime.tails.look(kind, pipeline, source, smallest, has_delays=has_delays, **options)
 
 
-def _read_by(here: Runtime, pipeline: str) -> tuple[str, int, bool]:
+def _read_by(runtime: Runtime, pipeline: str) -> tuple[str, int, bool]:
     """Return a pipeline's source, its smallest delay, and whether the delays of the source's records are its own."""
-    declared = here.pipelines[pipeline]
+    declared = runtime.pipelines[pipeline]
     # Another pipeline of the source may have given its records delays.
     return declared.source, declared.policy.spacing.delay, declared.criteria is not None
 
 
-def _remind(here: Runtime, pipeline: str, waiting: list[Waiting], *, looked: bool) -> list[str]:
-    keeps_last = here.pipelines[pipeline].policy.spacing.last_ttl > 0
+def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, looked: bool) -> list[str]:
+    keeps_last = runtime.pipelines[pipeline].policy.spacing.last_ttl > 0
     reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in waiting]
     answers: list[Answer] = []
     if reminders:
-        answers = here.gate.remind(pipeline, reminders, looked=looked, most_reminded=here.most_handed)
+        answers = runtime.gate.remind(pipeline, reminders, looked=looked, most_reminded=runtime.most_handed)
     begin = (Answer.STARTED, Answer.POSTPONED)
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 
@@ -203,7 +203,7 @@ class _Standing:
 class Rounds:
     """The rounds of one process: each method that ends in `_in_turn` is called by a thread of its own."""
 
-    here: Runtime
+    runtime: Runtime
     standings: defaultdict[str, _Standing] = field(default_factory=lambda: defaultdict(_Standing))
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _holding: threading.Lock = field(default_factory=threading.Lock)
@@ -211,10 +211,10 @@ class Rounds:
 
     def listen_in_turn(self) -> float:
         """Wait for a commit that is announced, then make a round of the tail; return seconds to wait."""
-        if not self.here.settings.tail_listens:
+        if not self.runtime.settings.tail_listens:
             return LISTENS_EVERY
         if self._ear is None or self._ear.closed:
-            self._ear = self.here.tails.listen()
+            self._ear = self.runtime.tails.listen()
             # What was announced before, nobody has heard.
             self.tail_in_turn()
         if list(self._ear.notifies(timeout=LISTENS_EVERY, stop_after=1)):
@@ -225,13 +225,13 @@ class Rounds:
         """Make a page of the tail of each pipeline that is this process's to look after; return seconds to wait."""
         with self._turn:
             began = time.monotonic()
-            waits = [self._tail_of(name) for name in self.here.pipelines.names()]
-            wait = min([self.here.settings.tail_interval, *waits])
+            waits = [self._tail_of(name) for name in self.runtime.pipelines.names()]
+            wait = min([self.runtime.settings.tail_interval, *waits])
             return max(LEAST_REST, wait - (time.monotonic() - began))
 
     def _tail_of(self, name: str) -> float:
         """Make a page if it is this process's turn; return the seconds until it is worth asking again."""
-        standing, interval = self.standings[name], self.here.settings.tail_interval
+        standing, interval = self.standings[name], self.runtime.settings.tail_interval
         if standing.paused_until > time.monotonic():
             return interval
         try:
@@ -240,7 +240,7 @@ class Rounds:
                 return wait_ms / 1000
             stores = time.monotonic() - standing.stored_at > STORES_EVERY
             stored, standing.tail = tail_page(
-                self.here, name, standing.tail, stores=stores, more_patience=standing.pause
+                self.runtime, name, standing.tail, stores=stores, more_patience=standing.pause
             )
             if stored:
                 standing.stored_at = time.monotonic()
@@ -259,7 +259,7 @@ class Rounds:
 
     def renew_in_turn(self) -> float:
         """Renew the holds of this process that would end while a page is under way; return seconds to wait."""
-        for name in self.here.pipelines.names():
+        for name in self.runtime.pipelines.names():
             standing, now = self.standings[name], time.monotonic()
             if now < standing.holds_until < now + HOLDS_LONGER - RENEWS_EVERY and now < standing.renews_until:
                 try:
@@ -271,11 +271,11 @@ class Rounds:
 
     def _take(self, name: str, standing: _Standing) -> int:
         """Take the hold, or keep it; return for how many milliseconds another has it."""
-        settings = self.here.settings
+        settings = self.runtime.settings
         seconds = settings.tail_interval + HOLDS_LONGER
         with self._holding:
             asked, before = time.monotonic(), standing.hold
-            hold = standing.hold = self.here.gate.hold(name, round(seconds * 1000), before)
+            hold = standing.hold = self.runtime.gate.hold(name, round(seconds * 1000), before)
             if hold.lost:
                 standing.lost += 1
                 standing.base_at, standing.base, standing.beside = 0.0, None, None
@@ -290,19 +290,19 @@ class Rounds:
 
         Returns seconds to wait.
         """
-        waits = [min(self._base_of(name), self._beside_of(name)) for name in self.here.pipelines.names()]
-        return min([0.25, self.here.settings.base_interval, *waits])
+        waits = [min(self._base_of(name), self._beside_of(name)) for name in self.runtime.pipelines.names()]
+        return min([0.25, self.runtime.settings.base_interval, *waits])
 
     def _base_of(self, name: str) -> float:
-        standing, began, interval = self.standings[name], time.monotonic(), self.here.settings.base_interval
+        standing, began, interval = self.standings[name], time.monotonic(), self.runtime.settings.base_interval
         if not standing.base_at <= began < standing.holds_until:
             return interval
         lost, previous = standing.lost, standing.base
         if standing.beside is None and (previous is None or standing.base_pause):
-            standing.beside = beside_the_base(self.here, name)
+            standing.beside = beside_the_base(self.runtime, name)
         try:
             stores = began - standing.base_stored_at > STORES_EVERY
-            started, page = base_page(self.here, name, previous, stores=stores, more_patience=standing.base_pause)
+            started, page = base_page(self.runtime, name, previous, stores=stores, more_patience=standing.base_pause)
             if started:
                 self._take(name, standing)
         except Exception as error:
@@ -326,7 +326,7 @@ class Rounds:
         standing.base_at = standing.base_stored_at = time.monotonic()
         standing.base_at += max(interval, min(LONGEST_REST, share))
         if standing.started:
-            self.here.orphaned[name] += standing.started
+            self.runtime.orphaned[name] += standing.started
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)
             standing.started = 0
         return interval
@@ -336,7 +336,7 @@ class Rounds:
         standing, began = self.standings[name], time.monotonic()
         beside = standing.beside
         if beside is None or began >= standing.holds_until:
-            return self.here.settings.base_interval
+            return self.runtime.settings.base_interval
         try:
             started = next(beside, None)
         except Exception as error:
@@ -347,7 +347,7 @@ class Rounds:
             return LEAST_REST
         if standing.beside is beside:
             standing.beside = None
-        return self.here.settings.base_interval
+        return self.runtime.settings.base_interval
 
     def _worked(self, standing: _Standing, began: float, started: list[str]) -> None:
         standing.worked += time.monotonic() - began

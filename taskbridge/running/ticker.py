@@ -18,7 +18,7 @@ from celery import bootsteps
 from celery.worker import state as worker_state
 
 from taskbridge.gate import Due
-from taskbridge.process.runtime import Runtime, runtime, serves
+from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.running.tail import Rounds
 
 __all__ = ["TickerStep", "fire_due"]
@@ -32,83 +32,83 @@ HANDED_ARRIVES: Final = 0.2
 AFTER_ERROR: Final = 1.0
 
 
-def fire_due(here: Runtime) -> float:
+def fire_due(runtime: Runtime) -> float:
     """Act on every deadline that has passed; return the seconds until it is worth looking again."""
-    wait, turns = here.settings.ticker_interval, 0
-    for pipeline in here.pipelines.names():
-        if here.resting.get(pipeline, 0.0) > time.monotonic():
+    wait, turns = runtime.settings.ticker_interval, 0
+    for pipeline in runtime.pipelines.names():
+        if runtime.resting.get(pipeline, 0.0) > time.monotonic():
             continue
         try:
-            due = _fire(here, pipeline)
+            due = _fire(runtime, pipeline)
         except (redis.ConnectionError, redis.TimeoutError):
             raise  # there is nothing to be had for the others either
         except Exception as error:
             # One pipeline's trouble is not the others'.
             log.warning("%s: its deadlines wait: %s: %s", pipeline, type(error).__name__, error)
-            here.resting[pipeline] = time.monotonic() + AFTER_ERROR
+            runtime.resting[pipeline] = time.monotonic() + AFTER_ERROR
             continue
         turns = due.turns
         if due.next_ms is not None:
             wait = min(wait, due.next_ms / 1000)
     if turns:
-        _fill_slots(here)
+        _fill_slots(runtime)
     return max(wait, 0.001)
 
 
-def _fire(here: Runtime, pipeline: str) -> Due:
+def _fire(runtime: Runtime, pipeline: str) -> Due:
     """Act on the deadlines of one pipeline; return how its last tick found it."""
     while True:
-        due = here.gate.tick(pipeline, AT_ONCE)
+        due = runtime.gate.tick(pipeline, AT_ONCE)
         if due.late_ms is not None:
-            here.lateness[pipeline].observe(due.late_ms)
-        _start(here, pipeline, due.tenants)
+            runtime.lateness[pipeline].observe(due.late_ms)
+        _start(runtime, pipeline, due.tenants)
         if len(due.tenants) < AT_ONCE:
             return due
 
 
-def _fill_slots(here: Runtime) -> None:
+def _fill_slots(runtime: Runtime) -> None:
     """Give as many tenants their turn as slots are free. Runs that end do the same; this is for slots that had none.
 
     What was given lately and has not arrived is for these slots too. Whatever is older may lie with a worker that has
     no free slot.
     """
-    now, lately = time.monotonic(), here.handed
+    now, lately = time.monotonic(), runtime.handed
     while lately and lately[0] < now - HANDED_ARRIVES:
         lately.popleft()
-    if here.idle_slots is None:
-        handed, members = here.gate.turns(1)
+    if runtime.idle_slots is None:
+        handed, members = runtime.gate.turns(1)
         free = 1 - handed
     else:
-        free = here.idle_slots() - len(lately)
-        members = here.gate.turns(free)[1] if free > 0 else []
+        free = runtime.idle_slots() - len(lately)
+        members = runtime.gate.turns(free)[1] if free > 0 else []
     if free > 0:
-        here.gate.hand_over(members)
+        runtime.gate.hand_over(members)
         lately.extend(now for _ in members)
 
 
-def free_for_turns(here: Runtime, served: Collection[str], idle: int) -> int:
+def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
     """Return how many of a worker's `idle` slots are for those who wait for their turn; it serves the queues `served`.
 
     Where first events wait, a slot that is idle for a moment is theirs.
     """
-    first, following = here.keys.queues
-    if idle <= 0 or following not in served or (first in served and here.gate.first_events()):
+    first, following = runtime.keys.queues
+    if idle <= 0 or following not in served or (first in served and runtime.gate.first_events()):
         return 0
     return idle
 
 
-def _start(here: Runtime, pipeline: str, tenants: list[str]) -> None:
+def _start(runtime: Runtime, pipeline: str, tenants: list[str]) -> None:
     """Act on the deadlines of `tenants`. Where many are due, several share a message: it costs more than a short run.
 
     Each message has an eighth of them at the most, so that several workers get some.
     """
     together = min(MOST_TOGETHER, len(tenants) // 8)
     if together < 2:
-        here.gate.expire(pipeline, tenants)
+        runtime.gate.expire(pipeline, tenants)
         return
-    runs = here.gate.expire_together(pipeline, tenants)
+    runs = runtime.gate.expire_together(pipeline, tenants)
     for first in range(0, len(runs), together):
-        here.publish_together(pipeline, runs[first : first + together])
+        runtime.publish_together(pipeline, runs[first : first + together])
 
 
 class TickerStep(bootsteps.StartStopStep):
@@ -121,7 +121,7 @@ class TickerStep(bootsteps.StartStopStep):
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         # Before the pool's processes are forked, so that they know it too.
-        runtime(worker.app).slots = max(1, worker.concurrency)
+        runtime_of(worker.app).slots = max(1, worker.concurrency)
 
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues. One that was told to serve others only has nothing to do with us."""
@@ -129,18 +129,18 @@ class TickerStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         """Start the threads."""
-        here, served = runtime(worker.app), worker.app.amqp.queues.consume_from
-        here.idle_slots = lambda: free_for_turns(
-            here, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
+        runtime, served = runtime_of(worker.app), worker.app.amqp.queues.consume_from
+        runtime.idle_slots = lambda: free_for_turns(
+            runtime, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         )
-        rounds = Rounds(here)
+        rounds = Rounds(runtime)
         turns = {
-            "ticker": partial(fire_due, here),
+            "ticker": partial(fire_due, runtime),
             "tail": rounds.tail_in_turn,
             "base": rounds.base_in_turn,
             "hold": rounds.renew_in_turn,
         }
-        if here.settings.tail_listens:
+        if runtime.settings.tail_listens:
             turns["listener"] = rounds.listen_in_turn
         for name, turn in turns.items():
             thread = threading.Thread(target=self._loop, args=(name, turn), name=f"taskbridge-{name}", daemon=True)

@@ -37,14 +37,14 @@ class InjectedClock(Gate):
         return f"{self.us // 1000}.{self.us % 1000:03d}"
 
 
-def inject_clock(here: Runtime) -> InjectedClock:
+def inject_clock(runtime: Runtime) -> InjectedClock:
     """Give the runtime a gate whose clock is the test's, on the same Redis, and return it.
 
     The clock starts a day ahead of the server's, so that no key expires by itself while a test stands still.
     """
-    gate = here.make_gate(InjectedClock)
+    gate = runtime.make_gate(InjectedClock)
     seconds: Any
-    seconds, _ = here.redis.time()
+    seconds, _ = runtime.redis.time()
     gate.start_at(int(seconds) * 1_000_000 + DAY_US)
-    here.__dict__["gate"] = gate
+    runtime.__dict__["gate"] = gate
     return gate

@@ -11,7 +11,7 @@ from taskbridge.common.names import check_tenant
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import State
 from taskbridge.integration.app import app as package_app
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.running import runner
 from taskbridge.testing.clock import InjectedClock, inject_clock
 
@@ -49,10 +49,10 @@ def drain(
         AssertionError: the runner has not ended after `most_runs` runs.
         InvalidName, UnknownPipeline, Unavailable: as `taskbridge.notify_event`.
     """
-    here = runtime(app)
-    here.pipelines[pipeline]
+    runtime = runtime_of(app)
+    runtime.pipelines[pipeline]
     check_tenant(tenant)
-    gate, runs = _clocked(here), 0
+    gate, runs = _clocked(runtime), 0
     while True:
         (status,) = gate.look(pipeline, [tenant])
         if status.state is State.IDLE:
@@ -64,7 +64,7 @@ def drain(
                     "whether its handler fails each time, and whether it records anew what it is given"
                 )
             runs += 1
-            _run(here, pipeline, tenant, status.token, through_failures=through_failures)
+            _run(runtime, pipeline, tenant, status.token, through_failures=through_failures)
             continue
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
@@ -77,8 +77,8 @@ def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app
 
     Args, Raises: as `drain`; `most_runs` counts for each tenant's turn.
     """
-    here, runs = runtime(app), 0
-    while waiting := [(name, tenant) for name in here.pipelines.names() for tenant in here.gate.active(name)]:
+    runtime, runs = runtime_of(app), 0
+    while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:
         for pipeline, tenant in waiting:
             runs += drain(tenant, pipeline, through_failures=through_failures, most_runs=most_runs, app=app)
     return runs
@@ -90,10 +90,10 @@ def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str
     Raises:
         UnknownPipeline: no loaded module declares the pipeline.
     """
-    here = runtime(app)
-    here.pipelines[pipeline]
-    tenants = here.gate.active(pipeline)
-    return {tenant: status.events for tenant, status in zip(tenants, here.gate.look(pipeline, tenants), strict=True)}
+    runtime = runtime_of(app)
+    runtime.pipelines[pipeline]
+    tenants = runtime.gate.active(pipeline)
+    return {tenant: status.events for tenant, status in zip(tenants, runtime.gate.look(pipeline, tenants), strict=True)}
 
 
 def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = package_app) -> None:
@@ -111,13 +111,13 @@ def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = pack
         )
 
 
-def _clocked(here: Runtime) -> InjectedClock:
-    return here.gate if isinstance(here.gate, InjectedClock) else inject_clock(here)
+def _clocked(runtime: Runtime) -> InjectedClock:
+    return runtime.gate if isinstance(runtime.gate, InjectedClock) else inject_clock(runtime)
 
 
-def _run(here: Runtime, pipeline: str, tenant: str, token: str, *, through_failures: bool) -> None:
+def _run(runtime: Runtime, pipeline: str, tenant: str, token: str, *, through_failures: bool) -> None:
     try:
-        runner.run(here, pipeline, tenant, token)
+        runner.run_tenant(runtime, pipeline, tenant, token)
     except Exception as error:
         if not through_failures:
             raise

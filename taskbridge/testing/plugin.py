@@ -14,7 +14,7 @@ import pytest
 from taskbridge.embedded import Servers
 from taskbridge.integration.app import app
 from taskbridge.integration.installation import fit, renew
-from taskbridge.process.runtime import afresh, runtime
+from taskbridge.process.runtime import afresh, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.testing.clock import inject_clock
 from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
@@ -62,11 +62,11 @@ def taskbridge_settings(
     monkeypatch.setitem(app.conf, "task_routes", None)
     renew(app)
     with afresh():
-        here = runtime(app)
+        runtime = runtime_of(app)
         fit(app)
-        inject_clock(here)
-        yield here.settings
-        left = list(here.redis.scan_iter(f"{prefix}:*"))
+        inject_clock(runtime)
+        yield runtime.settings
+        left = list(runtime.redis.scan_iter(f"{prefix}:*"))
         if left:
-            here.redis.delete(*left)
+            runtime.redis.delete(*left)
     renew(app)

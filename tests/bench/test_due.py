@@ -25,9 +25,9 @@ class SlowCpu(Cpu):
 @pytest.mark.e2e
 @pytest.mark.timeout(60)
 def test_no_call_of_the_handler_is_missed_while_the_cpu_time_is_read() -> None:
-    with stage() as (here, directory):
+    with stage() as (runtime, directory):
         marks = directory / "marks"
-        with worker(here, directory, "--pool", "threads", "--concurrency", "1", **{MARKS: str(marks)}):
-            wait_until(lambda: here.redis.exists(here.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
-            round_of_ten = drain(here, marks, partial(wait, here), SlowCpu(here, {}), 10)
+        with worker(runtime, directory, "--pool", "threads", "--concurrency", "1", **{MARKS: str(marks)}):
+            wait_until(lambda: runtime.redis.exists(runtime.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
+            round_of_ten = drain(runtime, marks, partial(wait, runtime), SlowCpu(runtime, {}), 10)
     assert 0 < round_of_ten.seconds < 30

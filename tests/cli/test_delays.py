@@ -143,21 +143,21 @@ def test_a_time_ahead_is_said_in_its_two_largest_units(seconds: float | None, te
 
 def test_a_tenant_that_waits_for_its_delay_is_not_idle_even_when_redis_lost_it(deployment: Deployment) -> None:
     world = World(deployment)
-    assert is_idle(world.here)
+    assert is_idle(world.runtime)
     world.record("ERROR", "billing")
-    assert not is_idle(world.here)
+    assert not is_idle(world.runtime)
     world.run_all()
-    assert is_idle(world.here)
+    assert is_idle(world.runtime)
 
     world.go_to(60_000)
     world.record("WARNING", "billing")
-    assert [one.due_at is not None for one in view(world.here, PIPELINE, "billing")] == [True]
-    assert not is_idle(world.here)
+    assert [one.due_at is not None for one in view(world.runtime, PIPELINE, "billing")] == [True]
+    assert not is_idle(world.runtime)
     deployment.redis.flushdb()
-    assert not world.here.gate.active(PIPELINE)
-    assert has_pending(world.here)
-    assert not is_idle(world.here)
+    assert not world.runtime.gate.active(PIPELINE)
+    assert has_pending(world.runtime)
+    assert not is_idle(world.runtime)
 
-    world.here.gate.notify(PIPELINE, "billing", world.here.pipelines[PIPELINE].policy.spacing)
+    world.runtime.gate.notify(PIPELINE, "billing", world.runtime.pipelines[PIPELINE].policy.spacing)
     world.run_all()
-    assert is_idle(world.here)
+    assert is_idle(world.runtime)

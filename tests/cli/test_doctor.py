@@ -119,7 +119,9 @@ def test_without_servers_it_tries_the_embedded_ones_where_no_worker_is_expected(
 def test_a_queue_that_no_worker_serves_is_named() -> None:
     answers = {"one@here": [{"name": "taskbridge.first"}], "two@here": [{"name": "other"}]}
     inspect = SimpleNamespace(active_queues=lambda: answers)
-    here: Any = SimpleNamespace(app=SimpleNamespace(control=SimpleNamespace(inspect=lambda **_: inspect)), keys=Keys())
-    first, following = checks._workers(here)
+    runtime: Any = SimpleNamespace(
+        app=SimpleNamespace(control=SimpleNamespace(inspect=lambda **_: inspect)), keys=Keys()
+    )
+    first, following = checks._workers(runtime)
     assert (first.level, first.text) == ("ok", "1 serve taskbridge.first")
     assert (following.level, following.text) == ("problem", "none of 2 serves taskbridge.next")

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from taskbridge.cli import monitor
 from taskbridge.cli.monitor import Monitor
 from taskbridge.cli.tenants import busiest, totals
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from tests.deployment import Deployment
 
 TENANTS = 2_000
@@ -33,10 +33,10 @@ def crowded(deployment: Deployment) -> Runtime:
         )
     for number in (1998, 1999, 2000):
         deployment.notify_event.delay(f"tenant-{number}")
-    return runtime(deployment.app)
+    return runtime_of(deployment.app)
 
 
-def asked(here: Runtime) -> list[int]:
+def asked(runtime: Runtime) -> list[int]:
     """How many tenants each statement from now on asks for."""
     found: list[int] = []
 
@@ -46,7 +46,7 @@ def asked(here: Runtime) -> list[int]:
             found.append(len(parameters.get("tenants", ())))
             found.append(parameters.get("limit", 0))
 
-    event.listen(here.engine, "before_cursor_execute", note)
+    event.listen(runtime.engine, "before_cursor_execute", note)
     return found
 
 
@@ -81,7 +81,7 @@ def test_where_there_is_no_terminal_a_line_has_the_totals_and_who_fails(
 
 
 def test_few_tenants_are_all_shown_those_without_a_record_too(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
+    runtime = runtime_of(deployment.app)
     deployment.notify_event.delay("acme")
-    tenants, more = busiest(here, totals(here, "invoices"), 5)
+    tenants, more = busiest(runtime, totals(runtime, "invoices"), 5)
     assert ([one.tenant for one in tenants], more) == (["acme"], False)

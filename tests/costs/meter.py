@@ -45,8 +45,8 @@ class Meter:
         self.redis = deployment.redis
         self.keys = Keys(deployment.settings.key_prefix)
         self.inline = Inline(deployment)
-        self.here = self.inline.here
-        self.here.redis.connection_pool.connection_class = CountingConnection
+        self.runtime = self.inline.runtime
+        self.runtime.redis.connection_pool.connection_class = CountingConnection
         self.trace = ""
         self._wire = wire
         self._database = self.redis.connection_pool.connection_kwargs["db"]
@@ -78,7 +78,7 @@ class Meter:
 
     def close(self) -> None:
         """Close what the counters opened."""
-        self.here.engine.dispose()
+        self.runtime.engine.dispose()
         self._watcher.close()
 
     def _queued(self) -> int:
@@ -108,7 +108,7 @@ def metered(deployment: Deployment) -> Iterator[Meter]:
         options = {"sslmode": "disable", "gssencmode": "disable", "options": "-c synchronous_commit=on"}
         counted = url.set(host="127.0.0.1", port=port).update_query_dict(options)
         meter = Meter(deployment, wire)
-        meter.here.__dict__["engine"] = connect(counted.render_as_string(hide_password=False))
+        meter.runtime.__dict__["engine"] = connect(counted.render_as_string(hide_password=False))
         try:
             yield meter
         finally:

@@ -102,7 +102,7 @@ def run_that_rejects(meter: Meter, tenant: str) -> Call:
 
 def run_that_tries_again(meter: Meter, tenant: str) -> Call:
     run_that_rejects(meter, tenant)()
-    quarantine = meter.here.quarantine_of(INVOICES)
+    quarantine = meter.runtime.quarantine_of(INVOICES)
     found, _ = quarantine.find(INVOICES, tenant=tenant)
     assert quarantine.retry(INVOICES, found)
     meter.redis.flushdb()
@@ -111,7 +111,7 @@ def run_that_tries_again(meter: Meter, tenant: str) -> Call:
 
 def end_of_a_lease(meter: Meter, tenant: str) -> Call:
     _run_of(meter, tenant, do_nothing, 1)()
-    gate, due = meter.here.gate, meter.keys.due(INVOICES)
+    gate, due = meter.runtime.gate, meter.keys.due(INVOICES)
     meter.redis.hset(meter.keys.runner(INVOICES, tenant), "lease", 1)
     meter.redis.zadd(due, {tenant: 1})
     return lambda: _is_answer(gate.expire(INVOICES, [tenant]), Answer.ENDED)
@@ -121,52 +121,52 @@ def late_message(meter: Meter, tenant: str) -> Call:
     _notify(meter, tenant, Answer.STARTED)
     message = meter.inline.message()
     assert message is not None
-    runner.run(meter.here, *message)
-    return partial(runner.run, meter.here, *message)
+    runner.run_tenant(meter.runtime, *message)
+    return partial(runner.run_tenant, meter.runtime, *message)
 
 
 def heartbeat(meter: Meter, tenant: str) -> Call:
     _notify(meter, tenant, Answer.STARTED)
     message = meter.inline.message()
     assert message is not None
-    meter.here.gate.begin(RunKey(*message))
-    return partial(_is_true, partial(meter.here.gate.beat, RunKey(*message)))
+    meter.runtime.gate.begin(RunKey(*message))
+    return partial(_is_true, partial(meter.runtime.gate.beat, RunKey(*message)))
 
 
 def ticker_with_nobody_due(meter: Meter, tenant: str) -> Call:
     _run_of(meter, tenant, do_nothing, 1)()
-    return partial(fire_due, meter.here)
+    return partial(fire_due, meter.runtime)
 
 
 def ticker_with_many_due(meter: Meter, tenant: str) -> Call:
-    gate = meter.here.gate
+    gate = meter.runtime.gate
     _notify_many(meter, tenant, Answer.STARTED)
     while (message := meter.inline.message()) is not None:
         gate.begin(RunKey(*message))
         assert gate.settle(RunKey(*message), Settlement(Outcome.DONE), LONG.spacing) is Answer.LINGERING
     _notify_many(meter, tenant, Answer.DELAYED)
     meter.redis.zadd(meter.keys.due(INVOICES), dict.fromkeys(_names(tenant), 0))
-    return partial(fire_due, meter.here)
+    return partial(fire_due, meter.runtime)
 
 
 def tail_without_news(meter: Meter, tenant: str) -> Call:
     _save_many(meter, tenant)
-    tail_round(meter.here, INVOICES)
-    return lambda: _is_true(lambda: not tail_round(meter.here, INVOICES, stores=False))
+    tail_round(meter.runtime, INVOICES)
+    return lambda: _is_true(lambda: not tail_round(meter.runtime, INVOICES, stores=False))
 
 
 def tail_with_many_new(meter: Meter, tenant: str) -> Call:
-    tail_round(meter.here, INVOICES)
+    tail_round(meter.runtime, INVOICES)
     _save_many(meter, tenant)
     # Where many runs are queued, reminders would add none.
     meter.redis.flushdb()
-    return lambda: _is_true(lambda: tail_round(meter.here, INVOICES))
+    return lambda: _is_true(lambda: tail_round(meter.runtime, INVOICES))
 
 
 def base_with_many_pending(meter: Meter, tenant: str) -> Call:
-    base_round(meter.here, INVOICES)
+    base_round(meter.runtime, INVOICES)
     _save_many(meter, tenant)
-    tail_round(meter.here, INVOICES)
+    tail_round(meter.runtime, INVOICES)
     meter.redis.flushdb()
     return partial(_base, meter, MANY)
 
@@ -182,12 +182,12 @@ def event_without_its_delay(meter: Meter, tenant: str) -> Call:
 
 
 def new_invoice(meter: Meter, tenant: str) -> Call:
-    return partial(_is_true, partial(record_invoice, meter.here.engine, tenant, "1", {"number": "1"}))
+    return partial(_is_true, partial(record_invoice, meter.runtime.engine, tenant, "1", {"number": "1"}))
 
 
 def unchanged_invoice(meter: Meter, tenant: str) -> Call:
     new_invoice(meter, tenant)()
-    return partial(record_invoice, meter.here.engine, tenant, "1", {"number": "1"})
+    return partial(record_invoice, meter.runtime.engine, tenant, "1", {"number": "1"})
 
 
 PATHS: Final[dict[str, Path]] = {
@@ -240,7 +240,7 @@ def _save_many(meter: Meter, tenant: str) -> None:
 
 
 def _base(meter: Meter, started: int) -> None:
-    assert len(base_round(meter.here, INVOICES)) == started
+    assert len(base_round(meter.runtime, INVOICES)) == started
 
 
 def _is_answer(answers: list[Answer], expected: Answer) -> None:
@@ -280,7 +280,7 @@ def _run_of_message(meter: Meter, *, expected: int) -> Call:
     def call() -> None:
         meter.inline.seen.clear()
         try:
-            runner.run(meter.here, *message)
+            runner.run_tenant(meter.runtime, *message)
         finally:
             assert len(meter.inline.seen) == expected
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from tests.cli.program import MAIN
 from tests.deployment import ROOT, Deployment
@@ -33,7 +33,7 @@ def taskbridge(deployment: Deployment, *arguments: str) -> Any:
 
 
 def held(deployment: Deployment, tenant: str) -> bool:
-    return runtime(deployment.app).gate.look("invoices", [tenant])[0].held
+    return runtime_of(deployment.app).gate.look("invoices", [tenant])[0].held
 
 
 def save(deployment: Deployment, number: str, document: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import ProgrammingError
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.handlers.journal import JOURNAL, journal
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.recording import record_event
 from taskbridge.store import connect, record_invoice
 from tests.deployment import Deployment
@@ -102,24 +102,24 @@ def producer(rights: Rights) -> Iterator[Any]:
         rights.deployment.settings, redis_url=rights.redis_url("producer"), postgres_url=rights.postgres_url("producer")
     )
     app = make_app(settings).app
-    here = runtime(app, settings)
+    runtime = runtime_of(app, settings)
     pipelines = Pipelines().beside(JOURNAL)
     pipelines.declare(Pipeline("alerts-of-services", journal, ALERTS, 500))
-    here.__dict__["pipelines"] = pipelines
+    runtime.__dict__["pipelines"] = pipelines
     yield app
-    here.close()
+    runtime.close()
     app.close()
 
 
 def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader: Engine) -> None:
-    here, notify = runtime(producer), producer.tasks["taskbridge.notify_event"]
+    runtime, notify = runtime_of(producer), producer.tasks["taskbridge.notify_event"]
     with rights.deployment.worker(
         TASKBRIDGE_REDIS_URL=rights.redis_url("worker"),
         TASKBRIDGE_POSTGRES_URL=rights.postgres_url("worker"),
         TASKBRIDGE_PIPELINES="tests.pipelines_of_rights",
     ) as worker:
         for number in ("1", "2", "1"):
-            record_invoice(here.engine, "acme", number, {"number": secrets.token_hex(4)})
+            record_invoice(runtime.engine, "acme", number, {"number": secrets.token_hex(4)})
             notify.delay("acme")
         record_event(producer, "alerts-of-services", {"level": "ERROR", "service": "billing"})
         notify.delay("billing", "alerts-of-services")

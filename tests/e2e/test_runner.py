@@ -63,9 +63,9 @@ def test_a_late_message_does_nothing(inline: Inline) -> None:
     inline.deployment.save("acme", "a")
     message = inline.message()
     assert message is not None
-    runner.run(inline.here, *message)
+    runner.run_tenant(inline.runtime, *message)
     inline.deployment.save("acme", "b")
-    runner.run(inline.here, *message)
+    runner.run_tenant(inline.runtime, *message)
     assert inline.seen == ["a"]
     assert inline.state() is State.QUEUED
 
@@ -82,7 +82,7 @@ def test_what_a_handler_writes_takes_effect_with_the_cursor_or_not_at_all(inline
         inline.run_all()
     assert inline.deployment.rows("SELECT * FROM ledger") == []
     while inline.state() is not State.IDLE:
-        inline.here.gate.expire("invoices", ["acme"])
+        inline.runtime.gate.expire("invoices", ["acme"])
         inline.run_all()
     assert len(inline.deployment.rows("SELECT * FROM ledger")) == 1
     assert inline.seen == ["a", "a"]
@@ -109,7 +109,7 @@ def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) ->
 def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replaced(
     inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = inline.here.gate
+    gate = inline.runtime.gate
     begin = gate.begin
     owned: list[bool] = []
 
@@ -150,19 +150,19 @@ def test_a_tenant_whose_run_ends_while_a_base_round_looks_gets_a_run_that_finds_
     # given a tenant with a runner
     inline.handle(lambda _: None)
     inline.deployment.save("acme", "a")
-    remind = inline.here.gate.remind
+    remind = inline.runtime.gate.remind
 
     def run_before_the_reminders(*args: Any, **how: Any) -> list[Answer]:
         inline.run_all()
         return remind(*args, **how)
 
     # when its run ends after Postgres was asked for what is pending and before Redis is told
-    monkeypatch.setattr(inline.here.gate, "remind", run_before_the_reminders)
-    base_round(inline.here, "invoices")
+    monkeypatch.setattr(inline.runtime.gate, "remind", run_before_the_reminders)
+    base_round(inline.runtime, "invoices")
     inline.run_all()
     # then nothing is delivered twice, and one that really has no runner gets one
     assert inline.seen == ["a"]
     monkeypatch.undo()
     inline.deployment.save("acme", "b", notify=False)
-    base_round(inline.here, "invoices")
-    assert inline.here.gate.look("invoices", ["acme"])[0].deadline_ms is not None
+    base_round(inline.runtime, "invoices")
+    assert inline.runtime.gate.look("invoices", ["acme"])[0].deadline_ms is not None

@@ -14,7 +14,7 @@ from taskbridge.errors import InvalidName, Unavailable, UnknownPipeline
 from taskbridge.gate import Gate, Keys, Queue, Spacing, State
 from taskbridge.gate.message import arguments_text, lua_message, same_server
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from taskbridge.settings import Settings
 from tests.deployment import Deployment
@@ -129,7 +129,7 @@ def test_a_broker_elsewhere_gets_the_run_the_ordinary_way(deployment: Deployment
     deployment.app, deployment.notify_event = bridge.app, bridge.notify_event
     # when a burst goes through it
     bridge.notify_event.delay("acme")
-    (text,) = deployment.redis.lrange(runtime(bridge.app).keys.queue(Queue.FIRST), 0, -1)
+    (text,) = deployment.redis.lrange(runtime_of(bridge.app).keys.queue(Queue.FIRST), 0, -1)
     assert json.loads(text)["properties"]["body_encoding"] == "base64", "published by kombu"
     with deployment.worker():
         deployment.save("acme", "1", "2", "3")

@@ -25,7 +25,7 @@ from taskbridge import (
 from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.errors import UnknownPipeline
 from taskbridge.gate import Keys, Queue, State
-from taskbridge.process.runtime import afresh, runtime
+from taskbridge.process.runtime import afresh, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
 
@@ -71,7 +71,7 @@ def test_a_burst_is_one_run(taskbridge_settings: Settings) -> None:
     assert drain("acme") == 1
     assert taken == [["1", "2", "3"]]
     assert states(taskbridge_settings) == {"1": "handled", "2": "handled", "3": "handled"}
-    assert runtime(app).gate.look("invoices", ["acme"])[0].state is State.IDLE
+    assert runtime_of(app).gate.look("invoices", ["acme"])[0].state is State.IDLE
     assert drain("acme") == 0
 
 
@@ -185,11 +185,11 @@ def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, tes
 
 
 def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:
-    here = runtime(app)
+    runtime = runtime_of(app)
     with afresh():
-        assert runtime(app) is not here
-    assert runtime(app) is here
-    assert here.settings == taskbridge_settings
+        assert runtime_of(app) is not runtime
+    assert runtime_of(app) is runtime
+    assert runtime.settings == taskbridge_settings
 
 
 USERS_TEST = """

@@ -54,16 +54,16 @@ def queued(inline: Inline, *tenants: str) -> Runs:
     inline.deployment.redis.delete(Queue.FIRST.value)
     return [
         (tenant, str(status.token))
-        for tenant, status in zip(tenants, inline.here.gate.look("invoices", tenants), strict=True)
+        for tenant, status in zip(tenants, inline.runtime.gate.look("invoices", tenants), strict=True)
     ]
 
 
 def test_they_run_one_after_another(inline: Inline, messages: Callable[[], list[Runs]]) -> None:
     taken: list[str] = []
     inline.handle(lambda batch: taken.append(batch.tenant))
-    runner.run_together(inline.here, "invoices", queued(inline, "a", "b", "c"))
+    runner.run_tenants(inline.runtime, "invoices", queued(inline, "a", "b", "c"))
     assert taken == ["a", "b", "c"]
-    assert not inline.here.gate.active("invoices")
+    assert not inline.runtime.gate.active("invoices")
     assert messages() == []
 
 
@@ -77,9 +77,9 @@ def test_one_that_fails_stops_none_and_is_reported(inline: Inline) -> None:
 
     inline.handle(handle)
     with pytest.raises(ValueError, match="no b"):
-        runner.run_together(inline.here, "invoices", queued(inline, "a", "b", "c", "d"))
+        runner.run_tenants(inline.runtime, "invoices", queued(inline, "a", "b", "c", "d"))
     assert taken == ["a", "d"]
-    failed = inline.here.gate.look("invoices", ["b", "c"])
+    failed = inline.runtime.gate.look("invoices", ["b", "c"])
     assert [(status.state, status.held) for status in failed] == [(State.WAITING, True)] * 2
 
 
@@ -87,8 +87,8 @@ def test_one_that_was_done_elsewhere_is_passed_over(inline: Inline) -> None:
     taken: list[str] = []
     inline.handle(lambda batch: taken.append(batch.tenant))
     runs = queued(inline, "a", "b")
-    runner.run(inline.here, "invoices", *runs[0])
-    runner.run_together(inline.here, "invoices", runs)
+    runner.run_tenant(inline.runtime, "invoices", *runs[0])
+    runner.run_tenants(inline.runtime, "invoices", runs)
     assert taken == ["a", "b"]
 
 
@@ -97,9 +97,9 @@ def test_a_worker_that_stops_leaves_the_rest_to_another(
 ) -> None:
     inline.handle(lambda _: monkeypatch.setattr(runner, "is_stopping", lambda: True))
     runs = queued(inline, "a", "b", "c", "d")
-    runner.run_together(inline.here, "invoices", runs)
+    runner.run_tenants(inline.runtime, "invoices", runs)
     assert messages() == [runs[1:]]
-    assert [status.state for status in inline.here.gate.look("invoices", ["b", "c", "d"])] == [State.QUEUED] * 3
+    assert [status.state for status in inline.runtime.gate.look("invoices", ["b", "c", "d"])] == [State.QUEUED] * 3
 
 
 def test_what_does_not_fit_goes_to_the_end_of_the_queue_together(
@@ -108,7 +108,7 @@ def test_what_does_not_fit_goes_to_the_end_of_the_queue_together(
     monkeypatch.setattr(runner, "SHARED_BUDGET", 0.5)
     inline.handle(lambda _: time.sleep(0.55))
     runs = queued(inline, "a", "b", "c")
-    runner.run_together(inline.here, "invoices", runs)
+    runner.run_tenants(inline.runtime, "invoices", runs)
     assert messages() == [runs[1:]]
 
 
@@ -126,7 +126,7 @@ def test_those_behind_a_long_one_become_messages_of_their_own_while_it_works(
 
     inline.handle(handle)
     runs = queued(inline, "a", "b", "c")
-    runner.run_together(inline.here, "invoices", runs)
+    runner.run_tenants(inline.runtime, "invoices", runs)
     assert done.is_set()
     assert seen == [[runs[1]], [runs[2]]]
     assert messages() == []
@@ -139,11 +139,11 @@ def test_the_more_are_due_the_more_share_a_message(
     inline: Inline, messages: Callable[[], list[Runs]], due: int, lengths: list[int]
 ) -> None:
     tenants = [f"tenant {at}" for at in range(due)]
-    gate, spacing = inline.here.gate, LatencyNeutral().spacing
+    gate, spacing = inline.runtime.gate, LatencyNeutral().spacing
     gate.notify_many([("invoices", tenant, spacing) for tenant in tenants])
     inline.deployment.redis.delete(Queue.FIRST.value)
     inline.deployment.redis.zadd("sync:due:invoices", dict.fromkeys(tenants, 1))
-    fire_due(inline.here)
+    fire_due(inline.runtime)
     taken = messages()
     assert [len(runs) for runs in taken] == lengths
     assert sorted(tenant for runs in taken for tenant, _ in runs) == sorted(tenants)

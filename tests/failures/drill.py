@@ -33,8 +33,8 @@ class Drill:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.inline = Inline(deployment)
-        self.here = self.inline.here
-        self.gate = inject_clock(self.here)
+        self.runtime = self.inline.runtime
+        self.gate = inject_clock(self.runtime)
         self.start_us = self.gate.us
         self.calls: list[tuple[str, list[str]]] = []
         self.errors: list[Exception] = []
@@ -55,7 +55,7 @@ class Drill:
             options[name] = Limits.of(name, options[name])
         pipelines = Pipelines()
         pipelines.declare(Pipeline("invoices", noting, AT_ONCE, **({"batch_size": 500} | options)))
-        self.here.__dict__["pipelines"] = pipelines
+        self.runtime.__dict__["pipelines"] = pipelines
 
     def save(self, tenant: str, *numbers: str, **document: Any) -> None:
         """Commit invoices of a tenant in one transaction, then notify once."""
@@ -71,7 +71,7 @@ class Drill:
             return False
         self.times.append(self.now_ms)
         try:
-            runner.run(self.here, *message)
+            runner.run_tenant(self.runtime, *message)
         except Exception as error:
             self.errors.append(error)
         return True

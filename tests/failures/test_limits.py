@@ -123,7 +123,7 @@ def test_a_whole_pipeline_waits_and_its_tenants_then_start_in_turn(drill: Drill)
     assert drill.errors == []
     assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT sum(failures), sum(failed_runs) FROM taskbridge.sync_cursors") == [(0, 0)]
-    assert drill.here.redis.hgetall("sync:circuit:invoices").keys() <= {"closed_at"}
+    assert drill.runtime.redis.hgetall("sync:circuit:invoices").keys() <= {"closed_at"}
 
 
 def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_may_begin(drill: Drill) -> None:
@@ -142,7 +142,7 @@ def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_
     assert others == tenants[1:], "in the order of the line"
     assert len(drill.times) - postponed <= 55, "about one message for each run"
     assert drill.states() == {"handled": 50}
-    assert drill.here.redis.hgetall("sync:circuit:invoices") == {}
+    assert drill.runtime.redis.hgetall("sync:circuit:invoices") == {}
     assert drill.errors == []
 
 

@@ -184,7 +184,7 @@ def test_records_out_of_quarantine_in_the_middle_of_a_sweep_lose_nothing(drill: 
     drill.save("acme", *NUMBERS[:9])
     drill.go_on()
     drill.handle(refuse(), batch_size=batch_size)
-    drill.here.settings = replace(drill.here.settings, run_budget=0.01)
+    drill.runtime.settings = replace(drill.runtime.settings, run_budget=0.01)
     drill.save("acme", *NUMBERS[9:30])
     drill.run_one()
     with drill.deployment.engine.begin() as connection:

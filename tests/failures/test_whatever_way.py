@@ -234,7 +234,7 @@ def test_a_process_that_is_told_to_end_hands_its_batch_over_and_ends(drill: Dril
     message = drill.inline.message()
     assert message is not None
     with pytest.raises(KeyboardInterrupt):
-        runner.run(drill.here, *message)
+        runner.run_tenant(drill.runtime, *message)
     assert drill.run_one(), "at once"
     assert drill.states() == {"handled": 1}
     assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(0,)]
@@ -250,7 +250,7 @@ def test_neighbours_in_a_message_do_not_wait_when_the_process_is_told_to_end(dri
         drill.save(tenant, "a")
     together = [message for _ in tenants if (message := drill.inline.message()) is not None]
     with pytest.raises(KeyboardInterrupt):
-        runner.run_together(drill.here, "invoices", [(tenant, token) for _, tenant, token in together])
+        runner.run_tenants(drill.runtime, "invoices", [(tenant, token) for _, tenant, token in together])
     queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
     for tenant in tenants:
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
@@ -487,9 +487,9 @@ def dies_after_a_claim(drill: Drill) -> None:
     begun = drill.gate.begin(RunKey(*message))
     assert not isinstance(begun, Answer)
     key = RunKey(pipeline, tenant, token)
-    drill.here.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
+    drill.runtime.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
     if begun.died:
-        drill.here.cursors_of("invoices").fail(key, "as the run would")
+        drill.runtime.cursors_of("invoices").fail(key, "as the run would")
     drill.replace_run(tenant)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify
 from taskbridge.running.tail import Rounds
 from taskbridge.running.ticker import fire_due
@@ -91,8 +91,8 @@ def test_a_producer_dies_between_commit_and_notify(deployment: Deployment) -> No
 
 
 def test_a_lock_on_the_log_ends_no_round_for_good(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    rounds = Rounds(here)
+    runtime = runtime_of(deployment.app)
+    rounds = Rounds(runtime)
     rounds.tail_in_turn()
     deployment.save("acme", "1", notify=False)
     with deployment.engine.begin() as connection:
@@ -106,19 +106,19 @@ def test_a_lock_on_the_log_ends_no_round_for_good(deployment: Deployment) -> Non
 
 
 def test_an_error_in_one_pipelines_tick_leaves_the_others_alone(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
+    runtime = runtime_of(deployment.app)
     pipelines = Pipelines()
     for name in ("alpha", "invoices", "zebra"):
         pipelines.declare(Pipeline(name, print, LatencyNeutral(), 500))
-    here.__dict__["pipelines"] = pipelines
+    runtime.__dict__["pipelines"] = pipelines
     # given deadlines that passed long ago, and in one pipeline something that is none
     for name in ("alpha", "zebra"):
         notify(deployment.app, "acme", name)
-        deployment.redis.zadd(here.keys.due(name), {"acme": 1})
-    deployment.redis.set(here.keys.due("invoices"), "no sorted set")
-    fire_due(here)
+        deployment.redis.zadd(runtime.keys.due(name), {"acme": 1})
+    deployment.redis.set(runtime.keys.due("invoices"), "no sorted set")
+    fire_due(runtime)
     for name in ("alpha", "zebra"):
-        (runner,) = here.gate.look(name, ["acme"])
+        (runner,) = runtime.gate.look(name, ["acme"])
         assert runner.deadline_ms is not None
         assert runner.deadline_ms > 1, "its message was published again"
 

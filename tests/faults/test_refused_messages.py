@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskbridge.declaring.pipeline import DECLARED
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake, parking
 from tests.deployment import Deployment
 
@@ -21,8 +21,8 @@ def test_what_one_message_is_refused_for_says_nothing_about_the_others(
     deployment: Deployment, state: str, becomes_unmatched: bool
 ) -> None:
     DECLARED.load(["tests.pipelines_with_criteria"])
-    here, app = runtime(deployment.app), deployment.app
-    here.__dict__["pipelines"] = DECLARED
+    runtime, app = runtime_of(deployment.app), deployment.app
+    runtime.__dict__["pipelines"] = DECLARED
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "

@@ -19,7 +19,7 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.running.tail import Rounds, base_round, tail_round
 from taskbridge.store import Found, Kind, NoAnswer, Tails
 from tests.deployment import Deployment
@@ -219,18 +219,18 @@ def test_redis_comes_back_with_older_data(deployment: Deployment) -> None:
 
 def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment) -> None:
     """One pipeline's tail stands in the way of nobody: here somebody's transaction locks where it is kept."""
-    here = runtime(deployment.app)
+    runtime = runtime_of(deployment.app)
     declared = Pipelines()
-    vars(here)["pipelines"] = declared
+    vars(runtime)["pipelines"] = declared
     for name in ("first", "invoices", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
-    rounds = Rounds(here)
+    rounds = Rounds(runtime)
     rounds.tail_in_turn()
     insert(deployment, "acme", "1")
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("SELECT FROM taskbridge.tails WHERE pipeline = 'invoices' FOR UPDATE")
         rounds.tail_in_turn()
-    assert [here.gate.active(name) for name in declared.names()] == [["acme"]] * 3
+    assert [runtime.gate.active(name) for name in declared.names()] == [["acme"]] * 3
     assert rounds.standings["invoices"].paused_until > 0
     assert rounds.standings["last"].paused_until == rounds.standings["first"].paused_until == 0
     wait_until(lambda: time.monotonic() > rounds.standings["invoices"].paused_until, "it is tried again", 5)
@@ -239,57 +239,57 @@ def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment
 
 
 def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    first, second = Rounds(here), Rounds(here)
+    runtime = runtime_of(deployment.app)
+    first, second = Rounds(runtime), Rounds(runtime)
     first.tail_in_turn()
-    other = here.make_gate(type(here.gate))
+    other = runtime.make_gate(type(runtime.gate))
     assert 0 < other.hold("invoices", 700).wait_ms <= 700
     assert second.standings["invoices"].holds_until == 0.0
-    here.redis.delete(Keys().tailing("invoices"))
+    runtime.redis.delete(Keys().tailing("invoices"))
     hold = other.hold("invoices", 700)
     assert (hold.wait_ms, hold.lost) == (0, True)
     older = str(deployment.redis.get(Keys().tailing("invoices")))
     hold = other.hold("invoices", 700, hold)
     assert (hold.wait_ms, hold.lost) == (0, False)
-    here.redis.set(Keys().tailing("invoices"), older)
-    third = here.make_gate(type(here.gate))
+    runtime.redis.set(Keys().tailing("invoices"), older)
+    third = runtime.make_gate(type(runtime.gate))
     assert third.hold("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
     assert other.hold("invoices", 700, hold).lost, "Redis came back with older data"
-    here.redis.delete(Keys().tailing("invoices"))
+    runtime.redis.delete(Keys().tailing("invoices"))
     short = other.hold("invoices", 1)
     time.sleep(0.02)
     assert not other.hold("invoices", 700, short).lost, "it ended, and nobody took it"
 
 
 def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    vars(here)["tails"] = Tails(deployment.engine, page=2)
-    rounds = Rounds(here)
+    runtime = runtime_of(deployment.app)
+    vars(runtime)["tails"] = Tails(deployment.engine, page=2)
+    rounds = Rounds(runtime)
     rounds.tail_in_turn()
     tenants = [f"t{number}" for number in range(7)]
     for tenant in tenants:
         insert(deployment, tenant, "1")
     assert rounds.tail_in_turn() < 0.1, "there is more"
-    assert 2 <= len(here.gate.active("invoices")) < 7
+    assert 2 <= len(runtime.gate.active("invoices")) < 7
     wait_until(lambda: rounds.tail_in_turn() > 0.1, "the last page", 5)
-    assert sorted(here.gate.active("invoices")) == tenants
+    assert sorted(runtime.gate.active("invoices")) == tenants
     for tenant in tenants:
         deployment.redis.delete(Keys().runner("invoices", tenant))
     deployment.redis.delete(Keys().due("invoices"))
     wait_until(lambda: rounds.base_in_turn() > 0.1, "the last page", 5)
-    assert sorted(here.gate.active("invoices")) == tenants
+    assert sorted(runtime.gate.active("invoices")) == tenants
 
 
 def test_rounds_remind_and_begin_nothing_twice(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    tail_round(here, "invoices")
+    runtime = runtime_of(deployment.app)
+    tail_round(runtime, "invoices")
     insert(deployment, "acme", "1")
 
-    assert tail_round(here, "invoices")
-    (before,) = here.gate.look("invoices", ["acme"])
+    assert tail_round(runtime, "invoices")
+    (before,) = runtime.gate.look("invoices", ["acme"])
     for _ in range(5):
-        assert base_round(here, "invoices") == []
-    assert here.gate.look("invoices", ["acme"]) == [before], "a run is coming"
+        assert base_round(runtime, "invoices") == []
+    assert runtime.gate.look("invoices", ["acme"]) == [before], "a run is coming"
 
 
 class Slow(Tails):
@@ -325,13 +325,13 @@ def slow_rounds(deployment: Deployment) -> Iterator[Make]:
 
     def make(**options: Any) -> tuple[Rounds, Slow]:
         apps.append(make_app(deployment.settings).app)
-        here = runtime(apps[-1])
-        tails = vars(here)["tails"] = Slow(deployment.engine, **options)
-        return Rounds(here), tails
+        runtime = runtime_of(apps[-1])
+        tails = vars(runtime)["tails"] = Slow(deployment.engine, **options)
+        return Rounds(runtime), tails
 
     yield make
     for app in apps:
-        runtime(app).close()
+        runtime_of(app).close()
         app.close()
 
 
@@ -470,12 +470,12 @@ def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployme
 
 
 def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
+    runtime = runtime_of(deployment.app)
     declared = Pipelines()
-    vars(here)["pipelines"] = declared
+    vars(runtime)["pipelines"] = declared
     for name in ("first", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
-    rounds = Rounds(here)
+    rounds = Rounds(runtime)
     rounds.tail_in_turn()
     deployment.redis.delete(Keys().tailing("first"))
     deployment.redis.lpush(Keys().tailing("first"), "not a text")
@@ -483,4 +483,4 @@ def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Depl
     rounds.standings["first"].holds_until = time.monotonic() + 0.3
     rounds.renew_in_turn()
     rounds.tail_in_turn()
-    assert [here.gate.active(name) for name in declared.names()] == [[], ["acme"]]
+    assert [runtime.gate.active(name) for name in declared.names()] == [[], ["acme"]]

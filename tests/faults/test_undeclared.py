@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from taskbridge.declaring.pipeline import DECLARED, Pipelines
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake, parking
 from taskbridge.producing.intake import UNDECLARED
 from taskbridge.store import connect, matching_alone
@@ -37,7 +37,7 @@ def left(deployment: Deployment) -> int:
 def known(deployment: Deployment) -> Deployment:
     """A process that knows the pipeline."""
     DECLARED.load(["tests.pipelines_with_criteria"])
-    runtime(deployment.app).__dict__["pipelines"] = DECLARED
+    runtime_of(deployment.app).__dict__["pipelines"] = DECLARED
     return deployment
 
 
@@ -88,13 +88,13 @@ def test_what_keeps_them_from_being_matched_keeps_no_parked_message_waiting(know
 def test_an_outage_is_no_try_that_did_not_come_to_an_end(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app, here = deployment.app, runtime(deployment.app)
-    here.__dict__["pipelines"] = Pipelines()
+    app, runtime = deployment.app, runtime_of(deployment.app)
+    runtime.__dict__["pipelines"] = Pipelines()
     parking.park(app, (PIPELINE, {}), {}, "message-1", 1, "a moment ago")
-    before, away = here.engine, connect("postgresql://127.0.0.1:1/nowhere")
-    here.__dict__["engine"] = away
+    before, away = runtime.engine, connect("postgresql://127.0.0.1:1/nowhere")
+    runtime.__dict__["engine"] = away
     intake.again(app)
-    here.__dict__["engine"] = before
+    runtime.__dict__["engine"] = before
     intake.again(app)
     assert "did not come to an end" not in caplog.text
     assert "Postgres cannot be reached" in caplog.text

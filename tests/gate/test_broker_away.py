@@ -14,7 +14,7 @@ import redis
 
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import Runtime, runtime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producing.notify import notify, notify_many
 from tests.deployment import Deployment
 from tests.gate.test_wire import free_port, redis_at
@@ -34,36 +34,36 @@ def nowhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def elsewhere(deployment: Deployment, broker: str) -> Runtime:
-    return runtime(make_app(replace(deployment.settings, broker_url=broker)).app)
+    return runtime_of(make_app(replace(deployment.settings, broker_url=broker)).app)
 
 
 def test_events_while_the_broker_is_away(
     deployment: Deployment, nowhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = elsewhere(deployment, nowhere)
+    runtime = elsewhere(deployment, nowhere)
     before = time.monotonic()
 
     with caplog.at_level(logging.WARNING):
-        assert notify(here.app, "a") is Answer.STARTED
-        assert notify_many(here.app, [f"t{at}" for at in range(200)]) == [Answer.STARTED] * 200
-        here.publish_together("invoices", [("a", "token")])
+        assert notify(runtime.app, "a") is Answer.STARTED
+        assert notify_many(runtime.app, [f"t{at}" for at in range(200)]) == [Answer.STARTED] * 200
+        runtime.publish_together("invoices", [("a", "token")])
 
     assert time.monotonic() - before < BOUND
-    assert here.gate.look("invoices", ["a"])[0].state is State.QUEUED
-    assert here.gate.look("invoices", ["a"])[0].deadline_ms is not None
+    assert runtime.gate.look("invoices", ["a"])[0].state is State.QUEUED
+    assert runtime.gate.look("invoices", ["a"])[0].deadline_ms is not None
     assert "its deadline publishes again" in caplog.text
     assert len(caplog.records) < 50
 
 
 def test_a_broker_that_comes_back(deployment: Deployment, tmp_path: Path) -> None:
     with redis_at(tmp_path / "broker") as url:
-        here = elsewhere(deployment, url)
+        runtime = elsewhere(deployment, url)
         messages = redis.Redis.from_url(url)
-        assert notify(here.app, "a") is Answer.STARTED
+        assert notify(runtime.app, "a") is Answer.STARTED
         assert messages.llen(Queue.FIRST.value) == 1
 
         messages.client_kill_filter(_type="normal")
-        assert notify(here.app, "b") is Answer.STARTED
+        assert notify(runtime.app, "b") is Answer.STARTED
 
         assert messages.llen(Queue.FIRST.value) == 2
-    assert notify(here.app, "c") is Answer.STARTED
+    assert notify(runtime.app, "c") is Answer.STARTED

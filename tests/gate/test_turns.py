@@ -9,7 +9,7 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.running.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
@@ -240,35 +240,35 @@ def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
 
 
 def test_a_slot_that_is_idle_for_a_moment_is_not_for_turns_while_first_events_wait(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    first, following = here.keys.queues
+    runtime = runtime_of(deployment.app)
+    first, following = runtime.keys.queues
 
-    assert free_for_turns(here, {first, following}, 3) == 3
+    assert free_for_turns(runtime, {first, following}, 3) == 3
     deployment.notify_event.delay("acme")
-    assert free_for_turns(here, {first, following}, 3) == 0
+    assert free_for_turns(runtime, {first, following}, 3) == 0
 
 
 def test_a_worker_that_serves_first_events_only_gives_no_turns(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
-    first, following = here.keys.queues
+    runtime = runtime_of(deployment.app)
+    first, following = runtime.keys.queues
     deployment.notify_event.delay("acme")
 
-    assert free_for_turns(here, {first}, 3) == 0
-    assert free_for_turns(here, {following}, 3) == 3
+    assert free_for_turns(runtime, {first}, 3) == 0
+    assert free_for_turns(runtime, {following}, 3) == 3
 
 
 def test_a_ticker_gives_turns_where_no_run_ends(deployment: Deployment) -> None:
-    here = runtime(deployment.app)
+    runtime = runtime_of(deployment.app)
     for name in ("a", "b"):
-        here.gate.notify("invoices", name, SPACING)
-        token = here.gate.look("invoices", [name])[0].token
+        runtime.gate.notify("invoices", name, SPACING)
+        token = runtime.gate.look("invoices", [name])[0].token
         assert token is not None
-        assert isinstance(here.gate.begin(RunKey("invoices", name, token)), Begun)
-        here.gate.settle(RunKey("invoices", name, token), Settlement(Outcome.MORE), SPACING)
-    token = here.gate.look("invoices", ["a"])[0].token
+        assert isinstance(runtime.gate.begin(RunKey("invoices", name, token)), Begun)
+        runtime.gate.settle(RunKey("invoices", name, token), Settlement(Outcome.MORE), SPACING)
+    token = runtime.gate.look("invoices", ["a"])[0].token
     assert token is not None
-    here.gate.begin(RunKey("invoices", "a", token))
+    runtime.gate.begin(RunKey("invoices", "a", token))
 
-    fire_due(here)
+    fire_due(runtime)
 
-    assert here.gate.look("invoices", ["b"])[0].state is State.QUEUED
+    assert runtime.gate.look("invoices", ["b"])[0].state is State.QUEUED

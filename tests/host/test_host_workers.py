@@ -19,7 +19,7 @@ from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment
 from tests.waiting import wait_until
@@ -63,8 +63,8 @@ def shop(broker: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -
         sys.modules.pop(name, None)
     loaded = importlib.import_module(SHOP)
     yield loaded
-    runtime(loaded.app).engine.dispose()
-    runtime(loaded.app).redis.close()
+    runtime_of(loaded.app).engine.dispose()
+    runtime_of(loaded.app).redis.close()
     loaded.app.close()
 
 
@@ -124,7 +124,7 @@ def test_the_example_beside_another_deployment_on_its_redis(deployment: Deployme
     # given the run of a deployment with another prefix
     south = make_app(replace(deployment.settings, key_prefix="south"))
     south.notify_event.delay("acme")
-    theirs = runtime(south.app).keys.queue(Queue.FIRST)
+    theirs = runtime_of(south.app).keys.queue(Queue.FIRST)
     # when a worker of this one does its own
     url = deployment.settings.redis_url
     with deployment.worker(app=EXAMPLE, BROKER=url, TASKBRIDGE_PIPELINES=EXAMPLE) as worker:

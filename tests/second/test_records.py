@@ -31,14 +31,14 @@ def world(deployment: Deployment) -> World:
 
 def declare(world: World, name: str, *criteria: Criterion) -> None:
     """Declare a pipeline whose handler notes what it is given; another one of the name is replaced."""
-    pipelines = world.here.pipelines
+    pipelines = world.runtime.pipelines
     pipelines._declared.pop(name, None)
     pipelines.declare(Pipeline(name, world._take, DelaySinceLastRun(criteria), 500))
 
 
 def at_the_servers_time(world: World) -> None:
     """Set the clock to that of the servers, by which keys end and Postgres dates runs."""
-    seconds, microseconds = world.here.redis.time()
+    seconds, microseconds = world.runtime.redis.time()
     world.gate.start_at(int(seconds) * 1_000_000 + int(microseconds))
 
 
@@ -63,7 +63,7 @@ def test_an_event_without_data_is_due_by_the_smallest_delay_of_what_waits(world:
     world.run_all()
     last = world.last_run("A")
     assert last is not None
-    with world.here.engine.begin() as connection:
+    with world.runtime.engine.begin() as connection:
         for level in ("WARNING", "ERROR", "WARNING"):
             record_event(world.app, PIPELINE, {"level": level, "service": "A"}, connection=connection)
     assert world.due("A") is None
@@ -74,16 +74,16 @@ def test_an_event_without_data_is_due_by_the_smallest_delay_of_what_waits(world:
 
 
 def test_a_record_that_nobody_notified_is_due_when_one_with_an_event_would_be(world: World) -> None:
-    tail_round(world.here, PIPELINE)
-    with world.here.engine.begin() as connection:
+    tail_round(world.runtime, PIPELINE)
+    with world.runtime.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
-    tail_round(world.here, PIPELINE)
+    tail_round(world.runtime, PIPELINE)
     world.run_all()
     last = world.batches[0][1]
-    with world.here.engine.begin() as connection:
+    with world.runtime.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
     # Its run is due five minutes after the last one, and never earlier, whoever looks.
-    tail_round(world.here, PIPELINE)
+    tail_round(world.runtime, PIPELINE)
     assert world.due("A") == last + 5 * MINUTE * 1000
 
 
@@ -93,9 +93,9 @@ def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
     world.record("ERROR", "A")
     world.run_all()
     assert world.record("ERROR", "A").answer is Answer.DELAYED
-    tail_round(world.here, PIPELINE)
-    world.here.redis.flushdb()
-    assert base_round(world.here, PIPELINE) == []
+    tail_round(world.runtime, PIPELINE)
+    world.runtime.redis.flushdb()
+    assert base_round(world.runtime, PIPELINE) == []
     ((last_taken_ms,),) = world.inline.deployment.rows(
         "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
     )
@@ -108,7 +108,7 @@ def test_the_loss_of_redis_costs_one_run_more_at_the_most(world: World) -> None:
     world.record("ERROR", "A")
     world.run_all()
     assert world.record("ERROR", "A").answer is Answer.DELAYED
-    world.here.redis.flushdb()
+    world.runtime.redis.flushdb()
     # An event that comes before the deadlines are rebuilt finds no last run: one run too early, with all that waits.
     assert world.record("ERROR", "A").answer is Answer.STARTED
     world.run_all()
@@ -146,27 +146,27 @@ def two_last_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     for tenant in ("A", "B"):
         world.record("ERROR", tenant)
     world.run_all()
-    world.here.redis.flushdb()
+    world.runtime.redis.flushdb()
     return world
 
 
 def test_a_redis_that_loses_its_data_while_last_runs_come_back_gets_all_of_them_anew(two_last_runs: World) -> None:
     world = two_last_runs
-    restoring = last_runs_restored(world.here, PIPELINE)
+    restoring = last_runs_restored(world.runtime, PIPELINE)
     next(restoring)
     assert (world.last_run("A") is None, world.last_run("B") is None) == (False, True)
-    world.here.redis.flushdb()
+    world.runtime.redis.flushdb()
     for _ in restoring:
         pass
     assert world.last_run("A") is None
-    base_round(world.here, PIPELINE)
+    base_round(world.runtime, PIPELINE)
     for tenant in ("A", "B"):
         assert world.record("ERROR", tenant).answer is Answer.DELAYED
 
 
 def test_a_long_list_of_last_runs_holds_up_no_other_pipeline(two_last_runs: World) -> None:
     world = two_last_runs
-    rounds = Rounds(world.here)
+    rounds = Rounds(world.runtime)
     rounds.tail_in_turn()
     assert rounds.base_in_turn() < 0.1, "there is more"
     assert (world.last_run("A") is None, world.last_run("B") is None) == (False, True)
@@ -180,13 +180,13 @@ def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotte
     at_the_servers_time(world)
     for delay in (300, 0.1):
         declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", delay))
-        assert base_round(world.here, PIPELINE) == []
+        assert base_round(world.runtime, PIPELINE) == []
     world.record("ERROR", "A")
     world.run_all()
     wait_until(lambda: world.last_run("A") is None, "the last run is forgotten")
     declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
     world.gate.us += 1_000_000
-    assert base_round(world.here, PIPELINE) == [], "nothing waits, and nobody is started"
+    assert base_round(world.runtime, PIPELINE) == [], "nothing waits, and nobody is started"
     assert world.record("ERROR", "A").answer is Answer.DELAYED
     ((last_taken_ms,),) = world.inline.deployment.rows(
         "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
@@ -201,9 +201,9 @@ def test_a_lengthened_delay_keeps_a_last_run_that_is_still_known_for_longer(worl
     world.run_all()
     began = world.last_run("A") or 0
     declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
-    base_round(world.here, PIPELINE)
-    key = Keys(world.here.settings.key_prefix).last(PIPELINE, "A")
-    assert int(world.here.redis.pttl(key)) > 240_000
+    base_round(world.runtime, PIPELINE)
+    key = Keys(world.runtime.settings.key_prefix).last(PIPELINE, "A")
+    assert int(world.runtime.redis.pttl(key)) > 240_000
     assert (world.last_run("A") or 0) >= began
 
 
@@ -220,7 +220,7 @@ def test_unmatched_records_are_matched_again_after_the_criteria_changed(world: W
     assert [(one.record.message_id, one.tenant) for one in done] == [("m-1", "A"), ("m-2", "B"), ("m-3", None)]
     world.run_all()
     assert sorted(ids[0] for _, _, ids in world.batches) == ["m-1", "m-2"]
-    (left,) = world.here.records_of(PIPELINE).unmatched()
+    (left,) = world.runtime.records_of(PIPELINE).unmatched()
     assert (left.message_id, left.reason) == ("m-3", done[2].reason)
     assert next(match_again(world.app, PIPELINE)).tenant is None
     world.run_all()
@@ -254,18 +254,18 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_is_written(
 def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World, payload: Any) -> None:
     recorded = record_event(world.app, PIPELINE, payload, "m-1")
     assert recorded.tenant is None
-    (kept,) = world.here.records_of(PIPELINE).unmatched()
+    (kept,) = world.runtime.records_of(PIPELINE).unmatched()
     assert kept.payload == payload
 
 
 def test_eager_mode_runs_each_message_inline_without_a_delay(world: World) -> None:
     world.app.conf.task_always_eager = True
     for known in ("eager", "gate"):
-        world.here.__dict__.pop(known)
+        world.runtime.__dict__.pop(known)
     for _ in range(2):
         assert world.record("WARNING", "A").answer is Answer.STARTED
     assert len(world.batches) == 2
-    assert world.here.gate.active(PIPELINE) == []
+    assert world.runtime.gate.active(PIPELINE) == []
 
 
 def test_invoices_are_not_recorded_as_messages(world: World, deployment: Deployment) -> None:

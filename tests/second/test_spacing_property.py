@@ -84,10 +84,10 @@ class Check:
 
     def lose_redis(self) -> None:
         """All of Redis is lost, and the deadlines are rebuilt from Postgres."""
-        tail_round(self.world.here, "log-alerts")
-        self.world.here.redis.flushdb()
+        tail_round(self.world.runtime, "log-alerts")
+        self.world.runtime.redis.flushdb()
         self.lost_redis = True
-        base_round(self.world.here, "log-alerts")
+        base_round(self.world.runtime, "log-alerts")
 
     def _during(self, batch: Batch) -> None:
         """What happens while a run works: time passes, and events come that it does not see."""
@@ -142,8 +142,8 @@ def test_runs_are_spaced_by_what_waited_and_nothing_is_lost(world: World, steps:
 
 def fresh(world: World) -> None:
     """Forget the example before this one; the clock goes on."""
-    world.here.redis.flushdb()
-    with world.here.engine.begin() as connection:
+    world.runtime.redis.flushdb()
+    with world.runtime.engine.begin() as connection:
         connection.exec_driver_sql("TRUNCATE taskbridge.records, taskbridge.messages, taskbridge.sync_cursors")
 
 

@@ -131,7 +131,7 @@ def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> No
     assert len(world.batches) == 1
     # when another event without a record comes, and its run finds nothing
     world.go_to(at("13:20"))
-    world.gate.notify("log-alerts", "A", world.here.pipelines["log-alerts"].policy.spacing)
+    world.gate.notify("log-alerts", "A", world.runtime.pipelines["log-alerts"].policy.spacing)
     world.run_all()
     # then the next record is spaced from the run that took something
     assert len(world.batches) == 1
@@ -155,9 +155,9 @@ def test_a_message_without_a_criterion_is_kept_with_its_reason(world: World) -> 
     assert kept.tenant is None
     assert kept.reason
     assert world.published() == 0
-    (record,) = world.here.records_of("log-alerts").unmatched()
+    (record,) = world.runtime.records_of("log-alerts").unmatched()
     assert (record.message_id, record.reason, record.payload) == ("m-1", kept.reason, {"level": "INFO", "service": "A"})
-    assert world.here.records_of("log-alerts").count_unmatched() == 1
+    assert world.runtime.records_of("log-alerts").count_unmatched() == 1
 
 
 def test_events_without_records_make_a_run_each_tick_at_the_most(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.recording import Recorded, record_event
 from tests.deployment import Deployment
 from tests.waiting import PATIENCE, wait_until
@@ -28,7 +28,7 @@ def alerts(deployment: Deployment) -> Deployment:
     pipelines = Pipelines()
     criteria = tuple(Criterion("$.level", level, "$.service", delay) for level, delay in DELAYS.items())
     pipelines.declare(Pipeline(PIPELINE, lambda _: None, DelaySinceLastRun(criteria), 500))
-    runtime(deployment.app).__dict__["pipelines"] = pipelines
+    runtime_of(deployment.app).__dict__["pipelines"] = pipelines
     return deployment
 
 
@@ -96,9 +96,9 @@ def test_a_message_by_name_from_another_program_is_recorded_once(alerts: Deploym
             alerts.app.send_task("taskbridge.record_event", [PIPELINE, {"level": "ERROR", "service": "A"}, "m-1"])
         delivered(alerts, 1)
         alerts.app.send_task("taskbridge.record_event", [PIPELINE, {"level": "INFO", "service": "A"}])
-        here = runtime(alerts.app)
-        wait_until(lambda: here.records_of(PIPELINE).count_unmatched() == 1, "the unmatched record")
-        wait_until(lambda: not here.gate.active(PIPELINE), "idle")
+        runtime = runtime_of(alerts.app)
+        wait_until(lambda: runtime.records_of(PIPELINE).count_unmatched() == 1, "the unmatched record")
+        wait_until(lambda: not runtime.gate.active(PIPELINE), "idle")
     assert alerts.deliveries() == [("A", "m-1")]
 
 

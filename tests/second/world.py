@@ -28,8 +28,8 @@ class World:
     def __init__(self, deployment: Deployment) -> None:
         self.inline = Inline(deployment)
         self.app = deployment.app
-        self.here = self.inline.here
-        self.gate = inject_clock(self.here)
+        self.runtime = self.inline.runtime
+        self.gate = inject_clock(self.runtime)
         self.start_ms = self.gate.us // 1000
         self.batches: list[tuple[str, int, list[str]]] = []
         self.meanwhile: Callable[[Batch], None] = lambda _: None
@@ -61,7 +61,7 @@ class World:
         if message is None:
             return False
         self._began = self.now
-        runner.run(self.here, *message)
+        runner.run_tenant(self.runtime, *message)
         return True
 
     def run_all(self) -> None:
@@ -80,17 +80,17 @@ class World:
         (status,) = self.gate.look(PIPELINE, [service])
         if status.began_ms is not None:
             return status.began_ms - self.start_ms
-        kept: Any = self.here.redis.get(Keys(self.here.settings.key_prefix).last(PIPELINE, service))
+        kept: Any = self.runtime.redis.get(Keys(self.runtime.settings.key_prefix).last(PIPELINE, service))
         start = "" if kept is None else str(kept).partition(":")[0]
         return int(start) - self.start_ms if start else None
 
     def published(self) -> int:
         """How many run messages are on their way."""
-        return sum(int(self.here.redis.llen(queue.value)) for queue in Queue)
+        return sum(int(self.runtime.redis.llen(queue.value)) for queue in Queue)
 
     def waiting(self, service: str) -> int:
         """How many records wait for the tenant's next run."""
-        found = self.here.cursors_of(PIPELINE).waiting(PIPELINE, service, POLICY.smallest_ms)
+        found = self.runtime.cursors_of(PIPELINE).waiting(PIPELINE, service, POLICY.smallest_ms)
         return 0 if found is None else found.waiting
 
     def _take(self, batch: Batch) -> None:

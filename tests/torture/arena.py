@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from taskbridge import app
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
@@ -147,8 +147,8 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         if keep is not None:
             stack.callback(_keep, directory, keep)
         _prepare_database(postgres.url)
-        here = runtime(app)
-        stack.callback(here.forget)
+        runtime = runtime_of(app)
+        stack.callback(runtime.forget)
         outside = {
             name: value for name, value in os.environ.items() if not name.startswith(("TASKBRIDGE_", "TORTURE_"))
         }

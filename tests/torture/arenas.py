@@ -100,9 +100,9 @@ def _serve(pipe: Connection, order: Order) -> None:
     """Run the schedules whose seeds come through the pipe, until it closes."""
     subjects = {name: FAULTS[name].subject for name in order.only}
     try:
-        with arena(order.without, order.keep) as here:
+        with arena(order.without, order.keep) as runtime:
             while True:
-                pipe.send(run(here, draw(pipe.recv(), subjects), order.margin))
+                pipe.send(run(runtime, draw(pipe.recv(), subjects), order.margin))
     except (EOFError, ConnectionError):
         return
     except Exception:

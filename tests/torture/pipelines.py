@@ -20,7 +20,7 @@ from celery.signals import worker_ready
 
 from taskbridge import Batch, LatencyNeutral, Record, app, pipeline
 from taskbridge.handlers.journal import journal
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from tests.torture import clock, guards
 from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
 
@@ -46,7 +46,7 @@ class Transient(Exception):
 @worker_ready.connect
 def _note_ticker(**_: Any) -> None:
     """Write which worker it is that Redis knows by this name."""
-    (BOOKS / f"ticker-{vars(runtime(app).gate)['_ticker']}").write_text(WORKER)
+    (BOOKS / f"ticker-{vars(runtime_of(app).gate)['_ticker']}").write_text(WORKER)
 
 
 @cache

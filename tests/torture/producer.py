@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge import app, notify_event, record_invoice
 from taskbridge.errors import Unavailable
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 
 __all__ = ["PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
 
@@ -110,7 +110,7 @@ class Writer:
         """
         write = write or _write
         deadline = time.monotonic() + GIVES_UP_AFTER
-        engine = runtime(app).engine
+        engine = runtime_of(app).engine
         while time.monotonic() < deadline:
             try:
                 with engine.connect() as connection:
@@ -132,7 +132,7 @@ class Writer:
 
     def roll_back(self, *invoices: Invoice, hold: float, write: Write) -> None:
         """Write the invoices in a transaction that stays open for `hold` seconds and is rolled back."""
-        with suppress(Unavailable, DBAPIError), runtime(app).engine.connect() as connection:
+        with suppress(Unavailable, DBAPIError), runtime_of(app).engine.connect() as connection:
             write(connection, invoices)
             time.sleep(hold)
             connection.rollback()

@@ -16,7 +16,7 @@ from taskbridge import LatencyNeutral, app
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Queue
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from tests.torture.acts import ACTS, UNDECODABLE
 from tests.torture.ledger import HandOver
@@ -227,7 +227,7 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
             tenant = scene.busy(1)
             scene.arena.ledger.wait_for(tenant, _has_ended, 5.0)
             time.sleep(0.05)
-            looked = scene.arena.in_spite_of_outages(partial(runtime(app).gate.look, INVOICES, [tenant]))
+            looked = scene.arena.in_spite_of_outages(partial(runtime_of(app).gate.look, INVOICES, [tenant]))
             if not looked[0].waits_for_turn:
                 break
         committed = scene.writer.commit(scene.writer.invoice(tenant, "second"))

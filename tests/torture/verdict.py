@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from taskbridge import app
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.process.runtime import runtime
+from taskbridge.process.runtime import runtime_of
 from tests.torture.arena import Arena
 from tests.torture.faults import LEAST_DEATHS, tries
 from tests.torture.producer import Expected, Fact, Truth
@@ -121,6 +121,6 @@ def leftovers(arena: Arena) -> list[str]:
     client: Any = arena.redis.client
     ours = [key for key in client.scan_iter() if not key.startswith(("_kombu.", "unacked"))]
     return [
-        *(f"runner {tenant}" for tenant in runtime(app).gate.active(INVOICES)),
+        *(f"runner {tenant}" for tenant in runtime_of(app).gate.active(INVOICES)),
         *(f"key {key}" for key in ours if client.ttl(key) == -1),
     ]
