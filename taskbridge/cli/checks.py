@@ -36,8 +36,8 @@ ANSWER_SECONDS: Final = 1.0
 BROKER_SECONDS: Final = 5
 TAIL_SECONDS: Final = 60.0
 """A tail is stored every 5 s; after a time-out it may rest for half a minute."""
-BASE_SECONDS: Final = 3600.0
-"""Base rounds rest a hundred times as long as they take."""
+BASE_SECONDS: Final = 300.0
+"""A base is stored every 5 s of a round, and rests for half a minute at the most; a page may wait for its time-outs."""
 INTERVALS: Final = 10
 
 

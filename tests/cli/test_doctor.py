@@ -68,7 +68,7 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
         return findings(taskbridge("doctor", "--json"))["tail"]
 
     stood(engine, "tail", 30)
-    stood(engine, "base", 1800)
+    stood(engine, "base", 200)
     assert found() == ["ok: new records of every pipeline are looked for"], "rounds may rest as long"
     stood(engine, "base", 4000)
     (text,) = found()
