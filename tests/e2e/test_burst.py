@@ -98,7 +98,7 @@ def test_nothing_is_left_in_redis_when_traffic_ends(deployment: Deployment) -> N
         assert left == []
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
 def test_every_pool_runs_the_ticker(deployment: Deployment, pool: str) -> None:
     # The closing sweep is started by the ticker, so an idle tenant proves that there is one.
     with deployment.worker("-P", pool, handler_seconds=0.05):

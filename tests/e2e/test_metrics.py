@@ -28,7 +28,7 @@ def serving(deployment: Deployment, *options: str, **extra: Any) -> Iterator[tup
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
 def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, pool: str) -> None:
     with serving(deployment, "-P", pool) as (_, port):
         # given a burst, and a tenant with one event

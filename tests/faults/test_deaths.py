@@ -25,7 +25,7 @@ def quarantined(deployment: Deployment) -> dict[str, str]:
     return dict(map(tuple, deployment.rows("SELECT external_id, reason FROM taskbridge.quarantine")))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
 def test_a_coroutine_that_exits_ends_no_worker(deployment: Deployment, pool: str) -> None:
     save(deployment, "acme", "1")
     save(deployment, "acme", "2", do="exit")

@@ -423,6 +423,7 @@ def test_records_to_be_tried_again_are_found_where_no_page_of_the_base_can_be_re
 
 
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
+@pytest.mark.slow  # it needs a machine on which no process stands still for half a second
 def test_slow_pages_of_two_workers_let_no_hold_end_and_no_base_round_begin(slow_rounds: Make) -> None:
     many = [slow_rounds() for _ in range(2)]
     for _, tails in many:
