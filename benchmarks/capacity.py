@@ -20,7 +20,7 @@ from benchmarks.cpu import Cpu, process
 from benchmarks.loads import (
     ABSORBED,
     BURST,
-    DEADLINE,
+    END,
     FIRST,
     IDLE,
     MESSAGE,
@@ -127,7 +127,7 @@ def _events_and_writes(runtime: Runtime, events: int, rounds: int) -> dict[str, 
 
 
 def _runs(runtime: Runtime, directory: Path, tenants: int, records: int, rounds: int) -> dict[str, Cost]:
-    """Measure what workers do: runs with one record, with a burst, with an import, and what a deadline starts."""
+    """Measure what workers do: runs with one record, with a burst, with an import, and the end of a lease."""
     options = ("--concurrency", "1")
     with (
         worker(runtime, directory, *options, pipelines=HANDLERS) as ours,
@@ -139,10 +139,10 @@ def _runs(runtime: Runtime, directory: Path, tenants: int, records: int, rounds:
         subjects: dict[str, Callable[[], Cost]] = {
             f"run, {counted(size)}": partial(_drain, runtime, meter, many, size) for size, many in sizes.items()
         }
-        subjects[DEADLINE] = partial(_linger, runtime, meter, tenants)
+        subjects[END] = partial(_linger, runtime, meter, tenants)
         subjects[TASK] = partial(_drain_tasks, runtime, _Meter(runtime, bare), tenants)
         for name, subject in subjects.items():
-            if name != DEADLINE:
+            if name != END:
                 subject()
         found = interleaved(subjects, rounds)
         found[IDLE] = [meter.cost(lambda: time.sleep(IDLE_SECONDS), IDLE_SECONDS)]
@@ -151,7 +151,7 @@ def _runs(runtime: Runtime, directory: Path, tenants: int, records: int, rounds:
 
 def _without_events(runs: Mapping[str, Cost], units: Mapping[str, Cost]) -> dict[str, Cost]:
     """Return what workers do, without the event or the message that it began with, and without waiting for its end."""
-    begins = {TASK: units[MESSAGE], **dict.fromkeys((IDLE, DEADLINE), scaled(units[FIRST], 0))}
+    begins = {TASK: units[MESSAGE], **dict.fromkeys((IDLE, END), scaled(units[FIRST], 0))}
     return {name: {**minus(cost, begins.get(name, units[FIRST])), "producer": 0.0} for name, cost in runs.items()}
 
 
@@ -177,18 +177,9 @@ def _drain(runtime: Runtime, meter: _Meter, tenants: int, records: int, lease_ms
 
 
 def _linger(runtime: Runtime, meter: _Meter, tenants: int) -> Cost:
-    """Return what a run costs that a deadline started and that finds nothing: the closing one, where a lease lived."""
-    once, before = _drain(runtime, meter, tenants, 1), _runs_so_far(runtime)
-    both = _drain(runtime, meter, tenants, 1, lease_ms=300 + LEASE_MS_PER_TENANT * tenants)
-    closing = _runs_so_far(runtime) - before - tenants
-    return scaled(minus(both, once), tenants / max(1, closing))
-
-
-def _runs_so_far(runtime: Runtime) -> int:
-    with runtime.engine.connect() as connection:
-        return int(
-            connection.exec_driver_sql("SELECT coalesce(sum(runs), 0) FROM taskbridge.sync_cursors").scalar_one()
-        )
+    """Return what the end of a lease costs: the ticker deletes the runner, and starts no run."""
+    once = _drain(runtime, meter, tenants, 1)
+    return minus(_drain(runtime, meter, tenants, 1, lease_ms=300 + LEASE_MS_PER_TENANT * tenants), once)
 
 
 def _drain_tasks(runtime: Runtime, meter: _Meter, count: int) -> Cost:

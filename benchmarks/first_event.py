@@ -28,7 +28,7 @@ from taskbridge.store import record_invoice
 __all__ = ["FIRST_EVENT"]
 
 GROUP: Final = 20
-"""So many pairs are over before the lease of the first of them ends, so that no closing sweep is measured with them."""
+"""So many pairs are over before the lease of the first of them ends: no end of a lease is measured with them."""
 WARM: Final = 20
 
 Subject = tuple[Callable[[str], Any], Task[Any, Any], Marks]

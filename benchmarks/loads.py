@@ -11,7 +11,7 @@ from benchmarks.report import Table
 __all__ = [
     "ABSORBED",
     "BURST",
-    "DEADLINE",
+    "END",
     "FIRST",
     "IDLE",
     "MESSAGE",
@@ -52,7 +52,7 @@ FIRST: Final = "event that starts a run"
 WRITE: Final = "record written, in a transaction of its own"
 WRITES: Final = f"record written, {PER_TRANSACTION:,} in a transaction"
 ONE: Final = "run, 1 record"
-DEADLINE: Final = "run by a deadline, nothing to take"
+END: Final = "end of a lease"
 RECORD: Final = "record in a run"
 IDLE: Final = "idle worker, per second"
 
@@ -71,37 +71,37 @@ class Load(NamedTuple):
 def loads_of(units: Mapping[str, Cost], records: int) -> list[Load]:
     """Return lone events, bursts, and imports of `records` records, under the default policy."""
     each, together, run = units[WRITE], units[WRITES], units[ONE]
-    first, absorbed, deadline, record = units[FIRST], units[ABSORBED], units[DEADLINE], units[RECORD]
+    first, absorbed, end, record = units[FIRST], units[ABSORBED], units[END], units[RECORD]
     events = max(1, records // PER_TRANSACTION)
     return [
         Load(
             "lone events",
             1,
-            2,
             1,
-            plus(each, first, run, deadline),
-            "a write, an event that starts a run, the run",
+            1,
+            plus(each, first, run, end),
+            "a write, an event that starts a run, the run, the end of its lease",
         ),
         Load(
             f"bursts of {BURST}",
             BURST,
-            3,
+            2,
             BURST,
             plus(
                 scaled(each, BURST),
                 first,
                 scaled(absorbed, BURST - 1),
-                run,
-                scaled(record, BURST - 1),
-                scaled(deadline, 2),
+                scaled(run, 2),
+                scaled(record, BURST - 2),
+                end,
             ),
             f"{BURST} writes, an event that starts a run, {BURST - 1} that are absorbed within a tick, a run with one "
-            f"record, and one by its deadline with {BURST - 1}",
+            f"record, one by its deadline with {BURST - 1}, the end of the lease",
         ),
         Load(
             f"imports of {records:,}",
             events,
-            2,
+            1,
             records,
             plus(
                 scaled(together, records),
@@ -109,9 +109,10 @@ def loads_of(units: Mapping[str, Cost], records: int) -> list[Load]:
                 scaled(absorbed, events - 1),
                 run,
                 scaled(record, records - 1),
-                deadline,
+                end,
             ),
-            f"{records:,} writes and an event per {PER_TRANSACTION:,} of them, a run with all records",
+            f"{records:,} writes and an event per {PER_TRANSACTION:,} of them, a run with all records, the end of the "
+            "lease",
         ),
     ]
 
