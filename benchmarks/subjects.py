@@ -49,12 +49,12 @@ class Ours:
     """TaskBridge."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._here = runtime
+        self._runtime = runtime
         self._notify_event = runtime.app.tasks[NOTIFY_TASK]
 
     def add(self, tenant: str, document: dict[str, Any]) -> int:
         """Commit an invoice."""
-        record_invoice(self._here.engine, tenant, document["number"], document)
+        record_invoice(self._runtime.engine, tenant, document["number"], document)
         return 0
 
     def event(self, tenant: str, record: int) -> None:  # noqa: ARG002 - an event names a tenant only
@@ -66,16 +66,16 @@ class Ours:
 
     def is_quiet(self, tenants: Sequence[str]) -> bool:
         """Whether the runners have ended."""
-        return all(one.state is State.IDLE for one in self._here.gate.look(INVOICES, tenants))
+        return all(one.state is State.IDLE for one in self._runtime.gate.look(INVOICES, tenants))
 
     def work(self, tenants: Sequence[str], calls: int) -> Work:
         """Take the runs from the cursors. One handed everything pending over in one call, or found nothing."""
-        runs = sum(row["runs"] for row in self._here.cursors_of(INVOICES).counts(INVOICES, tenants))
+        runs = sum(row["runs"] for row in self._runtime.cursors_of(INVOICES).counts(INVOICES, tenants))
         return Work(runs, calls, runs - calls)
 
     def pending(self) -> int:
         """Ask the view of records' states."""
-        return sum(row["pending"] for row in self._here.cursors_of(INVOICES).every_count(INVOICES))
+        return sum(row["pending"] for row in self._runtime.cursors_of(INVOICES).every_count(INVOICES))
 
 
 class Theirs:

@@ -31,7 +31,7 @@ from taskbridge.observing.metrics import Metrics
 from taskbridge.process.runtime import Runtime
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.store import record_many
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 
 __all__ = ["PIPELINE", "TAIL"]
 
@@ -105,7 +105,7 @@ class _Rounds:
     def execute(self, statement: str, **values: Any) -> None:
         """Execute a statement in a transaction of its own."""
         engine = self.runtime.engine.execution_options(isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection, patiently(connection, None):
+        with engine.connect() as connection, within(connection, None):
             connection.exec_driver_sql(statement, values or None)
 
     def quiet(self, last: int, first: int = 0) -> None:

@@ -133,16 +133,16 @@ class _Ours:
     seconds_per_tenant = 0.0003
 
     def __init__(self, runtime: Runtime, directory: Path) -> None:
-        self._here = runtime
+        self._runtime = runtime
         self._directory = directory
         self._due: dict[str, int] = {}
         self._late: list[float] = []
 
     def serve(self) -> AbstractContextManager[int]:
-        return worker(self._here, self._directory, "-c", "1", "-Q", "taskbridge.nobody")
+        return worker(self._runtime, self._directory, "-c", "1", "-Q", "taskbridge.nobody")
 
     def wait(self, due: Sequence[float]) -> None:
-        gate, self._due, self._late = _Together(self._here), {}, []
+        gate, self._due, self._late = _Together(self._runtime), {}, []
         for start in range(0, len(due), CHUNK):
             now = time.time()
             events = [
@@ -158,9 +158,9 @@ class _Ours:
 
     def take(self) -> None:
         # As workers would: a ticker adds nothing while many runs are published and not begun.
-        runs = _published(self._here.redis, Queue.NEXT, 1_000)
+        runs = _published(self._runtime.redis, Queue.NEXT, 1_000)
         if runs:
-            self._here.redis.zrem(self._here.keys.sent(INVOICES), *(tenant for tenant, _ in runs))
+            self._runtime.redis.zrem(self._runtime.keys.sent(INVOICES), *(tenant for tenant, _ in runs))
         self._late += [int(token[:16]) / 1000 - self._due[tenant] for tenant, token in runs]
 
     def lateness(self, count: int) -> list[float]:
@@ -178,21 +178,21 @@ class _Countdowns:
     seconds_per_tenant = 0.0012
 
     def __init__(self, runtime: Runtime, directory: Path) -> None:
-        self._here = runtime
+        self._runtime = runtime
         self._directory = directory
         self._file = directory / "lateness"
 
     def serve(self) -> AbstractContextManager[int]:
         options = {"TASKBRIDGE_BENCH_LATENESS": str(self._file)}
-        return worker(self._here, self._directory, "-c", "1", app=countdown.__name__, **options)
+        return worker(self._runtime, self._directory, "-c", "1", app=countdown.__name__, **options)
 
     def wait(self, due: Sequence[float]) -> None:
         self._file.write_bytes(b"")
-        with countdown.app.connection_for_write(self._here.settings.redis_url) as connection:
+        with countdown.app.connection_for_write(self._runtime.settings.redis_url) as connection:
             producer = connection.Producer()
             for at, moment in enumerate(due):
                 countdown.tick.apply_async((f"tenant-{at}", moment), countdown=moment - time.time(), producer=producer)
-        wait_until(lambda: self._here.redis.hlen("unacked") >= len(due), "the worker holds all tasks", 60)
+        wait_until(lambda: self._runtime.redis.hlen("unacked") >= len(due), "the worker holds all tasks", 60)
 
     def take(self) -> None:
         """The worker takes them itself."""

@@ -1,4 +1,4 @@
-"""Alembic's way in. `taskbridge migrate` delivers its connection and the schema; there is no alembic.ini.
+"""Alembic's way in. `taskbridge migrate` passes its connection and the schema in; there is no alembic.ini.
 
 Migrations write their objects' names without a schema: for the length of the migration it is the only one looked in.
 """

@@ -203,7 +203,7 @@ CREATE TABLE taskbridge.quarantine (
     CONSTRAINT ck_quarantine_cause CHECK ((cause = ANY (ARRAY['failed'::text, 'rejected'::text])))
 );
 
-COMMENT ON TABLE taskbridge.quarantine IS 'Records that cannot be handled, set aside so that the rest go on.';
+COMMENT ON TABLE taskbridge.quarantine IS 'Records that cannot be handled, kept apart so that the rest go on.';
 COMMENT ON COLUMN taskbridge.quarantine.revision IS 'The record as it was; once it changes in the source, this row means nothing.';
 COMMENT ON COLUMN taskbridge.quarantine.retry_at IS 'Somebody asked for another try; the tenant''s next sweep takes it.';
 
@@ -276,7 +276,7 @@ COMMENT ON COLUMN taskbridge.sync_cursors.batch_limit IS 'Most records of the ne
 COMMENT ON COLUMN taskbridge.sync_cursors.suspects IS 'Of so many next records one cannot be handled; 0: none is known.';
 COMMENT ON COLUMN taskbridge.sync_cursors.attempts IS 'How often in a row a batch of the present size failed.';
 COMMENT ON COLUMN taskbridge.sync_cursors.failing_since IS 'First failure of a batch that held the suspects.';
-COMMENT ON COLUMN taskbridge.sync_cursors.first_event_counts IS 'How many bursts had their first event handed over in each bucket; see taskbridge/common/histogram.py.';
+COMMENT ON COLUMN taskbridge.sync_cursors.first_event_counts IS 'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
 COMMENT ON COLUMN taskbridge.sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
 COMMENT ON COLUMN taskbridge.sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
 COMMENT ON COLUMN taskbridge.sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';

@@ -1,4 +1,4 @@
-"""Every error that TaskBridge raises on purpose.
+"""The errors that callers may catch.
 
 TaskBridgeError
 ├── UsageError             the caller passed something that can never work
@@ -14,8 +14,8 @@ TaskBridgeError
 └── SchemaMismatch         the database is at a schema that this version does not know
 
 Every message says what is wrong and what to do next; it names the tenant or the record where there is one, and
-never a password. Errors of psycopg, SQLAlchemy and redis-py are translated where TaskBridge connects (`Unavailable`)
-and pass through unchanged inside a handler.
+never a password. Errors of psycopg, SQLAlchemy and redis-py are translated where people and producers call
+(`Unavailable`). A run lets them pass: it is tried again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a process knows about its surroundings; read from the environment by `Settings.read`.
+    """What a process is told by its environment; read by `Settings.read`.
 
     Times are seconds. An empty URL means that none is configured; the command line then uses the embedded servers.
     """
@@ -28,7 +28,7 @@ class Settings:
     redis_url: str = ""
     """The gate: `redis://:password@host:port/0`, `rediss://` for TLS."""
     broker_url: str = ""
-    """Celery's broker. Empty: the gate's Redis, where claim and publish are then one atomic step."""
+    """Celery's broker. Empty: the gate's Redis, where counting the event and publishing its run are one atomic step."""
     pipelines: tuple[str, ...] = ()
     """Modules that declare pipelines; comma-separated in the environment."""
     key_prefix: str = DEFAULT_PREFIX
@@ -41,14 +41,15 @@ class Settings:
     republish_after: float = 5.0
     """A run message that nobody began is published again after this many seconds, then doubling. 0.5 to 3600."""
     run_budget: float = 1.0
-    """A run that has used this many seconds goes to the end of the queue, so that tenants take turns. 0.01 to 3600."""
+    """A run that has used this many seconds ends, and its tenant waits for its next turn. 0.01 to 3600."""
     ticker_interval: float = 0.05
     """How often a worker looks for deadlines, at the least. 0.005 to 1."""
     tail_interval: float = 0.2
     """How often new records are looked for, whether or not anybody notified, by one worker of all. 0.02 to 60."""
     base_interval: float = 3.0
-    """How often what is pending is looked at, whoever was told of it, by one worker of all: so long work stands still
-    after Redis lost its data. Longer where that would take more than a hundredth of the time. 0.1 to 3600."""
+    """How often one worker looks at all that is pending, also at what was notified. After Redis lost its data, work
+    stands still no longer than this and 1 s. Longer where that would take more than a hundredth of the time. 0.1 to
+    3600."""
     tail_listens: bool = False
     """Whether a worker looks for new records at once where a source announces its commits (`taskbridge.announce`)."""
     statement_timeout: float = 10.0

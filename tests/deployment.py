@@ -146,7 +146,7 @@ class Deployment:
         with self.engine.connect() as connection:
             return list(connection.exec_driver_sql(statement))
 
-    def handed_over(self, tenant: str) -> list[list[str]]:
+    def delivered(self, tenant: str) -> list[list[str]]:
         """Batches that were given to the handler, oldest first, whether or not they took effect."""
         return [
             numbers for owner, numbers in self.rows("SELECT tenant, numbers FROM ledger ORDER BY id") if owner == tenant

@@ -33,6 +33,9 @@ ALTER TABLE pipelines
     ADD COLUMN succeeded_at timestamptz;
 COMMENT ON COLUMN pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
 COMMENT ON COLUMN pipelines.succeeded_at IS 'When the handler took records for the first time after something failed.';
+COMMENT ON TABLE quarantine IS 'Records that cannot be handled, kept apart so that the rest go on.';
+COMMENT ON COLUMN sync_cursors.first_event_counts IS
+    'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
 CREATE INDEX ix_quarantine_failed ON quarantine (pipeline, quarantined_at) WHERE cause = 'failed';
 """
 

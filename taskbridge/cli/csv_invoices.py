@@ -196,10 +196,10 @@ class _Reading:
                 f"{self._path}: line {record.first} cannot be read: {record.fault}. Nothing of the file was taken: "
                 "correct its quotes, or export it again"
             )
-        orphaned = _number_fault(number, len(record.fields), len(self._names))
-        faults = [orphaned] if orphaned else _value_faults(record.text, row, self._tenant_column)
+        number_fault = _number_fault(number, len(record.fields), len(self._names))
+        faults = [number_fault] if number_fault else _value_faults(record.text, row, self._tenant_column)
         # What is wrong with a line that spans others may come from them, and they were other invoices'.
-        if orphaned or (faults and record.first != record.last):
+        if number_fault or (faults and record.first != record.last):
             self._hold_all = True
             text = f"{'; '.join(faults)}; its invoice number cannot be trusted, so all invoices are held back"
             self._note(Problem(record.first, record.last, None, text))

@@ -44,7 +44,7 @@ class Monitor:
     """
 
     def __init__(self, runtime: Runtime, workers: Monitored, *, ours: bool) -> None:
-        self._here = runtime
+        self._runtime = runtime
         self._workers = workers
         self._ours = ours
         self._console = console.stderr()
@@ -91,7 +91,7 @@ class Monitor:
         try:
             with speaking_plainly():
                 self._look()
-                done = finished(self._here)
+                done = finished(self._runtime)
         except Unavailable as error:
             self._lost(error)
             return False
@@ -113,10 +113,10 @@ class Monitor:
         before = time.monotonic()
         if before < self._next_look:
             return
-        wholes = [totals(self._here, name) for name in self._here.pipelines.names()]
+        wholes = [totals(self._runtime, name) for name in self._runtime.pipelines.names()]
         if self._live is not None:
             warnings = [console.cell(text, "yellow") for text in self._warnings(wholes)]
-            self._live.update(Group(_table(self._console, self._here, wholes), *warnings), refresh=True)
+            self._live.update(Group(_table(self._console, self._runtime, wholes), *warnings), refresh=True)
         else:
             self._print_change(wholes)
         after = time.monotonic()
@@ -129,7 +129,7 @@ class Monitor:
                 yield f"{one.pipeline}: the circuit is open: everything fails; `taskbridge status` shows the errors"
             tenant = one.backlog.fails
             if tenant is not None:
-                (row,) = self._here.cursors_of(one.pipeline).counts(one.pipeline, [tenant], 1)
+                (row,) = self._runtime.cursors_of(one.pipeline).counts(one.pipeline, [tenant], 1)
                 yield f"{one.pipeline}: {one.backlog.failing:,} tenants fail; {tenant}: {row['last_error']}"
 
     def _print_change(self, wholes: list[Totals]) -> None:

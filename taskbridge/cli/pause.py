@@ -61,9 +61,9 @@ class _Scope:
         """Whether anything holds it."""
         return (paused.whole if self.tenant is None else paused.holding(self.tenant)) is not None
 
-    def hold(self, reason: str | None) -> dict[str, Any]:
+    def pause(self, reason: str | None) -> dict[str, Any]:
         """Pause it and return what `--json` prints."""
-        pause, new = self.runtime.pauses.hold(self.pipeline, self.tenant, reason)
+        pause, new = self.runtime.pauses.pause(self.pipeline, self.tenant, reason)
         return self.key | {"paused": True, "new": new, "reason": pause.reason, "paused_at": iso(pause.paused_at)}
 
 
@@ -88,7 +88,7 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 
     with _entered(data_dir, pipeline, tenant) as scope:
         known = tenant is None or bool(view(scope.runtime, pipeline, tenant))
-        held = scope.hold(reason)
+        held = scope.pause(reason)
     if as_json:
         console.emit_json(held)
     else:
@@ -159,7 +159,7 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
         left, paused = _wait(scope, timeout)
         found = scope.key | {"drained": not left, "paused": False, "left": left}
         if not left:
-            found |= scope.hold(reason)
+            found |= scope.pause(reason)
     found["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
         console.emit_json(found)

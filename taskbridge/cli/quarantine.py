@@ -89,7 +89,7 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"),
 )
 def quarantine() -> None:
-    """The records that cannot be handled: they are kept so that the rest go on.
+    """The records that cannot be handled: kept apart so that the rest go on.
 
     A record that changes in its source leaves quarantine by itself: its new revision is pending like any other.
     """
@@ -239,9 +239,7 @@ def _show(pipeline: str, records: Sequence[QuarantinedRecord], count: int, what:
     if not records:
         terminal.print(f"{pipeline}: no {what} is in quarantine")
         return
-    table = console.table(
-        terminal, "id", "tenant", "state", "attempts", "set aside", "reason", texts=("tenant", "reason")
-    )
+    table = console.table(terminal, "id", "tenant", "state", "attempts", "since", "reason", texts=("tenant", "reason"))
     for one in records:
         numbers = (one.state, "-" if one.cause == "rejected" else f"{one.attempts:,}", ago(one.quarantined_at))
         table.add_row(console.cell(one.external_id), console.cell(one.tenant), *numbers, console.cell(one.reason))

@@ -58,7 +58,7 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
 def _as_json(done: Rebased | None) -> dict[str, object]:
     if done is None:
         return {"rebased": False}
-    return {"rebased": True, "set_aside": dict(done.quarantined), "rows": done.rows, "cursors": done.cursors}
+    return {"rebased": True, "pending": dict(done.quarantined), "rows": done.rows, "cursors": done.cursors}
 
 
 def _show(done: Rebased | None) -> None:

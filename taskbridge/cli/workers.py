@@ -84,11 +84,11 @@ class Workers:
         self._data_dir = data_dir
         self.announce = announce
         self._workers: list[_Worker] = []
-        self._impatient = False
+        self._hurried = False
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(hurrying(self._be_impatient))
+        self._stack.enter_context(hurrying(self._hurry))
         self._stack.callback(self._stop)
         try:
             for number in range(1, self._count + 1):
@@ -154,16 +154,16 @@ class Workers:
         worker.start_at = now + pause
         self.announce(f"{text}; it is started again{f' in {pause:.0f} s' if pause else ''}; {worker.last_words()}")
 
-    def _be_impatient(self) -> None:
-        self._impatient = True
+    def _hurry(self) -> None:
+        self._hurried = True
 
     def _stop(self) -> None:
-        """Stop all at once. Once somebody is impatient, each goes on to the next way of stopping it at every look."""
+        """Stop all at once. Once somebody hurries, each goes on to the next way of stopping it at every look."""
         stopping()
         with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
             left = {pool.submit(worker.process.stop) for worker in self._workers}
             while left:
                 left = wait(left, timeout=IMPATIENT_SECONDS).not_done
-                if self._impatient:
+                if self._hurried:
                     for worker in self._workers:
                         worker.process.hurry()

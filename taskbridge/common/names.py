@@ -1,4 +1,4 @@
-"""Names that become part of a Redis key: what they may hold, so that no two of them share one.
+"""What names may hold. Tenants, pipelines and prefixes become Redis keys, and no two of them share one.
 
 A key is `{prefix}:{kind}:{pipeline}:{tenant}`. Prefix and pipeline hold no colon and the tenant comes last, so the
 first three colons split a key back into exactly one (pipeline, tenant) pair, whatever the tenant holds.

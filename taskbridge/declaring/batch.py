@@ -139,10 +139,10 @@ class Batch(Sequence[Record]):
 
     @property
     def owned(self) -> bool:
-        """Whether the runner still holds its tenant, as far as this process can know without asking.
+        """Whether the run still has its tenant, as far as this process can know without asking.
 
         False once a heartbeat was refused, or when none was confirmed in time. A long handler that sees False should
-        stop: another runner is taking over, and this batch will not be advanced past it.
+        stop: another run is taking over, and the cursor will not move past this batch.
         """
         return self._owned()
 

@@ -134,9 +134,9 @@ class Pipelines:
             ConfigurationError: a module does not import; the message has its error.
         """
         modules = tuple(modules)
-        runtime = str(Path.cwd())
-        if modules and runtime not in sys.path:
-            sys.path.append(runtime)
+        directory = str(Path.cwd())
+        if modules and directory not in sys.path:
+            sys.path.append(directory)
         for module in modules:
             try:
                 importlib.import_module(module)
@@ -207,8 +207,9 @@ def pipeline(
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
             in the handler; in other pools the handler has to look. A coroutine is cancelled in all pools.
         downstream_errors: exceptions, beside Python's `ConnectionError` and `TimeoutError` and lost connections of
-            Postgres, Redis and the broker, that say "what I call is down" and nothing about a record: they lead to no
-            quarantine, and five in a row open the pipeline's circuit.
+            Postgres, Redis and the broker, that say "what I call is down". A record goes to quarantine for them only on
+            stronger evidence (docs/explanation/failures.md), and five in a row, of two tenants at the least, open the
+            pipeline's circuit.
 
     Raises:
         InvalidName: the name is not allowed.

@@ -1,12 +1,12 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the run has to stand in line.
 -- KEYS: due runner lease circuit running line handed reminded sent
--- ARGV: pipeline tenant token ttl_ms patience_ms longest_ms most_runs now_ms
+-- ARGV: pipeline tenant token ttl_ms republish_ms longest_ms most_runs now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, line_key = KEYS[4], KEYS[5], KEYS[6]
 local handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9]
 local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local patience_ms, longest_ms, most_runs = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local republish_ms, longest_ms, most_runs = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local us = clock_us(ARGV[8])
 local now = milliseconds(us)
 
@@ -57,7 +57,7 @@ if not has_place or open_until and not may_probe then
   end
   stand_in_line(runner_key, line_key, tenant, joined or now, runs)
   -- Whoever ends a wait calls those in line; this deadline is for when nobody did.
-  local wait_ms = math.min(longest_ms, math.max(patience_ms, now - (joined or now)))
+  local wait_ms = math.min(longest_ms, math.max(republish_ms, now - (joined or now)))
   redis.call("ZADD", due_key, math.max(now, rest) + wait_ms, tenant)
   if rests then
     call_head(due_key, line_key, rest)

@@ -1,4 +1,4 @@
--- A deadline passed: start what is due, publish again what got lost, replace a runner that died. `why` may be that an
+-- A deadline passed: start what is due, publish again what got lost, replace a run that died. `why` may be that an
 -- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes. A runner
 -- that lingered ends here.
 -- KEYS: due runner queue counts turns handed reminded sent

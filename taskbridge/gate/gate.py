@@ -73,7 +73,7 @@ class Outcome(StrEnum):
 class Settlement(NamedTuple):
     """What a run tells the gate at its end, in the order in which `settle.lua` reads it.
 
-    `took` is how many records the run took: where delays count from the last run, one that took none was none.
+    `took` is how many records the run took: where delays count from the last run, one that took none does not count.
     `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
     `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as
     long, and then begins with one run at a time. With STALE goes `owner`, the token that Postgres holds.
@@ -272,7 +272,7 @@ class Gate:
         ]
 
     def remind(
-        self, pipeline: str, reminders: Sequence[Reminder], *, looked: bool = False, most_reminded: int = 1
+        self, pipeline: str, reminders: Sequence[Reminder], *, by_base: bool = False, most_reminded: int = 1
     ) -> list[Answer]:
         """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
@@ -280,8 +280,8 @@ class Gate:
         published at once, less those of all pipelines that reminders published and that have not begun; the others wait
         for their turn, so that neither first events nor deadlines stand behind them.
 
-        With `looked` a run may have looked at the records. Then one that is under way may be the one that handles them,
-        else it is followed by another; and whoever has none waits for its turn.
+        `by_base`: a base round found them. A run that is under way may be handling them, so it is not told; a tenant
+        without one waits for its turn. Without `by_base` a run that is under way is followed by another.
         """
         beginnings = self._beginnings("remind", pipeline, Queue.FIRST)
         shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
@@ -290,7 +290,7 @@ class Gate:
         for start in range(0, len(reminders), REMINDED_AT_ONCE):
             some = reminders[start : start + REMINDED_AT_ONCE]
             keys = [text + tenant for tenant, _, _ in some for text in of_each]
-            args: list[str | int] = [pipeline, self._timing.republish, most_reminded, int(looked)]
+            args: list[str | int] = [pipeline, self._timing.republish, most_reminded, int(by_base)]
             args += (_nonce(), self._now())
             for tenant, delay_ms, last_ms in some:
                 args += (tenant, delay_ms, "" if last_ms is None else last_ms)
@@ -315,7 +315,7 @@ class Gate:
         return Begun(*counts)._replace(probe=None if probe < 0 else probe, died=bool(died))
 
     def beat(self, run: RunKey) -> bool:
-        """Move the run's deadline on. False: another runner took over."""
+        """Move the run's deadline on. False: another run took over."""
         (answer,) = self._run("beat", run.pipeline, run.tenant, None, run.tenant, run.token, self._timing.runner_ttl)
         return Answer(answer) is Answer.KEPT
 
@@ -336,7 +336,7 @@ class Gate:
         if len(calls) == 1:
             self.expire(run.pipeline, calls)
         elif calls:
-            self.hand_over(calls[1:])
+            self.publish_turns(calls[1:])
         return answer
 
     def first_events(self) -> int:
@@ -347,12 +347,12 @@ class Gate:
     def turns(self, limit: int) -> tuple[int, list[str]]:
         """Return how many tenants were given their turn and have not begun, and up to `limit` of those that are next.
 
-        Each is text that `hand_over` takes.
+        Each is text that `publish_turns` takes.
         """
         handed, *members = self._run("turn", "", "", None, limit)
         return handed, members
 
-    def hand_over(self, members: Sequence[str]) -> None:
+    def publish_turns(self, members: Sequence[str]) -> None:
         """Give those who wait for their turn theirs. Nothing happens to one that somebody else gave it meanwhile."""
         for member in members:
             pipeline, _, tenant = member.partition(":")
@@ -477,7 +477,7 @@ class Gate:
         )
 
     def rebuilt_for(self, pipeline: str) -> int | None:
-        """Return the longest delay (milliseconds) for which waiting tenants' deadlines and last runs are all here.
+        """Return the longest delay (milliseconds) for which all last runs that matter are in Redis.
 
         None: they need not be, as after Redis lost its data, and once a day.
         """
@@ -489,13 +489,13 @@ class Gate:
         self._client.set(self._keys.rebuilt(pipeline), 0, ex=86_400)
 
     def mark_rebuilt(self, pipeline: str, longest_ms: int) -> None:
-        """Note that deadlines of waiting tenants, and last runs that can matter under this longest delay, are here."""
+        """Note that all last runs that can matter under this longest delay are in Redis."""
         self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400, xx=True)
 
-    def hold(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
+    def hold_tail(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""
         had_until = 0 if last is None else last.ends_ms
-        wait_ms, lost, ends_ms = self._run("hold", pipeline, "", None, self._ticker, hold_ms, had_until)
+        wait_ms, lost, ends_ms = self._run("hold_tail", pipeline, "", None, self._ticker, hold_ms, had_until)
         return TailHold(wait_ms, bool(lost), ends_ms)
 
     def check_version(self) -> None:

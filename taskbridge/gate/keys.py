@@ -45,7 +45,7 @@ class Keys:
 
     @property
     def clock(self) -> str:
-        """Hash: the latest time that a ticker saw, and how far the server's clock is behind that. Microseconds."""
+        """Hash: the latest time that a ticker saw, and what is added to the server's clock. Microseconds."""
         return f"{self.prefix}:clock"
 
     @property
@@ -85,11 +85,11 @@ class Keys:
         return f"{self.prefix}:dirty:{pipeline}:{tenant}"
 
     def last(self, pipeline: str, tenant: str) -> str:
-        """Start of the last run, in milliseconds, kept while it can still delay the next one; see `notify.lua`."""
+        """Start of the last run, and until when none may start since one took nothing; see `last.lua`."""
         return f"{self.prefix}:last:{pipeline}:{tenant}"
 
     def rebuilt(self, pipeline: str) -> str:
-        """The longest delay, in milliseconds, for which all deadlines and last runs that matter are in Redis."""
+        """The longest delay, in milliseconds, for which all last runs that matter are in Redis."""
         return f"{self.prefix}:rebuilt:{pipeline}"
 
     def tailing(self, pipeline: str) -> str:

@@ -1,19 +1,18 @@
--- Tenants have records that no run of theirs has looked at: start each one's runner, or leave word with the one that it
--- has. However often it is said, it counts as one event until a run begins, and where events came, as none after that.
--- They wait for their turn where so many of them are queued, for first events stand behind these, and where nobody knows
--- what has `looked` at these records, since many are found at once where Redis lost its data. In that case a run that is
--- under way is not told either: it may be the one that handles them.
+-- Tenants have pending records: start each one's runner, or leave word with the one that it has. However often it is said,
+-- it counts as one event until a run begins, and where events came, as none after that. They wait for their turn where
+-- many of them are queued, since first events stand behind these. So they do where a base round found them (`by_base`):
+-- where Redis lost its data it finds many at once. A run that is under way may be handling those, so it is not told.
 -- KEYS: due queue turns reminded
 -- KEYS OF EACH: runner last
--- ARGV: pipeline republish_ms most_reminded looked nonce now_ms
+-- ARGV: pipeline republish_ms most_reminded by_base nonce now_ms
 -- ARGV OF EACH: tenant delay_ms last_ms
 -- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
 local due_key, queue_key, turns_key, reminded_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local pipeline, republish_ms, most_reminded = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local looked, nonce, us = ARGV[4] == "1", ARGV[5], clock_us(ARGV[6])
+local by_base, nonce, us = ARGV[4] == "1", ARGV[5], clock_us(ARGV[6])
 
 -- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
-local room = looked and 0 or most_reminded - queued(reminded_key, milliseconds(us))
+local room = by_base and 0 or most_reminded - queued(reminded_key, milliseconds(us))
 
 local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local now = milliseconds(own_us)
@@ -27,7 +26,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
     -- A runner without a deadline, because a part of Redis was lost, would wait for ever.
     redis.call("ZADD", due_key, "NX", now, tenant)
   end
-  if state == "queued" or held or state == "running" and looked then
+  if state == "queued" or held or state == "running" and by_base then
     return ABSORBED, false
   end
 

@@ -39,7 +39,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "remind",
             ("due", "queue", "turns", "reminded"),
-            ("pipeline", "republish_ms", "most_reminded", "looked", "nonce", "now_ms"),
+            ("pipeline", "republish_ms", "most_reminded", "by_base", "nonce", "now_ms"),
             uses=("queueing", "last", "turns"),
             keys_of_each=("runner", "last"),
             args_of_each=("tenant", "delay_ms", "last_ms"),
@@ -47,7 +47,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "begin",
             ("due", "runner", "lease", "circuit", "running", "line", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "token", "ttl_ms", "patience_ms", "longest_ms", "most_runs", "now_ms"),
+            ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "longest_ms", "most_runs", "now_ms"),
             uses=("line",),
         ),
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
@@ -108,7 +108,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "turns"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
-        Script("hold", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
+        Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms")),
     )
 }

@@ -86,7 +86,7 @@ local function settle()
     return wait_until(now + retry_ms, HELD)
   end
 
-  -- Where delays count from the last run, a run that took nothing was none.
+  -- Where delays count from the last run, a run that took no record does not count.
   -- An event without a record may come at any time; so the next run after one that took nothing waits for a tick.
   local last, earliest = began, 0
   if took == 0 and last_ttl_ms > 0 then

@@ -2,7 +2,7 @@
 
 local MARK_EVERY_US = 100000
 
--- Note how late it is, and let the server's clock count from there if it is behind: after a failover to a server with
+-- Note the time, and let the server's clock count from there if it is behind: after a failover to a server with
 -- another clock, say. What was said until then, be it a deadline, a back-off or an open circuit, keeps its meaning.
 local function keep_time(us)
   if behind_us > 0 then

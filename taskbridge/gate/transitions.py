@@ -109,8 +109,8 @@ class Condition(Enum):
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     NO_PLACE = (
-        "the circuit is open and another tenant probes it, the downstream asked the pipeline to wait, or as many runs "
-        "are on as the pipeline may have"
+        "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or as many "
+        "runs are on as the pipeline may have"
     )
     IN_TURNS = "it waits for its turn, which has not come"
     OTHERS_IN_TURNS = "others wait for their turn, or enough of those who got it are queued"
@@ -223,13 +223,13 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
-    *_everywhere(Verb.BEAT, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.BEAT, Answer.LOST, "none: another run took over"),
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_LINE), _W, Answer.POSTPONED, "held, at the end of the line"),
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_TURNS), _W, Answer.POSTPONED, "held, at the end of the turns"),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
-    *_everywhere(Verb.MORE, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
     Row(_R, Verb.STOPPED, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
-    *_everywhere(Verb.STOPPED, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.STOPPED, Answer.LOST, "none: another run took over"),
     Row(
         _R,
         Verb.DONE,
@@ -271,16 +271,17 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.FINISHED,
         "hash and deadline deleted; last run kept while it can delay the next",
     ),
-    *_everywhere(Verb.DONE, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.DONE, Answer.LOST, "none: another run took over"),
     Row(
         _R,
         Verb.RETRY,
         (_C.CURRENT,),
         _W,
         Answer.HELD,
-        "due at now + back-off, held; the circuit is judged, and while it is open the tenant stands in line",
+        "due at now + back-off, or what the handler asked for, held; the circuit is judged, and while it is open, or "
+        "all wait, the tenant stands in line",
     ),
-    *_everywhere(Verb.RETRY, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.RETRY, Answer.LOST, "none: another run took over"),
     Row(
         _R,
         Verb.STALE,
@@ -289,7 +290,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.REISSUED,
         "new token above the cursor's owner; publish to the continuation queue",
     ),
-    *_everywhere(Verb.STALE, Answer.LOST, "none: another runner took over"),
+    *_everywhere(Verb.STALE, Answer.LOST, "none: another run took over"),
     Row(
         _W,
         Verb.DEADLINE,

@@ -14,8 +14,8 @@ from kombu import Queue as KombuQueue
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
-from taskbridge.integration.turns import Turns
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import keys_of, runtime_of, serves
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
@@ -35,9 +35,10 @@ _INSTALLED: WeakKeyDictionary[Celery, Bridge] = WeakKeyDictionary()
 def install(app: Celery, settings: Settings | None = None) -> Bridge:
     """Add TaskBridge to a Celery app and return what its producers call. A second call returns the same.
 
-    The app gets the tasks `taskbridge.*`, their queues beside its own, and in the workers that serve these a ticker,
-    and metrics where a port is set. Its other tasks and queues, its broker, serializer, results and default queue stay
-    as they are. The app is not configured by this, so it may come before or after `app.config_from_object`.
+    The app gets the tasks `taskbridge.*`, their queues beside its own, and in the workers that serve these a ticker, a
+    keeper of parked messages, and metrics where a port is set. Its other tasks and queues, its broker, serializer,
+    results and default queue stay as they are. The app is not configured by this, so it may come before or after
+    `app.config_from_object`.
 
     Args:
         app: the app, whatever its broker.
@@ -100,7 +101,7 @@ def _configured(sender: Celery, **_: Any) -> None:
 
 
 def fit(app: Any) -> None:
-    """Make the configuration fit, as far as it does not. What the app says of other tasks and queues stays."""
+    """Change what does not fit in the configuration, and nothing else: other tasks and queues stay as they are."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
     ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following, RUNS_TASK: following}
@@ -115,7 +116,7 @@ def fit(app: Any) -> None:
         conf.accept_content = [*conf.accept_content, "json"]
     options = conf.broker_transport_options
     if _uses_redis(conf) and options.get(ORDER, "round_robin") == "round_robin":
-        conf.broker_transport_options = {**options, ORDER: f"{Turns.__module__}:{Turns.__qualname__}"}
+        conf.broker_transport_options = {**options, ORDER: f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
 
 
 def _uses_redis(conf: Any) -> bool:

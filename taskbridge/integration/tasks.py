@@ -66,7 +66,7 @@ HIDDEN: Final = "(...)"
 
 
 def register(app: Celery) -> Task[Any, Any]:
-    """Add the tasks to `app` and return `notify_event`. Neither is made before it is used, nor is `app` configured."""
+    """Add the tasks to `app` and return `notify_event`. No task is made before it is used, nor is `app` configured."""
     # Not shared: Celery would put them into every other app of the process as well.
     ours: dict[str, Any] = {"shared": False, "ignore_result": True}
 

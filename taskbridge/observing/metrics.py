@@ -73,7 +73,7 @@ METRICS: Final = (
     Metric("taskbridge_runs_total", "counter", *_POSTGRES, "Runs that took their tenant's cursor."),
     Metric("taskbridge_sweeps_total", "counter", *_POSTGRES, "Batches that moved a cursor."),
     Metric(
-        "taskbridge_records_total", "counter", *_POSTGRES, "Records in those batches: Handled, or put into quarantine."
+        "taskbridge_records_total", "counter", *_POSTGRES, "Records in those batches: handled, or put into quarantine."
     ),
     Metric(
         "taskbridge_failed_runs_total",
@@ -171,9 +171,9 @@ class Metrics(Collector):
     """
 
     def __init__(self, runtime: Runtime, *, ticking: bool) -> None:
-        self._here = runtime
+        self._runtime = runtime
         self._ticking = ticking
-        self._redis, self._postgres = _Patient("Redis"), _Patient("Postgres")
+        self._redis, self._postgres = _Server("Redis"), _Server("Postgres")
         self._sums = _Sums(runtime)
         self._alone = threading.Lock()
         self.problems: list[str] = []
@@ -191,7 +191,7 @@ class Metrics(Collector):
         return generate_latest(registry(self)).decode()
 
     def _look(self) -> Values:
-        runtime, self.problems = self._here, []
+        runtime, self.problems = self._runtime, []
         names = runtime.pipelines.names()
         surveys = self._ask(self._redis, lambda: runtime.gate.survey(names, MOST_TENANTS))
         sources = {name: runtime.pipelines[name].source for name in names}
@@ -214,7 +214,7 @@ class Metrics(Collector):
             values["taskbridge_orphaned_tenants_total"] = {name: runtime.orphaned[name] for name in names}
         return values
 
-    def _ask(self, server: _Patient, question: Callable[[], T]) -> T | None:
+    def _ask(self, server: _Server, question: Callable[[], T]) -> T | None:
         try:
             with speaking_plainly():
                 return server.ask(question)
@@ -230,7 +230,7 @@ class _Sums:
     """The counters, sums over all cursors: read in a thread of its own, for at most a hundredth of the time."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._here = runtime
+        self._runtime = runtime
         self._found: dict[str, Counters] | None = None
         self._thread: threading.Thread | None = None
         self._not_before = 0.0
@@ -249,14 +249,14 @@ class _Sums:
     def _read(self, names: Sequence[str]) -> None:
         started = time.monotonic()
         try:
-            self._found = read_counters(self._here.engine, names)
+            self._found = read_counters(self._runtime.engine, names)
         except Exception as error:
             log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
         took = time.monotonic() - started
         self._not_before = started + (took * 100 if took > LITTLE / 2 else 0)
 
 
-class _Patient:
+class _Server:
     """Asks one server from a thread of its own, so that one that hangs holds up neither a scrape nor the worker."""
 
     def __init__(self, name: str) -> None:

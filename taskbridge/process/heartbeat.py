@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Ownership:
-    """That a tenant is still one run's. Times are seconds of the monotonic clock.
+    """Whether a run still has its tenant, as far as this process knows. Times are seconds of the monotonic clock.
 
     Args:
         beat: moves the run's deadline on, and says whether the run still has its tenant.

@@ -208,7 +208,7 @@ class Runtime:
 
     @cached_property
     def orphaned(self) -> Counter[str]:
-        """How many tenants of each pipeline this process found with pending records and no runner."""
+        """How many tenants of each pipeline base rounds of this process found with pending records, and gave a run."""
         return Counter()
 
     @cached_property
@@ -337,7 +337,7 @@ class Runtime:
 
 
 class Looking(Runtime):
-    """The same without a Celery app, for who only looks: its gate publishes nothing."""
+    """A runtime without a Celery app, for a command that only reads: its gate publishes nothing."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(cast("Celery", None), settings)

@@ -15,8 +15,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 __all__ = ["TimeLimitIgnored", "disarm", "longest_call", "soft_time_limit"]
 
-REMINDERS: Final = 10
-"""So many times a handler that goes on is interrupted again, before its run is given up."""
+MOST_INTERRUPTS: Final = 10
+"""How often a handler that goes on is interrupted again, before its run is given up."""
 
 
 class TimeLimitIgnored(BaseException):
@@ -36,7 +36,7 @@ def disarm() -> None:
 
 def longest_call(seconds: float) -> float:
     """Return the seconds after which a run gives its tenant up, whatever its handler with this limit does."""
-    return seconds + REMINDERS * _interval(seconds)
+    return seconds + MOST_INTERRUPTS * _interval(seconds)
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def soft_time_limit(seconds: float | None) -> Iterator[None]:
         raised += 1
         if raised == 1:
             raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
-        if raised > REMINDERS and billiard.current_process().name != "MainProcess":
+        if raised > MOST_INTERRUPTS and billiard.current_process().name != "MainProcess":
             os.kill(os.getpid(), signal.SIGKILL)
         raise TimeLimitIgnored(f"the handler took longer than {seconds:g} s, caught the error for it, and went on")
 

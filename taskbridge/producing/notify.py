@@ -1,4 +1,4 @@
-"""Notify: from an event to a running runner, in the producer's own process."""
+"""Notify: from an event to a published run, in the producer's own process."""
 
 from __future__ import annotations
 

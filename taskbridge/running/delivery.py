@@ -156,7 +156,7 @@ def deliver(run: Run, page: Page) -> None:
         used = transaction.used
         try:
             asked = transaction.advance(
-                page, bisection=bisection, quarantined=quarantined, first_event_ms=first_event_ms
+                page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms
             )
         except CursorLost:
             raise

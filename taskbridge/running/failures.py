@@ -271,7 +271,7 @@ def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
         transaction.advance(
             page,
             bisection=bisection.handled(1, run.pipeline.batch_size),
-            quarantined=Quarantined({record.external_id: error}, "failed", bisection.tries),
+            to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",

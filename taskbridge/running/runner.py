@@ -1,10 +1,10 @@
-"""The story of one run: begin, claim, sweep, deliver, settle.
+"""The story of one run: begin, claim, sweep batch by batch (read, deliver, advance), settle.
 
 At most one run of a tenant is between begin and settle with the current token (the gate sees to that), and only the
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
 a word to the gate: its successor has the tenant.
 
-How a batch is delivered stands in `delivery.py`, what follows a failure in `failures.py`.
+How a batch is delivered stands in `delivery.py`, what follows a failure in `failures.py` beside it.
 """
 
 from __future__ import annotations

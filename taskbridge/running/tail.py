@@ -46,7 +46,7 @@ __all__ = ["Rounds", "base_round", "last_runs_restored", "tail_round"]
 log = logging.getLogger(__name__)
 
 HOLDS_LONGER: Final = 0.5
-"""Seconds between two rounds for which the hold ends later than the next round is due."""
+"""The hold ends so many seconds after the next round is due."""
 STORES_EVERY: Final = 5.0
 """Seconds after which T is stored although nothing was new: it lets Postgres forget what is under way. And seconds of a
 long round after which its pages are stored."""
@@ -59,22 +59,22 @@ LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
 """Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
 SHARE: Final = 100
-"""Base rounds may take one part in so many of the time, unless they would come less often than every"""
+"""Base rounds take at most one part in so many of the time."""
 LONGEST_REST: Final = 30.0
-"""seconds, or than the base interval."""
+"""Seconds after which a base round comes all the same, or after the base interval if that is longer."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, NoAnswer)
 
 
 def tail_page(
-    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_patience: float = 0.0
+    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_seconds: float = 0.0
 ) -> tuple[bool, Found | None]:
     """Remind tenants with records that no run has looked at.
 
     How far that was is stored after the round's last page if anything was new, and in any case if it `stores`.
     Returns whether it was stored, and the page if it is not the round's last.
     """
-    found = _look(runtime, pipeline, Kind.TAIL, previous=previous, more_patience=more_patience)
-    _remind(runtime, pipeline, found.waiting, looked=False)
+    found = _look(runtime, pipeline, Kind.TAIL, previous=previous, more_seconds=more_seconds)
+    _remind(runtime, pipeline, found.waiting, by_base=False)
     stores = stores or (found.fresh and found.until is None)
     if stores:
         found = runtime.tails.keep(Kind.TAIL, pipeline, found)
@@ -82,17 +82,17 @@ def tail_page(
 
 
 def base_page(
-    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_patience: float = 0.0
+    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_seconds: float = 0.0
 ) -> tuple[list[str], Found | None]:
     """Remind tenants with pending records. How far that was is stored after the round's last page, or if it `stores`.
 
     Returns those that get a run by it, in their turn, and the page if it is not the round's last.
     """
-    found = _look(runtime, pipeline, Kind.BASE, previous=previous, more_patience=more_patience)
+    found = _look(runtime, pipeline, Kind.BASE, previous=previous, more_seconds=more_seconds)
     # A run that is under way settles or dies, and what it left is found by the next round.
-    started = _remind(runtime, pipeline, found.waiting, looked=True)
+    started = _remind(runtime, pipeline, found.waiting, by_base=True)
     if stores or found.until is None:
-        found = runtime.tails.keep(Kind.BASE, pipeline, found, more_patience)
+        found = runtime.tails.keep(Kind.BASE, pipeline, found, more_seconds)
     return started, None if found.until is None else found
 
 
@@ -122,7 +122,7 @@ def beside_the_base(runtime: Runtime, pipeline: str) -> Iterator[list[str]]:
     """
     source, smallest, has_delays = _read_by(runtime, pipeline)
     for waiting in runtime.tails.retries(pipeline, source, smallest, has_delays=has_delays):
-        yield _remind(runtime, pipeline, waiting, looked=True)
+        yield _remind(runtime, pipeline, waiting, by_base=True)
     for _ in last_runs_restored(runtime, pipeline):
         yield []
 
@@ -156,12 +156,12 @@ def _read_by(runtime: Runtime, pipeline: str) -> tuple[str, int, bool]:
     return declared.source, declared.policy.spacing.delay, declared.criteria is not None
 
 
-def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, looked: bool) -> list[str]:
+def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_base: bool) -> list[str]:
     keeps_last = runtime.pipelines[pipeline].policy.spacing.last_ttl > 0
     reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in waiting]
     answers: list[Answer] = []
     if reminders:
-        answers = runtime.gate.remind(pipeline, reminders, looked=looked, most_reminded=runtime.most_handed)
+        answers = runtime.gate.remind(pipeline, reminders, by_base=by_base, most_reminded=runtime.most_handed)
     begin = (Answer.STARTED, Answer.POSTPONED)
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 
@@ -240,7 +240,7 @@ class Rounds:
                 return wait_ms / 1000
             stores = time.monotonic() - standing.stored_at > STORES_EVERY
             stored, standing.tail = tail_page(
-                self.runtime, name, standing.tail, stores=stores, more_patience=standing.pause
+                self.runtime, name, standing.tail, stores=stores, more_seconds=standing.pause
             )
             if stored:
                 standing.stored_at = time.monotonic()
@@ -275,7 +275,7 @@ class Rounds:
         seconds = settings.tail_interval + HOLDS_LONGER
         with self._holding:
             asked, before = time.monotonic(), standing.hold
-            hold = standing.hold = self.runtime.gate.hold(name, round(seconds * 1000), before)
+            hold = standing.hold = self.runtime.gate.hold_tail(name, round(seconds * 1000), before)
             if hold.lost:
                 standing.lost += 1
                 standing.base_at, standing.base, standing.beside = 0.0, None, None
@@ -302,7 +302,7 @@ class Rounds:
             standing.beside = beside_the_base(self.runtime, name)
         try:
             stores = began - standing.base_stored_at > STORES_EVERY
-            started, page = base_page(self.runtime, name, previous, stores=stores, more_patience=standing.base_pause)
+            started, page = base_page(self.runtime, name, previous, stores=stores, more_seconds=standing.base_pause)
             if started:
                 self._take(name, standing)
         except Exception as error:

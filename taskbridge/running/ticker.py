@@ -82,7 +82,7 @@ def _fill_slots(runtime: Runtime) -> None:
         free = runtime.idle_slots() - len(lately)
         members = runtime.gate.turns(free)[1] if free > 0 else []
     if free > 0:
-        runtime.gate.hand_over(members)
+        runtime.gate.publish_turns(members)
         lately.extend(now for _ in members)
 
 
@@ -134,16 +134,16 @@ class TickerStep(bootsteps.StartStopStep):
             runtime, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         )
         rounds = Rounds(runtime)
-        turns = {
+        loops = {
             "ticker": partial(fire_due, runtime),
             "tail": rounds.tail_in_turn,
             "base": rounds.base_in_turn,
             "hold": rounds.renew_in_turn,
         }
         if runtime.settings.tail_listens:
-            turns["listener"] = rounds.listen_in_turn
-        for name, turn in turns.items():
-            thread = threading.Thread(target=self._loop, args=(name, turn), name=f"taskbridge-{name}", daemon=True)
+            loops["listener"] = rounds.listen_in_turn
+        for name, look in loops.items():
+            thread = threading.Thread(target=self._loop, args=(name, look), name=f"taskbridge-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from taskbridge.errors import ForeignCluster, Unavailable
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 from taskbridge.store.queries import queries
 
 __all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "Rebased", "check_cluster", "in_its_cluster", "rebase"]
@@ -51,7 +51,7 @@ def check_cluster(engine: Engine) -> None:
         raise ForeignCluster(FOREIGN_CLUSTER)
 
 
-def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
+def rebase(engine: Engine, lock_seconds: float = 10.0) -> Rebased | None:
     """Put ids of this cluster in place of the former one's, in one transaction; None: they are, and nothing changed.
 
     Every record keeps its state in every pipeline, and its revision. Pending ones are in quarantine afterwards, with
@@ -59,7 +59,7 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
 
     Args:
         engine: connections to the database; no other process of TaskBridge may have one.
-        patience: seconds to wait for others' transactions that wrote to the tables.
+        lock_seconds: how long to wait for others' transactions that wrote to the tables.
 
     Raises:
         Unavailable: another process of TaskBridge is connected, or somebody writes records; nothing changed.
@@ -67,11 +67,11 @@ def rebase(engine: Engine, patience: float = 10.0) -> Rebased | None:
     query = queries(engine)
     # Each statement must see what the lock waited for, whatever the database's default is.
     committed = engine.execution_options(isolation_level="READ COMMITTED")
-    with committed.begin() as connection, patiently(connection, None):
+    with committed.begin() as connection, within(connection, None):
         if connection.exec_driver_sql(query("in_its_cluster")).scalar_one():
             return None
         _refuse_company(connection)
-        _lock(connection, patience)
+        _lock(connection, lock_seconds)
         connection.exec_driver_sql(query("rebase_identifier"))
         connection.exec_driver_sql(query("rebase_revisions"))
         quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
@@ -94,9 +94,9 @@ def _refuse_company(connection: Connection) -> None:
         )
 
 
-def _lock(connection: Connection, patience: float) -> None:
+def _lock(connection: Connection, lock_seconds: float) -> None:
     try:
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(patience * 1000)}")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_seconds * 1000)}")
         connection.exec_driver_sql(queries(connection)("rebase_lock"))
     except OperationalError as error:
         if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:

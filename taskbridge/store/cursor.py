@@ -36,7 +36,7 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
 from taskbridge.store.documents import decoded
-from taskbridge.store.engine import Bounded, NoAnswer, distrust, patiently
+from taskbridge.store.engine import Bounded, NoAnswer, distrust, within
 from taskbridge.store.queries import queries
 
 __all__ = [
@@ -229,7 +229,7 @@ class Cursors:
         self._transaction_timeout = transaction_timeout
         self._source = source
         self._query = queries(engine)
-        self._patience = f"{round(runner_ttl * 1000)}ms"
+        self._idle_timeout = f"{round(runner_ttl * 1000)}ms"
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def claim(
@@ -387,7 +387,7 @@ class Cursors:
     @contextmanager
     def transaction(self, key: RunKey) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key, self._patience, self._transaction_timeout)
+        transaction = Transaction(self._engine, key, self._idle_timeout, self._transaction_timeout)
         try:
             yield transaction
         finally:
@@ -409,11 +409,11 @@ class Cursors:
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        bisecting = _columns(bisection or NO_BISECTION)
+        columns = _columns(bisection or NO_BISECTION)
         with self._autocommit.connect() as connection:
             values = {
                 **key._asdict(),
-                **bisecting,
+                **columns,
                 "bisecting": bisection is not None,
                 "unread": unread,
                 "error": storable(error),
@@ -450,7 +450,7 @@ class Cursors:
         """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""
         values = {"pipeline": pipeline, "within_ms": within_ms, "after": "", "limit": page}
         while True:
-            with self._autocommit.connect() as connection, patiently(connection, LONG_LOOK, LOCKED):
+            with self._autocommit.connect() as connection, within(connection, LONG_LOOK, LOCKED):
                 rows = connection.exec_driver_sql(self._query("last_runs"), values).all()
             yield [(row.tenant, row.last_ms) for row in rows if row.last_ms is not None]
             if len(rows) < page:
@@ -470,14 +470,14 @@ class Cursors:
         A record that is tried again is pending; one that changed after the snapshot is not visible in it.
         """
         values = {"pipeline": pipeline, "tenants": list(tenants), "snapshot": snapshot, "size": None}
-        with self._autocommit.connect() as connection, patiently(connection, None):
+        with self._autocommit.connect() as connection, within(connection, None):
             rows = connection.exec_driver_sql(self._query("pending_before"), {**values, "source": self._source})
             return {row.tenant: row.records for row in rows}
 
     def tenants_after(self, pipeline: str, after: str, limit: int) -> list[str]:
         """Return the next `limit` tenants by name that have records or a cursor; after "" the first ones."""
         values = {"pipeline": pipeline, "source": self._source, "after": after, "limit": limit}
-        with self._autocommit.connect() as connection, patiently(connection, None):
+        with self._autocommit.connect() as connection, within(connection, None):
             return list(connection.exec_driver_sql(self._query("tenants_after"), values).scalars())
 
     def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
@@ -493,13 +493,13 @@ class Cursors:
         Of each tenant up to `most` records are counted; None: all. Tenants without records and cursor are left out.
         """
         values = {"pipeline": pipeline, "source": self._source, "tenants": list(tenants), "size": most}
-        with self._autocommit.connect() as connection, patiently(connection, None):
+        with self._autocommit.connect() as connection, within(connection, None):
             rows = connection.exec_driver_sql(self._query("tenant_counts"), values)
             return [dict(row) for row in rows.mappings() if row["known"]]
 
     def delivery_counts(self, pipeline: str) -> tuple[int, int]:
         """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
-        with self._autocommit.connect() as connection, patiently(connection, None):
+        with self._autocommit.connect() as connection, within(connection, None):
             row = connection.exec_driver_sql(self._query("delivery_counts"), {"pipeline": pipeline}).one()
         return row.deliveries, row.duplicates
 
@@ -639,17 +639,17 @@ def _first_event(milliseconds: int | None) -> dict[str, int | None]:
 class Transaction:
     """One batch's transaction, opened when it is first needed.
 
-    `patience` is how long Postgres waits for its commit after the advance, as text with a unit; `timeout` for how many
-    seconds it may be idle before, or wait for Postgres.
+    `idle_timeout`: how long the session may be idle between the advance and the commit, such as `5000ms`. `timeout`:
+    seconds that the session may be idle before the advance, or wait for one answer of Postgres.
     """
 
-    def __init__(self, engine: Engine, key: RunKey, patience: str, timeout: float) -> None:
+    def __init__(self, engine: Engine, key: RunKey, idle_timeout: str, timeout: float) -> None:
         self._engine = engine
         self._query = queries(engine)
         self._key = key
-        self._patience = patience
+        self._idle_timeout = idle_timeout
         self._timeout = timeout
-        self._own_patience: float | None = None
+        self._own_answer_timeout: float | None = None
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
         self._over = Event()
@@ -705,37 +705,37 @@ class Transaction:
             connection.invalidate()
             connection.close()
             raise
-        if isinstance(driver, Bounded) and driver.patience is not None:
-            self._own_patience, driver.patience = driver.patience, self._timeout
+        if isinstance(driver, Bounded) and driver.answer_timeout is not None:
+            self._own_answer_timeout, driver.answer_timeout = driver.answer_timeout, self._timeout
         self._connection, self._transaction = connection, transaction
 
     def _limit_own_statements(self) -> None:
         """From here on the statements are ours, and not the handler's."""
         connection = self._connection
-        if connection is None or self._own_patience is None or connection.closed or connection.invalidated:
+        if connection is None or self._own_answer_timeout is None or connection.closed or connection.invalidated:
             return
         driver = connection.connection.driver_connection
         if isinstance(driver, Bounded):
-            driver.patience = self._own_patience
+            driver.answer_timeout = self._own_answer_timeout
 
     def advance(
         self,
         page: Page,
         *,
         bisection: Bisection = NO_BISECTION,
-        quarantined: Quarantined | None = None,
+        to_quarantine: Quarantined | None = None,
         first_event_ms: int | None = None,
     ) -> bool:
         """Move the cursor past `page` and commit, together with all that was written through `connect`.
 
-        Records in `quarantined` go to quarantine. What comes out of it and was handled leaves it. Returns whether
-        something of the pipeline failed, so that a success is to be noted.
+        Records in `to_quarantine` are put into quarantine, and rows of quarantine whose records were handled are
+        deleted. Returns whether to call `note_success`: something of the pipeline failed before.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction.
         """
-        reasons = quarantined.reasons if quarantined else {}
+        reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
         values = {**self._key._asdict(), **self._moving(page, bisection), **_first_event(first_event_ms)}
         if self._connection is None and not leaving and not reasons:
@@ -757,8 +757,8 @@ class Transaction:
             connection.exec_driver_sql(
                 self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving}
             )
-        if quarantined is not None and reasons:
-            self._quarantine(page, quarantined)
+        if to_quarantine is not None and reasons:
+            self._quarantine(page, to_quarantine)
         connection.commit()
         return bool(moved.asked)
 
@@ -772,7 +772,7 @@ class Transaction:
             "at_xid": at_xid,
             "at_id": at_id,
             "records": len(page.records),
-            "patience": self._patience,
+            "idle_timeout": self._idle_timeout,
         }
 
     def _quarantine(self, page: Page, quarantined: Quarantined) -> None:

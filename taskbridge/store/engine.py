@@ -19,7 +19,7 @@ from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.queries import SCHEMA_OPTION
 
-__all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "distrust", "patiently"]
+__all__ = ["GRACE", "OLDEST_POSTGRES", "Bounded", "NoAnswer", "check_version", "connect", "distrust", "within"]
 
 T = TypeVar("T")
 
@@ -37,15 +37,15 @@ class NoAnswer(psycopg.OperationalError):
 
 
 class Bounded(psycopg.Connection[Any]):
-    """A connection that waits `patience` seconds for an answer, and is given up then; None: any time.
+    """A connection that waits `answer_timeout` seconds for an answer, and is given up then; None: any time.
 
     Postgres cannot end a statement itself when its process has stopped, or when the route to it was dropped and the
     socket stays open.
     """
 
-    patience: float | None = None
-    own_patience: float | None = None
-    """What `patience` is whenever the connection leaves the pool."""
+    answer_timeout: float | None = None
+    own_answer_timeout: float | None = None
+    """What `answer_timeout` is whenever the connection leaves the pool."""
     opened: float = -math.inf
     """When it was about to be opened, by the process's monotonic clock."""
 
@@ -56,16 +56,16 @@ class Bounded(psycopg.Connection[Any]):
         and parameters, which are documents; whoever may see those finds them in the error's `diag`.
 
         Raises:
-            NoAnswer: it took longer than `patience`; the connection is closed. A `timeout` is the caller's own affair:
-                silence is no fault while one waits for notifications.
+            NoAnswer: it took longer than `answer_timeout`; the connection is closed. A `timeout` is the caller's own
+                affair: silence is no fault while one waits for notifications.
         """
         try:
-            return super().wait(gen, interval, self.patience if timeout is None else timeout)
+            return super().wait(gen, interval, self.answer_timeout if timeout is None else timeout)
         except _WaitTimeout:
             if timeout is not None:
                 raise
             self.pgconn.finish()
-            raise NoAnswer(f"timeout: Postgres has not answered for {self.patience:g} s") from None
+            raise NoAnswer(f"timeout: Postgres has not answered for {self.answer_timeout:g} s") from None
         except psycopg.Error as error:
             if error.diag.message_primary:
                 error.args = (error.diag.message_primary,)
@@ -143,7 +143,7 @@ def connect(
 def _as_it_was_opened(connection: Any, _record: Any) -> None:
     """Let the next user wait as long as any: whoever closed the connection may have had another limit."""
     if isinstance(connection, Bounded):
-        connection.patience = connection.own_patience
+        connection.answer_timeout = connection.own_answer_timeout
 
 
 def _of_the_socket(url: URL, statement_timeout: float | None) -> dict[str, Any]:
@@ -173,29 +173,29 @@ def _open(statement_timeout: float | None, *arguments: Any, **parameters: Any) -
         connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
     connection.autocommit = False
     # 0 is any time.
-    connection.patience = connection.own_patience = statement_timeout + GRACE if statement_timeout else None
+    connection.answer_timeout = connection.own_answer_timeout = statement_timeout + GRACE if statement_timeout else None
     return connection
 
 
 @contextmanager
-def patiently(connection: Connection, seconds: float | None, lock_seconds: float | None = None) -> Iterator[Connection]:
+def within(connection: Connection, seconds: float | None, lock_seconds: float | None = None) -> Iterator[Connection]:
     """Let each statement of the block take `seconds`, and wait `lock_seconds` of them for locks; None: any time.
 
     In a transaction this holds for the rest of it in the server.
     """
     driver = connection.connection.driver_connection
-    if not isinstance(driver, Bounded) or driver.patience is None:
+    if not isinstance(driver, Bounded) or driver.answer_timeout is None:
         yield connection
         return
-    scope, before = "SESSION" if driver.autocommit else "LOCAL", driver.patience
+    scope, before = "SESSION" if driver.autocommit else "LOCAL", driver.answer_timeout
     values = ((seconds, "statement_timeout"), (lock_seconds, "lock_timeout"))
     for value, name in values:
         connection.exec_driver_sql(f"SET {scope} {name} = {round((value or 0) * 1000)}")
-    driver.patience = None if seconds is None else seconds + GRACE
+    driver.answer_timeout = None if seconds is None else seconds + GRACE
     try:
         yield connection
     finally:
-        driver.patience = before
+        driver.answer_timeout = before
         if scope == "SESSION" and not driver.closed:
             connection.exec_driver_sql(f"SET statement_timeout = {round((before - GRACE) * 1000)}")
             connection.exec_driver_sql("SET lock_timeout TO DEFAULT")

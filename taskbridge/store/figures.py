@@ -15,7 +15,7 @@ __all__ = ["MOST_RECORDS", "Ages", "Backlog", "Counters", "read_ages", "read_bac
 
 MOST_RECORDS: Final = 100_000
 """Up to so many records are counted of a pipeline, pending or in quarantine."""
-_PATIENCE: Final = "3s"
+_TIMEOUT: Final = "3s"
 
 
 class Counters(NamedTuple):
@@ -31,7 +31,7 @@ class Counters(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """Records of a pipeline that wait or go to quarantine, counted up to `MOST_RECORDS`; the oldest's age in seconds.
+    """Records of a pipeline that are pending or in quarantine, up to `MOST_RECORDS`; the oldest's age in seconds.
 
     `failing`: tenants whose last run failed, up to as many; `fails`: the first of them by name.
     """
@@ -54,17 +54,17 @@ def read_ages(engine: Engine, pipelines: Collection[str]) -> dict[str, Ages]:
     """Return how old the tails and bases of `pipelines` are."""
     query, found = queries(engine), dict.fromkeys(pipelines, Ages())
     with engine.connect() as connection:
-        connection.exec_driver_sql(query("metric_limits"), {"patience": _PATIENCE})
+        connection.exec_driver_sql(query("metric_limits"), {"timeout": _TIMEOUT})
         for row in connection.exec_driver_sql(query("tail_ages"), {"pipelines": [*pipelines]}):
             found[row.pipeline] = found[row.pipeline]._replace(**{row.kind: row.seconds})
     return found
 
 
-def read_counters(engine: Engine, pipelines: Collection[str], patience: str = "30s") -> dict[str, Counters]:
-    """Return the counters of `pipelines`: every cursor is read. It is given up after `patience`."""
+def read_counters(engine: Engine, pipelines: Collection[str], timeout: str = "30s") -> dict[str, Counters]:
+    """Return the counters of `pipelines`: every cursor is read. It is given up after `timeout`."""
     query = queries(engine)
     with engine.connect() as connection:
-        connection.exec_driver_sql(query("metric_limits"), {"patience": patience})
+        connection.exec_driver_sql(query("metric_limits"), {"timeout": timeout})
         found = {
             row["pipeline"]: _counters(row) for row in connection.exec_driver_sql(_counters_text(query)).mappings()
         }
@@ -80,7 +80,7 @@ def read_backlogs(
     """
     query = queries(engine)
     with engine.connect() as connection:
-        connection.exec_driver_sql(query("metric_limits"), {"patience": _PATIENCE})
+        connection.exec_driver_sql(query("metric_limits"), {"timeout": _TIMEOUT})
         connection.exec_driver_sql(query("plan_by_lookups"))
         return {
             name: _backlog(connection, query, {"pipeline": name, "source": pipelines[name]}, some)

@@ -42,7 +42,7 @@ class Pauses:
         self._query = queries(engine)
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def hold(self, pipeline: str, tenant: str | None = None, reason: str | None = None) -> tuple[Pause, bool]:
+    def pause(self, pipeline: str, tenant: str | None = None, reason: str | None = None) -> tuple[Pause, bool]:
         """Pause a tenant, or with None the whole pipeline.
 
         Returns:
@@ -50,7 +50,7 @@ class Pauses:
         """
         values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason}
         with self._autocommit.connect() as connection:
-            *pause, already = connection.exec_driver_sql(self._query("hold"), values).one()
+            *pause, already = connection.exec_driver_sql(self._query("pause"), values).one()
         return Pause(*pause), not already
 
     def release(self, pipeline: str, tenant: str | None = None) -> bool:

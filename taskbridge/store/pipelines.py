@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from taskbridge.errors import InvalidPolicy
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 from taskbridge.store.queries import queries
 
 __all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines"]
@@ -42,7 +42,7 @@ def know(
         if found is None:
             snapshot = EVERY_RECORD if start == EVERYTHING else None
             if isinstance(start, datetime):
-                with patiently(connection, None):
+                with within(connection, None):
                     since = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).one()
                 if since.is_rebased:
                     raise InvalidPolicy(
@@ -64,6 +64,6 @@ def know(
 def undeclared_pipelines(engine: Engine, declared: Sequence[str]) -> dict[str, int]:
     """Return how many tenants each pipeline has that is not among `declared`; those without any are left out."""
     query = queries(engine)("undeclared_pipelines")
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, patiently(connection, None):
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, within(connection, None):
         rows = connection.exec_driver_sql(query, {"declared": [*declared]})
         return {row.pipeline: row.tenants for row in rows}

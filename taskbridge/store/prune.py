@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 from taskbridge.store.queries import Queries, queries
 
 __all__ = ["PRUNED", "STEP", "Prune", "Step", "prune"]
@@ -61,7 +61,7 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
     # A row that changes while a step waits for it must be looked at again, whatever the database's default is.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     query = queries(engine)
-    with engine.begin() as connection, patiently(connection, None):
+    with engine.begin() as connection, within(connection, None):
         seconds = {"seconds": what.older_than.total_seconds()}
         before = connection.exec_driver_sql(query("prune_before"), seconds).scalar_one()
         readers = _readers(connection, query, what)
@@ -76,7 +76,7 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
 def _steps(engine: Engine, table: str, values: dict[str, Any]) -> Iterator[Step]:
     query, more = queries(engine), True
     while more:
-        with engine.begin() as connection, patiently(connection, None):
+        with engine.begin() as connection, within(connection, None):
             connection.exec_driver_sql(query("plan_by_lookups"))
             row = connection.exec_driver_sql(query(f"prune_{table}"), values).one()
         values, more = {**values, "after": row.last}, bool(row.more)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 from taskbridge.store.queries import queries
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
 
 
 class QuarantinedRecord(NamedTuple):
-    """A record that goes to quarantine, and why.
+    """A record in quarantine, and why it is there.
 
     `state`: `quarantined`, `retrying` (its tenant's next sweep takes it) or `discarded`. `cause`: `failed`, after so
     many `attempts` since `failing_since`, or `rejected` by the handler.
@@ -74,7 +74,7 @@ class Quarantine:
             "discarded": discarded,
             "limit": limit,
         }
-        with self._autocommit.connect() as connection, patiently(connection, None):
+        with self._autocommit.connect() as connection, within(connection, None):
             rows = connection.exec_driver_sql(self._query("quarantined"), values).all()
         return [QuarantinedRecord(*row[:-1]) for row in rows], rows[0].found if rows else 0
 

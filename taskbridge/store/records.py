@@ -18,7 +18,7 @@ from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput
 from taskbridge.store.documents import unreadable
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 from taskbridge.store.queries import Queries, queries
 
 __all__ = [
@@ -218,7 +218,7 @@ class Records:
 
     def count_unmatched(self) -> int:
         """Return how many records no criterion matched."""
-        with _autocommit(self._engine).connect() as connection, patiently(connection, None):
+        with _autocommit(self._engine).connect() as connection, within(connection, None):
             values = {"source": self._source}
             return int(connection.exec_driver_sql(self._query("count_unmatched"), values).scalar_one())
 
@@ -228,7 +228,7 @@ class Records:
         They are unmatched no more, and go with the next prune that they are old enough for.
         """
         values = {"source": self._source, "message_ids": message_ids, "reason": reason}
-        with _autocommit(self._engine).connect() as connection, patiently(connection, None):
+        with _autocommit(self._engine).connect() as connection, within(connection, None):
             return list(connection.exec_driver_sql(self._query("discard_unmatched"), values).scalars())
 
     def match_again(
@@ -269,7 +269,7 @@ class Records:
 
 def unmatched_sources(engine: Engine) -> dict[str, int]:
     """Return how many unmatched records each source has, also one that nobody reads; only those with some."""
-    with _autocommit(engine).connect() as connection, patiently(connection, None):
+    with _autocommit(engine).connect() as connection, within(connection, None):
         return {row[0]: row[1] for row in connection.exec_driver_sql(queries(engine)("unmatched_sources"))}
 
 

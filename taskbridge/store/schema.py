@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store.engine import patiently
+from taskbridge.store.engine import within
 from taskbridge.store.queries import queries, quoted, schema_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     # Each statement must see what the lock waited for, whatever the database's default is.
     committed = engine.execution_options(isolation_level="READ COMMITTED")
     try:
-        with committed.begin() as connection, patiently(connection, None):
+        with committed.begin() as connection, within(connection, None):
             connection.exec_driver_sql(queries(engine)("one_migration"))
             before = _current(connection, schema)
             _refuse_unknown(before)

@@ -62,15 +62,15 @@ class Tails:
 
     Args:
         engine: connections to it.
-        patience: seconds that a page of the tail may take; one of the base has thirty times as many.
+        seconds: that a page of the tail may take; one of the base has thirty times as many.
         page: records of a page.
         most_open: transactions that a stored snapshot may list.
     """
 
-    def __init__(self, engine: Engine, patience: float = 1.0, page: int = PAGE, most_open: int = MOST_OPEN) -> None:
+    def __init__(self, engine: Engine, seconds: float = 1.0, page: int = PAGE, most_open: int = MOST_OPEN) -> None:
         self._engine = engine
         self._query = queries(engine)
-        self._patience = patience
+        self._seconds = seconds
         self._page = page
         self._most_open = most_open
         # Closes its connection when nothing refers to it any more.
@@ -85,7 +85,7 @@ class Tails:
         *,
         has_delays: bool = True,
         previous: Found | None = None,
-        more_patience: float = 0.0,
+        more_seconds: float = 0.0,
     ) -> Found:
         """Return the tenants with pending records among the next ones that T or B does not see.
 
@@ -98,16 +98,16 @@ class Tails:
             smallest: the delay of a record that has none, in milliseconds.
             has_delays: whether the delays of its source's records are this pipeline's.
             previous: the round's page before this one, as `keep` returned it if it was stored; None: it is the first.
-            more_patience: seconds that the page may take longer than others.
+            more_seconds: that the page may take longer than others.
 
         Raises:
             Unavailable: the server is a standby.
         """
-        patience = self._patience_of(kind) + more_patience
-        page = self._page_of(kind, pipeline, source, smallest, previous, patience, has_delays=has_delays)
+        seconds = self._seconds_of(kind) + more_seconds
+        page = self._page_of(kind, pipeline, source, smallest, previous, seconds, has_delays=has_delays)
         if previous is not None and page.before != previous.before:
             # What this round has seen before is in no snapshot.
-            return self._page_of(kind, pipeline, source, smallest, None, patience, has_delays=has_delays)
+            return self._page_of(kind, pipeline, source, smallest, None, seconds, has_delays=has_delays)
         return page
 
     def pending(self, pipeline: str, source: str) -> Iterator[str]:
@@ -125,7 +125,7 @@ class Tails:
         yield from self.retries(pipeline, source, 0)
         page: Found | None = None
         while page is None or page.until is not None:
-            page = self._page_of(Kind.BASE, pipeline, source, 0, page, BASE_FACTOR * self._patience, every=True)
+            page = self._page_of(Kind.BASE, pipeline, source, 0, page, BASE_FACTOR * self._seconds, every=True)
             yield page.waiting
 
     def retries(self, pipeline: str, source: str, smallest: int, *, has_delays: bool = True) -> Iterator[list[Waiting]]:
@@ -136,7 +136,7 @@ class Tails:
         values = {"pipeline": pipeline, "source": source, "smallest": smallest, "has_delays": has_delays}
         tenant = key = ""
         while True:
-            with self._limited(BASE_FACTOR * self._patience) as connection:
+            with self._limited(BASE_FACTOR * self._seconds) as connection:
                 place = {"tenant": tenant, "key": key, "size": self._page}
                 found = connection.execute(self._query("tail_retries"), {**values, **place})
             if not (rows := found.fetchall()):
@@ -151,7 +151,7 @@ class Tails:
         source: str,
         smallest: int,
         previous: Found | None,
-        patience: float,
+        seconds: float,
         *,
         has_delays: bool = True,
         every: bool = False,
@@ -170,11 +170,11 @@ class Tails:
         }
         for anew in (False, True, None):
             try:
-                stands, rows = self._read(which, values, patience)
+                stands, rows = self._read(which, values, seconds)
             except Broken:
                 # A server that restarts breaks every connection that lies in the pool.
                 distrust(self._engine)
-                stands, rows = self._read(which, values, patience)
+                stands, rows = self._read(which, values, seconds)
             if stands and stands[2]:
                 return _found(previous, stands[1], stands[0], rows, self._most_open)
             if anew is not None:
@@ -183,15 +183,15 @@ class Tails:
             f"{pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
         )
 
-    def keep(self, kind: Kind, pipeline: str, found: Found, more_patience: float = 0.0) -> Found:
+    def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
         """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
         which = {"pipeline": pipeline, "kind": kind.value}
-        with self._limited(self._patience_of(kind) + more_patience) as connection:
+        with self._limited(self._seconds_of(kind) + more_seconds) as connection:
             connection.execute(self._query("tail_keep"), {**which, "seen": found.seen, "before": found.before})
         return found._replace(before=found.seen)
 
-    def _patience_of(self, kind: Kind) -> float:
-        return self._patience * (1 if kind is Kind.TAIL else BASE_FACTOR)
+    def _seconds_of(self, kind: Kind) -> float:
+        return self._seconds * (1 if kind is Kind.TAIL else BASE_FACTOR)
 
     def listen(self) -> psycopg.Connection[Any]:
         """Return a connection of its own on which `notifies` tells of commits that were announced."""
@@ -206,10 +206,10 @@ class Tails:
         return connection
 
     def _read(
-        self, which: Mapping[str, Any], values: Mapping[str, Any], patience: float
+        self, which: Mapping[str, Any], values: Mapping[str, Any], seconds: float
     ) -> tuple[tuple[Any, ...] | None, list[tuple[Any, ...]]]:
         """Read both from one snapshot. The transaction writes nothing: an id of its own would count as visible."""
-        with self._limited(patience, "REPEATABLE READ READ ONLY") as connection:
+        with self._limited(seconds, "REPEATABLE READ READ ONLY") as connection:
             stands, rows = connection.cursor(), connection.cursor()
             stands.execute(self._query("tail_stands"), which)
             rows.execute(self._query("round"), values)
@@ -221,12 +221,12 @@ class Tails:
                 connection.execute(self._query("tail_begin"), {"pipeline": pipeline, "anew": anew})
 
     @contextmanager
-    def _limited(self, patience: float, mode: str = "READ COMMITTED") -> Iterator[psycopg.Connection[Any]]:
+    def _limited(self, seconds: float, mode: str = "READ COMMITTED") -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection in a transaction that ends in so many seconds, all of it in one round trip."""
-        limits = {"lock_timeout": "500ms", "statement_timeout": f"{round(1000 * patience)}ms"}
+        limits = {"lock_timeout": "500ms", "statement_timeout": f"{round(1000 * seconds)}ms"}
         with driving(self._engine) as connection:
             if isinstance(connection, Bounded):
-                connection.patience = patience + GRACE
+                connection.answer_timeout = seconds + GRACE
             with connection.pipeline():
                 connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
                 connection.execute(self._query("plan_of_rounds"), limits)

@@ -22,7 +22,7 @@ def test_the_first_event_waits_for_the_first_line_and_the_last_one_for_the_end_o
     assert delays(BURST, calls) == pytest.approx(Delays(1, 50))
 
 
-def test_a_record_that_was_handed_over_twice_counts_the_first_time() -> None:
+def test_a_record_that_was_delivered_twice_counts_the_first_time() -> None:
     calls = [call(10.5, 10.9, "0", "1", "2"), call(10.3, 10.4, "0", "1", "2")]
     assert delays(BURST, calls) == pytest.approx(Delays(300, 200))
 

@@ -173,7 +173,7 @@ def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
     assert paused(engine) == set()
 
 
-def test_drain_pauses_when_all_is_handled_or_set_aside(invoices: Program, engine: Engine) -> None:
+def test_drain_pauses_when_all_is_handled_or_quarantined(invoices: Program, engine: Engine) -> None:
     handle(engine, "France")
     put_in_quarantine(engine, "France", "1")
     ended = invoices("drain", "France", "--reason", "a new version", "--json")

@@ -64,7 +64,7 @@ def test_all_that_is_known_of_them_is_in_the_json(bad: Program, engine: Engine) 
 
 def test_the_table_shows_what_programs_wrote_as_text(bad: Program) -> None:
     header, *rows = bad("quarantine", "list").stdout.splitlines()
-    assert header.split() == ["id", "tenant", "state", "attempts", "set", "aside", "reason"]
+    assert header.split() == ["id", "tenant", "state", "attempts", "since", "reason"]
     assert [row.split()[:4] for row in rows] == [
         ["1", "France", "quarantined", "5"],
         ["2", "France", "quarantined", "-"],

@@ -125,7 +125,7 @@ def test_it_is_done_once_and_all_is_as_it_was(foreign: Program, engine: Engine) 
     before = states(engine)
     done = foreign("rebase", "--yes", "--json")
     assert done.status == 0, done.stderr
-    assert done.json == {"rebased": True, "set_aside": {"invoices": 1}, "rows": 0, "cursors": 1}
+    assert done.json == {"rebased": True, "pending": {"invoices": 1}, "rows": 0, "cursors": 1}
     assert foreign("rebase", "--yes", "--json").json == {"rebased": False}
     assert states(engine) == before
     assert foreign("doctor", "--json").json["findings"][2]["level"] == "ok"

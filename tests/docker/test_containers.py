@@ -53,7 +53,7 @@ def alone_at_a_time(deployment: Deployment) -> bool:
 def test_a_single_event(deployment: Deployment, workers: list[Worker]) -> None:
     deployment.save("acme", "001")
     each_once(deployment, ["acme"], ["001"])
-    assert deployment.handed_over("acme") == [["001"]]
+    assert deployment.delivered("acme") == [["001"]]
     assert workers[0].runs() >= 1
 
 
@@ -152,5 +152,5 @@ def test_a_rolling_restart_under_load_hands_nothing_over_twice(deployment: Deplo
         producer.join()
     each_once(deployment, tenants, numbers)
     for tenant in tenants:
-        handed_over = [number for batch in deployment.handed_over(tenant) for number in batch]
-        assert sorted(handed_over) == numbers, "each batch in hand was ended before its worker stopped"
+        delivered = [number for batch in deployment.delivered(tenant) for number in batch]
+        assert sorted(delivered) == numbers, "each batch in hand was ended before its worker stopped"

@@ -43,7 +43,7 @@ def test_a_burst_makes_few_runs(deployment: Deployment) -> None:
             deployment.save("acme", number)
         deployment.wait_until_idle()
         # then at most three runs deliver records, and at most one more closes the burst
-        batches = deployment.handed_over("acme")
+        batches = deployment.delivered("acme")
         (counts,) = deployment.rows("SELECT runs, events FROM taskbridge.sync_cursors")
         assert sum(map(len, batches)) == len(NUMBERS)
         assert len(batches) <= 3
@@ -56,12 +56,12 @@ def test_an_event_while_the_handler_outlasts_the_lease_is_not_lost(deployment: D
     # given a handler that takes longer than the lease of 1.2 s
     with deployment.worker(handler_seconds=1.6):
         deployment.save("acme", "before")
-        wait_until(lambda: deployment.handed_over("acme"), "handler at work")
+        wait_until(lambda: deployment.delivered("acme"), "handler at work")
         # when an event comes whose lease ends before the handler does
         deployment.save("acme", "meanwhile")
         # then it is handled by a run after this one
         deployment.wait_until_idle()
-        assert deployment.handed_over("acme") == [["before"], ["meanwhile"]]
+        assert deployment.delivered("acme") == [["before"], ["meanwhile"]]
         assert deployment.deliveries() == [("acme", "before"), ("acme", "meanwhile")]
 
 
@@ -83,7 +83,7 @@ def test_a_batch_never_exceeds_its_limit(deployment: Deployment) -> None:
     with deployment.worker(batch_size=7):
         deployment.notify_event.delay("acme")
         deployment.wait_until_idle()
-        batches = deployment.handed_over("acme")
+        batches = deployment.delivered("acme")
         assert max(map(len, batches)) == 7
         assert [number for batch in batches for number in batch] == NUMBERS
 

@@ -40,7 +40,7 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, 
     (cursors,) = deployment.rows(
         "SELECT sum(events) AS events, sum(runs) AS runs, sum(sweeps) AS sweeps FROM taskbridge.sync_cursors"
     )
-    batches = deployment.handed_over("acme") + deployment.handed_over("other")
+    batches = deployment.delivered("acme") + deployment.delivered("other")
     assert found["taskbridge_events_total"] == cursors.events == len(NUMBERS) + 1
     assert found["taskbridge_bursts_total"] == 2
     assert found["taskbridge_absorbed_events_total"] == len(NUMBERS) - 1
@@ -68,7 +68,7 @@ def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment
     # given a worker that dies in mid-batch, and run messages that vanish
     with deployment.worker(handler_seconds=30) as first:
         deployment.save("acme", "1")
-        wait_until(lambda: deployment.handed_over("acme"), "delivered")
+        wait_until(lambda: deployment.delivered("acme"), "delivered")
         first.kill()
     for tenant in ("lost", "also-lost"):
         deployment.save(tenant, "1")
@@ -84,14 +84,14 @@ def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment
 
 
 @pytest.mark.e2e
-def test_failures_a_backlog_and_forgotten_tenants_are_seen(deployment: Deployment) -> None:
+def test_failures_a_backlog_and_orphaned_tenants_are_seen(deployment: Deployment) -> None:
     # given a tenant whose producer died before its event, and one with a record that cannot be handled
-    deployment.save("forgotten", "1", notify=False)
+    deployment.save("orphan", "1", notify=False)
     with serving(deployment) as (_, port):
-        wait_until(lambda: deployment.deliveries() == [("forgotten", "1")], "found in Postgres")
+        wait_until(lambda: deployment.deliveries() == [("orphan", "1")], "found in Postgres")
         record_invoice(deployment.engine, "acme", "bad", {"fail": True})
         deployment.notify_event.delay("acme")
-        wait_until(lambda: len(deployment.handed_over("acme")) >= 2, "tried again")
+        wait_until(lambda: len(deployment.delivered("acme")) >= 2, "tried again")
         found = scrape(port)
         (cursor,) = deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors WHERE tenant = 'acme'")
         assert 1 <= found["taskbridge_failed_runs_total"] <= cursor.failed_runs

@@ -1,4 +1,4 @@
-"""One bad record: found by halving, set aside with its error, and the rest of its tenant go on."""
+"""One bad record: found by halving, put into quarantine with its error, and the rest of its tenant go on."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
     deployment.save("acme", *NUMBERS, notify=False)
     with deployment.worker(handler_seconds=0.4, batch_size=5) as first:
         deployment.notify_event.delay("acme")
-        wait_until(lambda: len(deployment.handed_over("acme")) == 2, "second batch delivered")
+        wait_until(lambda: len(deployment.delivered("acme")) == 2, "second batch delivered")
         first.kill()
     half = len(deployment.deliveries())
     assert 0 < half < len(NUMBERS)
@@ -45,14 +45,14 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
     # then the tenant goes on in time, where it stood
     assert resumed_after < (RUNNER_TTL + 2) * PATIENCE
     assert delivered_once(deployment)
-    assert deployment.handed_over("acme")[2] == NUMBERS[5:10], "the batch that was lost is delivered again"
+    assert deployment.delivered("acme")[2] == NUMBERS[5:10], "the batch that was lost is delivered again"
 
 
 def test_a_worker_that_was_frozen_past_its_deadline_changes_nothing(deployment: Deployment) -> None:
     # given a run that freezes in mid-batch
     with deployment.worker(handler_seconds=0.5) as frozen:
         deployment.save("acme", *NUMBERS)
-        wait_until(lambda: deployment.handed_over("acme"), "first batch delivered")
+        wait_until(lambda: deployment.delivered("acme"), "first batch delivered")
         frozen.signal_all(signal.SIGSTOP)
         # when another worker takes the tenant over and the first one wakes
         with deployment.worker():
@@ -139,14 +139,14 @@ def test_a_run_message_is_doubled(deployment: Deployment) -> None:
     with deployment.worker(handler_seconds=0.3) as worker:
         deployment.wait_until_idle()
         assert delivered_once(deployment)
-        assert deployment.handed_over("acme") == [NUMBERS]
+        assert deployment.delivered("acme") == [NUMBERS]
         wait_until(lambda: worker.text().count("late or doubled message") == 2, "both doubles refused")
 
 
 def test_postgres_drops_every_connection_in_mid_batch(deployment: Deployment) -> None:
     with deployment.worker(handler_seconds=0.3):
         deployment.save("acme", *NUMBERS)
-        wait_until(lambda: deployment.handed_over("acme"), "first batch delivered")
+        wait_until(lambda: deployment.delivered("acme"), "first batch delivered")
         deployment.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -167,7 +167,7 @@ def test_a_handler_that_raises_is_tried_again_and_events_do_not_hurry_it(deploym
         for _ in range(20):
             assert deployment.notify_event.delay("acme").get() == "absorbed"
         # then the tenant waits for its back-off, the error is on record, and nothing is delivered by half
-        assert len(deployment.handed_over("acme")) == 1
+        assert len(deployment.delivered("acme")) == 1
         assert deployment.deliveries() == []
         wait_until(
             lambda: deployment.rows(
@@ -192,5 +192,5 @@ def test_a_handler_longer_than_the_runner_ttl_keeps_its_tenant(deployment: Deplo
         deployment.notify_event.delay("acme")
         wait_until(lambda: delivered_once(deployment), "delivered")
         deployment.wait_until_idle()
-        assert deployment.handed_over("acme") == [NUMBERS]
+        assert deployment.delivered("acme") == [NUMBERS]
         assert "replaced by another run" not in worker.text()

@@ -139,16 +139,16 @@ NEVER: list[tuple[tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize("settings", [{}, {"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}])
-def test_messages_that_can_never_be_recorded_are_set_aside_with_the_reason(
+def test_messages_that_can_never_be_recorded_are_quarantined_with_the_reason(
     deployment: Deployment, settings: dict[str, Any]
 ) -> None:
     with deployment.worker("-P", "threads", **settings) as worker:
         send(deployment, *(message for message, _ in NEVER))
-        wait_until(lambda: len(reasons(deployment)) == len(NEVER), "set aside")
+        wait_until(lambda: len(reasons(deployment)) == len(NEVER), "stored as unmatched")
         # given a good one behind them
         send(deployment, (PIPELINE, payload(1), "good"))
         wait_until(lambda: "s-1" in stored(deployment).values(), "stored")
-        assert worker.text().count("goes to quarantine") == len(NEVER)
+        assert worker.text().count("is stored as unmatched") == len(NEVER)
     found = reasons(deployment)
     assert len(found) == len(NEVER)
     for _, text in NEVER:

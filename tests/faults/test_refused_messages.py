@@ -1,4 +1,4 @@
-"""A message that Postgres refuses because of what it holds goes to quarantine, and holds no other back."""
+"""A message that Postgres refuses because of what it holds is stored as unmatched, and holds no other back."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ def test_a_warm_shutdown_ends_the_batch_in_hand_and_hands_the_tenant_over(deploy
     deployment.save("acme", *NUMBERS, notify=False)
     with deployment.worker("--pool", pool, handler_seconds=0.5, batch_size=2) as stopping:
         deployment.notify_event.delay("acme")
-        wait_until(lambda: len(deployment.handed_over("acme")) == 2, "in the middle of its second batch")
+        wait_until(lambda: len(deployment.delivered("acme")) == 2, "in the middle of its second batch")
         # when the worker is told to stop
         stopping.stop()
     # then each batch in hand took effect, and the next run is published. (Until Celery's loop has stopped, which takes
     # two seconds in some pools, the worker may still take the continuation and do a batch of it.)
-    batches = len(deployment.handed_over("acme"))
+    batches = len(deployment.delivered("acme"))
     assert 2 <= batches < len(NUMBERS) / 2
     assert len(deployment.deliveries()) == 2 * batches
     (status,) = deployment.gate.look("invoices", ["acme"])

@@ -66,7 +66,7 @@ def test_a_plain_insert_is_delivered_without_any_notify(deployment: Deployment) 
         insert(deployment, "acme", "1", "2")
         wait_for(deployment, "acme", "1", "2", within=5)
         deployment.wait_until_idle()
-    assert deployment.handed_over("acme") == [["1", "2"]]
+    assert deployment.delivered("acme") == [["1", "2"]]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_tail_of_a_worker_that_dies_or_freezes_is_taken_over(deployment: Dep
 def test_all_of_redis_is_lost_and_nobody_notifies(deployment: Deployment) -> None:
     with deployment.worker(handler_seconds=0.5, batch_size=1):
         insert(deployment, "acme", "1", "2", "3", "4")
-        wait_until(lambda: deployment.handed_over("acme"), "the first batch")
+        wait_until(lambda: deployment.delivered("acme"), "the first batch")
         deployment.redis.flushdb()
         deployment.redis.script_flush()
         wait_for(deployment, "acme", "1", "2", "3", "4", within=BASE + 5)
@@ -243,22 +243,22 @@ def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> No
     first, second = Rounds(runtime), Rounds(runtime)
     first.tail_in_turn()
     other = runtime.make_gate(type(runtime.gate))
-    assert 0 < other.hold("invoices", 700).wait_ms <= 700
+    assert 0 < other.hold_tail("invoices", 700).wait_ms <= 700
     assert second.standings["invoices"].holds_until == 0.0
     runtime.redis.delete(Keys().tailing("invoices"))
-    hold = other.hold("invoices", 700)
+    hold = other.hold_tail("invoices", 700)
     assert (hold.wait_ms, hold.lost) == (0, True)
     older = str(deployment.redis.get(Keys().tailing("invoices")))
-    hold = other.hold("invoices", 700, hold)
+    hold = other.hold_tail("invoices", 700, hold)
     assert (hold.wait_ms, hold.lost) == (0, False)
     runtime.redis.set(Keys().tailing("invoices"), older)
     third = runtime.make_gate(type(runtime.gate))
-    assert third.hold("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
-    assert other.hold("invoices", 700, hold).lost, "Redis came back with older data"
+    assert third.hold_tail("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
+    assert other.hold_tail("invoices", 700, hold).lost, "Redis came back with older data"
     runtime.redis.delete(Keys().tailing("invoices"))
-    short = other.hold("invoices", 1)
+    short = other.hold_tail("invoices", 1)
     time.sleep(0.02)
-    assert not other.hold("invoices", 700, short).lost, "it ended, and nobody took it"
+    assert not other.hold_tail("invoices", 700, short).lost, "it ended, and nobody took it"
 
 
 def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
@@ -299,16 +299,16 @@ class Slow(Tails):
     error: Exception | None = None
     kinds: tuple[Kind, ...] = (*Kind,)
     looked: Counter[Kind]
-    patience_asked: list[float]
+    seconds_asked: list[float]
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(engine, **options)
-        self.looked, self.patience_asked = Counter(), []
+        self.looked, self.seconds_asked = Counter(), []
 
     def look(self, kind: Kind, *arguments: Any, **options: Any) -> Found:
         self.looked[kind] += 1
         if kind in self.kinds:
-            self.patience_asked.append(options["more_patience"])
+            self.seconds_asked.append(options["more_seconds"])
             time.sleep(self.seconds)
             if self.error is not None:
                 raise self.error
@@ -391,11 +391,11 @@ def test_a_page_that_took_too_long_gets_more_time_and_the_round_goes_on_from_it(
     standing = rounds.standings["invoices"]
     assert len(deployment.gate.active("invoices")) == 2
     tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
-    tails.patience_asked.clear()
+    tails.seconds_asked.clear()
     for _ in range(3):
         standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
         rounds.base_in_turn()
-    assert tails.patience_asked == [0.0, 1.0, 2.0]
+    assert tails.seconds_asked == [0.0, 1.0, 2.0]
     tails.error, standing.base_at = None, 0.0
     rounds.base_in_turn()
     assert len(deployment.gate.active("invoices")) == 4

@@ -132,25 +132,25 @@ class GateAndModel(RuleBasedStateMachine):
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(), answer, spacing)
 
-    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, -3_600_000, 0, 100, 30_000)), looked=st.booleans())
-    def remind(self, which: int, delay: int, ago: int | None, looked: bool) -> None:
+    @rule(which=subjects, delay=delays, ago=st.sampled_from((None, -3_600_000, 0, 100, 30_000)), by_base=st.booleans())
+    def remind(self, which: int, delay: int, ago: int | None, by_base: bool) -> None:
         subject = self.active[which]
         spacing = self._spacing(subject, delay)
         last = None if ago is None else self.gate.us // 1000 - ago
-        (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], looked=looked)
-        self._agree(subject, Remind(last, looked), answer, spacing)
+        (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], by_base=by_base)
+        self._agree(subject, Remind(last, by_base), answer, spacing)
 
-    @rule(which=st.lists(subjects, min_size=2, max_size=4), delay=delays, looked=st.booleans())
-    def remind_many(self, which: list[int], delay: int, looked: bool) -> None:
+    @rule(which=st.lists(subjects, min_size=2, max_size=4), delay=delays, by_base=st.booleans())
+    def remind_many(self, which: list[int], delay: int, by_base: bool) -> None:
         """In one command, in which each has its own microsecond."""
         pipeline = self.active[which[0]][0]
         several = [subject for subject in (self.active[one] for one in which) if subject[0] == pipeline]
         spacing = self._spacing(several[0], delay)
         reminders = [Reminder(tenant, spacing.delay) for _, tenant in several]
-        answers = self.gate.remind(pipeline, reminders, looked=looked)
+        answers = self.gate.remind(pipeline, reminders, by_base=by_base)
         (us,), published = self._taken(1)
         for at, (subject, answer) in enumerate(zip(several, answers, strict=True)):
-            self._step(subject, Remind(None, looked), answer, spacing, us + at, published)
+            self._step(subject, Remind(None, by_base), answer, spacing, us + at, published)
         self.gate.us += len(several)
         assert published == []
         self._look()
@@ -269,12 +269,12 @@ class GateAndModel(RuleBasedStateMachine):
         self._begin_a_run(which)
         self.settle(which, 0, outcome, 30_000, 1)
         self.time_passes(wait)
-        self.remind(which, 0, None, looked=False)
+        self.remind(which, 0, None, by_base=False)
 
     @rule(which=subjects, delay=delays)
     def a_reminder_and_then_an_event(self, which: int, delay: int) -> None:
         """Where the reminder finds the tenant idle or lingering, the event comes before its turn."""
-        self.remind(which, 0, None, looked=True)
+        self.remind(which, 0, None, by_base=True)
         self.notify(which, delay)
 
     @rule(which=subjects, steps=st.integers(1, 4))
@@ -313,7 +313,7 @@ class GateAndModel(RuleBasedStateMachine):
     @rule(which=subjects)
     def it_is_given_its_turn(self, which: int) -> None:
         subject = self.active[which]
-        self.gate.hand_over([":".join(subject)])
+        self.gate.publish_turns([":".join(subject)])
         (us,), published = self._taken(1)
         self._step(subject, Deadline(turn=True), None, SPACINGS[subject[0]], us, published)
         assert published == []
@@ -681,12 +681,12 @@ class GateAndModelWithTurns(GateAndModel):
         self.a_run_ends_or_dies(which, Outcome.DONE)
         self.notify(which, delay)
 
-    @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), looked=st.booleans())
-    def a_tenant_that_lingers_is_found(self, which: int, wait: int, looked: bool) -> None:
+    @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), by_base=st.booleans())
+    def a_tenant_that_lingers_is_found(self, which: int, wait: int, by_base: bool) -> None:
         self._begin_a_run(which)
         self.settle(which, 0, Outcome.DONE, 0, 1)
         self.time_passes(wait)
-        self.remind(which, 0, None, looked=looked)
+        self.remind(which, 0, None, by_base=by_base)
 
 
 def _number(token: str) -> int:

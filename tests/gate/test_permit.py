@@ -100,12 +100,12 @@ def test_in_no_stretch_of_time_go_more_than_the_rate_and_the_burst_allow(
 
     asking.work([f"tenant {at}" for at in range(5)], 3_000 * limit.interval_us / 1_000_000)
 
-    handed_over = sorted(moment for moments in asking.moments.values() for moment in moments)
+    delivered = sorted(moment for moments in asking.moments.values() for moment in moments)
     # What is paid for ahead goes as one.
     at_once = limit.most + limit.within(200)
-    assert len(handed_over) > 2_000
+    assert len(delivered) > 2_000
     for length in (1, 10, 100, 1_000):
-        for first, last in zip(handed_over, handed_over[length:], strict=False):
+        for first, last in zip(delivered, delivered[length:], strict=False):
             assert length + 1 <= at_once + (last - first + 2) * 1_000 / limit.interval_us
 
 
@@ -239,7 +239,7 @@ def test_what_is_paid_for_is_never_more_than_is_wanted(crowd: Crowd) -> None:
     assert Asking(crowd, limit, None, wanted=7).ask("a") == (2, 0)
 
 
-def test_a_run_that_was_replaced_may_hand_over_nothing_and_pays_nothing(crowd: Crowd) -> None:
+def test_a_run_that_was_replaced_may_deliver_nothing_and_pays_nothing(crowd: Crowd) -> None:
     crowd.start("a")
     late = crowd.tokens["a"]
     assert crowd.deadline_passes("a") is Answer.REISSUED

@@ -261,7 +261,7 @@ class LossyPlaces(LossyGateAndModel, Places):
     def a_quiet_end(self) -> None:
         for which in range(len(self.active)):
             # Who lost its deadline gets another by a reminder.
-            self.remind(which, 0, None, looked=True)
+            self.remind(which, 0, None, by_base=True)
         super().a_quiet_end()
 
 

@@ -26,8 +26,8 @@ def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
     return Crowd(redis_client, keys)
 
 
-def remind(crowd: Crowd, *tenants: str, looked: bool = False) -> list[Answer]:
-    return crowd.gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], looked=looked)
+def remind(crowd: Crowd, *tenants: str, by_base: bool = False) -> list[Answer]:
+    return crowd.gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], by_base=by_base)
 
 
 def run(crowd: Crowd, tenant: str, spacing: Spacing = BURSTS) -> Answer:
@@ -60,7 +60,7 @@ def test_a_lingering_runner_that_is_reminded_runs_once_more(crowd: Crowd) -> Non
 def test_a_run_that_is_reminded_while_it_works_is_followed_by_another(crowd: Crowd) -> None:
     crowd.start("a")
 
-    assert remind(crowd, "a", looked=True) == [Answer.ABSORBED]
+    assert remind(crowd, "a", by_base=True) == [Answer.ABSORBED]
     assert crowd.status("a").events == 1, "it may be the one that handles them"
     assert remind(crowd, "a") == [Answer.ABSORBED]
     assert crowd.settle("a", Outcome.DONE, BURSTS) is Answer.LINGERING
@@ -222,28 +222,28 @@ def test_two_tenants_of_one_call_share_neither_a_message_nor_a_moment(redis_clie
 
 
 def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
-    assert remind(crowd, "a", looked=True) == [Answer.POSTPONED]
-    assert remind(crowd, "a", looked=True) == [Answer.ABSORBED]
+    assert remind(crowd, "a", by_base=True) == [Answer.POSTPONED]
+    assert remind(crowd, "a", by_base=True) == [Answer.ABSORBED]
     assert remind(crowd, "a") == [Answer.ABSORBED]
-    crowd.gate.hand_over(crowd.gate.turns(10)[1])
+    crowd.gate.publish_turns(crowd.gate.turns(10)[1])
     assert run(crowd, "a") is Answer.FINISHED
     assert crowd.gate.turns(10) == (0, [])
 
 
 def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(crowd: Crowd) -> None:
-    remind(crowd, "b", "a", looked=True)
+    remind(crowd, "b", "a", by_base=True)
     assert crowd.published == []
 
     assert crowd.gate.notify(PIPELINE, "a", BURSTS) is Answer.STARTED
     assert crowd.published == [(Queue.FIRST, "a")]
     assert run(crowd, "a") is Answer.LINGERING
-    crowd.gate.hand_over(crowd.gate.turns(10)[1])
+    crowd.gate.publish_turns(crowd.gate.turns(10)[1])
     assert crowd.published == [(Queue.FIRST, "a"), (Queue.NEXT, "b")], "its turn is void"
 
 
 def test_who_has_more_to_do_waits_for_its_turn_also_where_an_event_comes(crowd: Crowd) -> None:
-    remind(crowd, "a", "b", looked=True)
-    crowd.gate.hand_over(crowd.gate.turns(1)[1])
+    remind(crowd, "a", "b", by_base=True)
+    crowd.gate.publish_turns(crowd.gate.turns(1)[1])
     crowd.begin("a")
     assert crowd.settle("a", Outcome.MORE, BURSTS) is Answer.POSTPONED
 

@@ -38,7 +38,7 @@ VERBS = {
     "peek": set[Verb](),
     "tick": set[Verb](),
     "turn": set[Verb](),
-    "hold": set[Verb](),
+    "hold_tail": set[Verb](),
     "remember": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))
@@ -375,7 +375,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "tick": lambda gate, _: gate.tick("invoices", 10),
         "turn": lambda gate, _: gate.turns(3),
         "remind": lambda gate, _: gate.remind("invoices", [Reminder("acme", 0)]),
-        "hold": lambda gate, _: gate.hold("invoices", 700),
+        "hold_tail": lambda gate, _: gate.hold_tail("invoices", 700),
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(

@@ -58,7 +58,7 @@ class Slots:
         due = self.crowd.gate.tick(PIPELINE, 200)
         self.crowd.gate.expire(PIPELINE, due.tenants)
         if due.turns:
-            self.crowd.gate.hand_over(self.crowd.gate.turns(self.slots - len(self.on))[1])
+            self.crowd.gate.publish_turns(self.crowd.gate.turns(self.slots - len(self.on))[1])
         self.take()
 
     def come_to_the_deadline_of(self, tenant: str) -> None:
@@ -108,7 +108,7 @@ def test_a_deadline_behind_many_tenants_that_were_found_at_once(crowd: Crowd, sl
     workers = Slots(crowd, slots)
     crowd.start("late")
     crowd.published.clear()  # its first run has begun
-    answers = crowd.gate.remind(PIPELINE, [Reminder(f"t{at:03}", 0) for at in range(MANY)], looked=True)
+    answers = crowd.gate.remind(PIPELINE, [Reminder(f"t{at:03}", 0) for at in range(MANY)], by_base=True)
     workers.tick()
 
     workers.come_to_the_deadline_of("late")

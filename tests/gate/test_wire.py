@@ -90,7 +90,7 @@ def test_a_gate_that_writes_to_a_replica_for_good_after_a_switchover(tmp_path: P
         gate = Gate(client(old_url.replace(str(old_port), str(address.port))), keys, publish=lambda *_: None)
         try:
             assert gate.notify("invoices", "a", SPACING) is Answer.STARTED
-            gate.hold("invoices", 700)
+            gate.hold_tail("invoices", 700)
             gate.look("invoices", ["a"])
 
             new.replicaof("NO", "ONE")
@@ -99,7 +99,7 @@ def test_a_gate_that_writes_to_a_replica_for_good_after_a_switchover(tmp_path: P
             old.replicaof("127.0.0.1", str(new_port))
 
             assert gate.notify("invoices", "b", SPACING) is Answer.STARTED
-            gate.hold("invoices", 700)
+            gate.hold_tail("invoices", 700)
             assert new.exists(keys.runner("invoices", "b"))
             assert gate.notify_many([("invoices", name, SPACING) for name in "ab"]) == [
                 Answer.ABSORBED,

@@ -11,7 +11,7 @@ from kombu import Queue as KombuQueue
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
-from taskbridge.integration.turns import Turns
+from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.settings import Settings
 from tests.deployment import Deployment
 
@@ -130,7 +130,7 @@ def test_the_order_of_queues_is_set_where_redis_has_none(conf: dict[str, Any], e
     if expected is None:
         assert options == conf.get("broker_transport_options", {})
     else:
-        assert options == {**expected, "queue_order_strategy": "taskbridge.integration.turns:Turns"}
+        assert options == {**expected, "queue_order_strategy": "taskbridge.integration.queue_order:QueueOrder"}
 
 
 def test_a_second_call_returns_the_same_and_refuses_other_settings() -> None:
@@ -154,7 +154,7 @@ def test_settings_that_cannot_be_read_keep_no_other_task_from_being_sent(monkeyp
 
 def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deployment: Deployment) -> None:
     names = ["zoo", *reversed(OURS), "app"]
-    options = {"queue_order_strategy": f"{Turns.__module__}:{Turns.__qualname__}"}
+    options = {"queue_order_strategy": f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
     app = Celery(broker=deployment.settings.redis_url, set_as_current=False)
     taken: list[str] = []
     with app.connection_for_write(transport_options=options) as connection:

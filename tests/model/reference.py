@@ -227,11 +227,11 @@ class Notify:
 class Remind:
     """The tenant has records that no run has looked at; its last run was then, as Postgres has it.
 
-    `looked`: a base round found them, and one may have.
+    `by_base`: a base round found them, and one may have.
     """
 
     last: int | None = None
-    looked: bool = False
+    by_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.MANY: isinstance(event, Remind)
-        and (event.looked or now.shared.turns.queued_by_reminders(now.ms) >= 1),
+        and (event.by_base or now.shared.turns.queued_by_reminders(now.ms) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
@@ -445,7 +445,7 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
         )
     if tenant.deadline is None:
         tenant = replace(tenant, deadline=now.ms)
-    if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.looked):
+    if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.by_base):
         return tenant
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
     counted = tenant.events > tenant.swept

@@ -228,9 +228,9 @@ def goes_on(engine: Engine) -> None:
         news = {"m5"} if pipeline == ALERTS else {"x", "y"} | ({"a"} if tenant == "acme" else set())
         before = pending(engine, pipeline, tenant)
         assert news <= before
-        handed_over = sweep(engine, pipeline, tenant, token=NEW)
-        assert len(handed_over) == len(set(handed_over))
-        assert news <= set(handed_over) <= before
+        delivered = sweep(engine, pipeline, tenant, token=NEW)
+        assert len(delivered) == len(set(delivered))
+        assert news <= set(delivered) <= before
         assert pending(engine, pipeline, tenant).isdisjoint(news)
         with pytest.raises(StaleToken):
             claim(engine, pipeline, tenant, token=OLD)
@@ -330,10 +330,10 @@ def test_somebody_who_writes_meanwhile_is_waited_for_and_then_named(foreign: Eng
     with psycopg.connect(url.render_as_string(hide_password=False)) as other:
         other.execute("UPDATE taskbridge.sync_cursors SET runs = runs + 1")
         with pytest.raises(Unavailable, match=r"pg_locks shows who.*run `taskbridge rebase` again"):
-            rebase(foreign, patience=0.05)
+            rebase(foreign, lock_seconds=0.05)
         assert not in_its_cluster(foreign)
         other.commit()
-        assert rebase(foreign, patience=0.05)
+        assert rebase(foreign, lock_seconds=0.05)
 
 
 def test_a_rebase_that_fails_at_its_end_changes_nothing(foreign: Engine) -> None:

@@ -41,7 +41,7 @@ def claim(cursors: Cursors, limit: int = 100, **who: str) -> Page:
 
 
 def advance(cursors: Cursors, page: Page, **who: str) -> list[str]:
-    """Hand over `page` to nobody, advance past it, and return what it held."""
+    """Deliver `page` to nobody, advance past it, and return what it held."""
     with cursors.transaction(key(**who)) as transaction:
         transaction.advance(page)
     return [record.external_id for record in page.records]
@@ -85,7 +85,7 @@ def test_a_long_transaction_holds_back_its_own_rows_only(engine: Engine, cursors
     assert sweep(cursors) == ["slow import"]
 
 
-def test_a_rolled_back_invoice_is_never_handed_over(engine: Engine, cursors: Cursors, other: Connection) -> None:
+def test_a_rolled_back_invoice_is_never_delivered(engine: Engine, cursors: Cursors, other: Connection) -> None:
     record_invoice(engine, "acme", "never", {}, other)
     assert sweep(cursors) == []
     other.rollback()
@@ -118,7 +118,7 @@ def test_an_unchanged_invoice_that_is_written_again_stays_handled(engine: Engine
     assert sweep(cursors) == []
 
 
-def test_a_sweep_larger_than_one_batch_hands_over_each_record_once(engine: Engine, cursors: Cursors) -> None:
+def test_a_sweep_larger_than_one_batch_delivers_each_record_once(engine: Engine, cursors: Cursors) -> None:
     numbers = [f"{number:03}" for number in range(25)]
     write(engine, *numbers)
     assert sweep(cursors, limit=4) == numbers
@@ -218,12 +218,12 @@ def test_a_claim_that_waited_for_another_run_reads_what_that_run_left(engine: En
     write(engine, "1")
     page = claim(cursors, token=OLD)
     claimed = threading.Event()
-    handed_over: list[str] = []
+    delivered: list[str] = []
 
     def replace() -> None:
         page = claim(cursors, token=NEW)
         claimed.set()
-        handed_over.extend(record.external_id for record in page.records)
+        delivered.extend(record.external_id for record in page.records)
 
     with engine.connect() as locking:
         # given a first run that has advanced but not yet committed
@@ -238,7 +238,7 @@ def test_a_claim_that_waited_for_another_run_reads_what_that_run_left(engine: En
         locking.commit()
     successor.join(timeout=10)
     assert claimed.is_set()
-    assert handed_over == []
+    assert delivered == []
 
 
 def test_a_database_whose_default_is_repeatable_read_changes_nothing(engine: Engine, cursors: Cursors) -> None:
@@ -370,7 +370,7 @@ def test_a_run_that_freezes_between_its_advance_and_the_commit_holds_its_success
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
 @given(steps=steps)
-def test_every_committed_revision_is_handed_over_exactly_once(
+def test_every_committed_revision_is_delivered_exactly_once(
     engine: Engine, steps: list[tuple[str, int | str, int | bool]]
 ) -> None:
     """Writers in three sessions, each number in one of them so that none waits; batches, crashes between batches."""

@@ -42,7 +42,7 @@ def advance(
     cursors: Cursors, key: RunKey, page: Page, quarantined: Quarantined | None = None, ms: int | None = None
 ) -> None:
     with cursors.transaction(key) as transaction:
-        transaction.advance(page, quarantined=quarantined, first_event_ms=ms)
+        transaction.advance(page, to_quarantine=quarantined, first_event_ms=ms)
 
 
 def test_nothing_is_zero(engine: Engine) -> None:
@@ -67,7 +67,7 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
     advance(cursors, key(1), page)
     record_invoice(engine, "acme", "late", {})
     assert agree() == 5
-    # with one set aside that somebody wants tried again, the first of its sweep's rest
+    # with one in quarantine that somebody wants tried again, the first of its sweep's rest
     put_in_quarantine(engine, "acme", "0")
     assert look(engine)[1].quarantined == 1
     with engine.begin() as connection:
@@ -117,7 +117,7 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
     for tenant in ("acme", "bolt"):
         for number in range(3):
             record_invoice(engine, tenant, str(number), {})
-    # given a burst of two runs, whose first batch has one record set aside, and a burst that fails twice
+    # given a burst of two runs, whose first batch has one record put into quarantine, and a burst that fails twice
     page = cursors.claim(key(1), 2, **NOT_YET)
     advance(cursors, key(1), page, Quarantined({"0": "no"}, "rejected"), ms=7)
     page = cursors.claim(key(2), 2, events=4, new_events=1, runs=2)

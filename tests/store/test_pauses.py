@@ -46,11 +46,11 @@ def left(engine: Engine, snapshot: str, pipeline: str = "invoices") -> dict[str,
 
 
 def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pauses) -> None:
-    first, new = pauses.hold("invoices", "acme", "wrong prices")
+    first, new = pauses.pause("invoices", "acme", "wrong prices")
     assert (first.tenant, first.reason, new) == ("acme", "wrong prices", True)
-    again, new = pauses.hold("invoices", "acme")
+    again, new = pauses.pause("invoices", "acme")
     assert (again, new) == (first, False)
-    renamed, _ = pauses.hold("invoices", "acme", "wrong taxes")
+    renamed, _ = pauses.pause("invoices", "acme", "wrong taxes")
     assert renamed == first._replace(reason="wrong taxes")
     assert pauses.of("invoices").tenants == {"acme": renamed}
     assert pauses.release("invoices", "acme") is True
@@ -59,9 +59,9 @@ def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pa
 
 
 def test_a_pipeline_and_its_tenants_are_paused_apart(pauses: Pauses) -> None:
-    whole, _ = pauses.hold("invoices")
-    own, _ = pauses.hold("invoices", "acme")
-    pauses.hold("mirror", "bolt")
+    whole, _ = pauses.pause("invoices")
+    own, _ = pauses.pause("invoices", "acme")
+    pauses.pause("mirror", "bolt")
     paused = pauses.of("invoices")
     assert (paused.whole, paused.tenants) == (whole, {"acme": own})
     assert whole.tenant is None
@@ -112,7 +112,7 @@ def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, paus
     assert left(engine, snapshot) == {}
 
 
-def test_what_is_tried_again_counts_and_what_is_set_aside_does_not(engine: Engine, pauses: Pauses) -> None:
+def test_what_is_tried_again_counts_and_what_is_quarantined_does_not(engine: Engine, pauses: Pauses) -> None:
     for number in "12":
         record_invoice(engine, "acme", number, {})
     handle(Cursors(engine))

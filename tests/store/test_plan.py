@@ -160,7 +160,7 @@ def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
                 "deaths": 0,
                 "suspect_revision": None,
                 "outages": 0,
-                "patience": "5s",
+                "idle_timeout": "5s",
             },
         ),
     ],

@@ -81,7 +81,7 @@ def put_in_quarantine(
 
 
 def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 100) -> None:
-    """Hand over one batch to nobody."""
+    """Deliver one batch to nobody."""
     know(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
     key = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)

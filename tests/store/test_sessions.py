@@ -19,7 +19,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.process.time_limit import soft_time_limit
 from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, record_invoice
 from taskbridge.store.cursor import session_name
-from taskbridge.store.engine import NoAnswer, patiently
+from taskbridge.store.engine import NoAnswer, within
 from taskbridge.store.queries import query
 from tests.waiting import wait_until
 
@@ -150,7 +150,7 @@ def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Eng
 
 
 def test_a_silent_session_ends_a_round(bounded: Engine) -> None:
-    tails = Tails(bounded, patience=2.0)
+    tails = Tails(bounded, seconds=2.0)
     tails.look(Kind.TAIL, "invoices", "invoices", 200)
     with silent(bounded), within_the_bound(), pytest.raises(NoAnswer, match="for 3 s"):
         # longer than other statements may take
@@ -288,7 +288,7 @@ def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine
     made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
     with made.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         before = connection.exec_driver_sql("SHOW statement_timeout").scalar_one()
-        with patiently(connection, 5):
+        with within(connection, 5):
             pass
         assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == before
         # longer than the settings' time-out and the grace
@@ -299,7 +299,7 @@ def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine
 def test_a_long_look_has_its_own_limit_and_leaves_the_connection_as_it_was(bounded: Engine) -> None:
     committing = bounded.execution_options(isolation_level="AUTOCOMMIT")
     with committing.connect() as connection:
-        with patiently(connection, None):
+        with within(connection, None):
             connection.exec_driver_sql("SELECT pg_sleep(1.7)")
         assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == "500ms"
         with pytest.raises(OperationalError, match="statement timeout"):

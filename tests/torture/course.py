@@ -48,7 +48,7 @@ class Result:
     self_exits: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     committed: int = 0
-    hand_overs: int = 0
+    delivered: int = 0
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, object]:
@@ -85,7 +85,7 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
         if one.is_late
     ]
     result.committed = len(truth.facts())
-    result.hand_overs = sum(len(arena.ledger.of(tenant)) for tenant in {tenant for tenant, _ in truth.facts()})
+    result.delivered = sum(len(arena.ledger.of(tenant)) for tenant in {tenant for tenant, _ in truth.facts()})
     result.self_exits, result.refusals, hung = arena.workers.take_notes()
     result.violations += [f"stuck: {text}" for text in hung]
     result.seconds = round(time.monotonic() - began, 1)

@@ -203,8 +203,8 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "tail_locked": Fault("postgres", "the tail's row is locked during plain SQL", "the commit", LOCK, tail.tail_locked),
     "tail_rewound": Fault("postgres", "tail and base set back beside plain SQL", "the commit", TAIL, tail.tail_rewound),
-    "tail_forgotten": Fault(
-        "postgres", "tail, base or both deleted beside plain SQL", "the command", BASE, tail.tail_forgotten
+    "tail_deleted": Fault(
+        "postgres", "tail, base or both deleted beside plain SQL", "the command", BASE, tail.tail_deleted
     ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HandOver", "Ledger"]
+__all__ = ["Delivery", "Ledger"]
 
 
 @dataclass
-class HandOver:
+class Delivery:
     """One batch that was given to a handler. Times are those of the machine's monotonic clock."""
 
     worker: str
@@ -34,8 +34,8 @@ class Ledger:
     def __init__(self, books: Path) -> None:
         self._books = books
         self._read: dict[Path, int] = {}
-        self._open: dict[tuple[Path, str, str], HandOver] = {}
-        self._by_tenant: dict[str, list[HandOver]] = defaultdict(list)
+        self._open: dict[tuple[Path, str, str], Delivery] = {}
+        self._by_tenant: dict[str, list[Delivery]] = defaultdict(list)
         self._reading = threading.Lock()
         self.mixed: list[str] = []
         self.versions: dict[str, set[int]] = defaultdict(set)
@@ -43,7 +43,7 @@ class Ledger:
         self.tries: Counter[tuple[str, str, int]] = Counter()
         """How often each record did what its document asks for, by (tenant, number, revision)."""
 
-    def of(self, tenant: str) -> list[HandOver]:
+    def of(self, tenant: str) -> list[Delivery]:
         """Return the tenant's deliveries so far, in the order of their begin."""
         self.read()
         return sorted(self._by_tenant[tenant], key=lambda one: one.began)
@@ -66,7 +66,7 @@ class Ledger:
         current = [one for one in found if one.ended is None] or found
         return current[-1].worker if current else None
 
-    def wait_for(self, tenant: str, condition: Callable[[list[HandOver]], bool], seconds: float) -> bool:
+    def wait_for(self, tenant: str, condition: Callable[[list[Delivery]], bool], seconds: float) -> bool:
         """Wait until `condition` holds of the tenant's deliveries; say whether it does."""
         deadline = time.monotonic() + seconds
         while not condition(self.of(tenant)):
@@ -86,7 +86,7 @@ class Ledger:
             self._open.pop(key).ended = line["at"]
         else:
             records = [(number, revision) for number, revision in line["records"]]
-            one = HandOver(line["worker"], line["token"], line["position"], line["session"], records, line["at"])
+            one = Delivery(line["worker"], line["token"], line["position"], line["session"], records, line["at"])
             self._open[key] = one
             self._by_tenant[tenant].append(one)
             self.versions[tenant].update(line["versions"])

@@ -46,7 +46,7 @@ def summary(results: Sequence[Result]) -> str:
     return (
         f"{len(results)} schedules, {sum(len(result.recoveries) for result in results)} faults, "
         f"{sum(result.committed for result in results)} invoices, "
-        f"{sum(result.hand_overs for result in results)} deliveries.\n"
+        f"{sum(result.delivered for result in results)} deliveries.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
     )

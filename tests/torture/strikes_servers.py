@@ -149,16 +149,16 @@ def session_silent(scene: Scene, planned: Planned) -> Struck:
 def sessions_silent(scene: Scene, planned: Planned) -> Struck:
     """Stop the sessions of one process, between their transactions: its next claims and reads get no answer."""
     tenant = scene.working(planned.moment)
-    worker, handed_over = scene.worker_of(tenant), scene.arena.ledger.of(tenant)
+    worker, delivered = scene.worker_of(tenant), scene.arena.ledger.of(tenant)
     at_port = {
         port: pid
         for pid, port in scene.arena.rows(
             "SELECT pid, client_port FROM pg_stat_activity WHERE state = 'idle' OR pid = %(session)s",
-            session=handed_over[-1].session if handed_over else 0,
+            session=delivered[-1].session if delivered else 0,
         )
     }
     owned = [[at_port[port] for port in ports & at_port.keys()] for ports in worker.ports()]
-    known = [sessions for sessions in owned if handed_over and handed_over[-1].session in sessions]
+    known = [sessions for sessions in owned if delivered and delivered[-1].session in sessions]
     sessions = max(known or owned, key=len, default=[])
     struck, end = time.monotonic(), _silence(scene, sessions, killed=planned.part < 0.5)
     return Struck(struck, tuple(scene.busy() for _ in range(4)), undo=end)

@@ -99,7 +99,7 @@ def tail_rewound(scene: Scene, planned: Planned) -> Struck:
     return _written(scene, planned, rewind)
 
 
-def tail_forgotten(scene: Scene, planned: Planned) -> Struck:
+def tail_deleted(scene: Scene, planned: Planned) -> Struck:
     """Delete T, or B, or both."""
     kinds = (["tail"], ["base"], ["tail", "base"])[int(planned.part * 3)]
     forget = partial(

@@ -9,7 +9,7 @@ import pytest
 from taskbridge.common.histogram import BOUNDS_MS, Histogram, bucket
 from taskbridge.errors import Unavailable
 from taskbridge.observing import metrics
-from taskbridge.observing.metrics import _cumulative, _Patient
+from taskbridge.observing.metrics import _cumulative, _Server
 from tests.waiting import wait_until
 
 
@@ -31,7 +31,7 @@ def test_a_bucket_has_all_that_is_shorter_too() -> None:
 
 def test_a_server_that_hangs_is_asked_again_only_when_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "PATIENCE", 0.05)
-    server, answered, asked = _Patient("Postgres"), threading.Event(), []
+    server, answered, asked = _Server("Postgres"), threading.Event(), []
 
     def question() -> int:
         asked.append(1)
@@ -52,7 +52,7 @@ def test_an_error_of_the_server_is_raised_where_it_was_asked() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        _Patient("Redis").ask(question)
+        _Server("Redis").ask(question)
 
 
 def _asking() -> bool:

@@ -25,6 +25,6 @@ SET snapshot = CASE WHEN %(finished)s THEN %(target)s::pg_snapshot ELSE snapshot
     suspect_revision = %(suspect_revision)s,
     failing_since = CASE WHEN %(suspects)s > 0 THEN failing_since END
 WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s AND sweeps = %(sweeps)s
-RETURNING set_config('idle_in_transaction_session_timeout', %(patience)s, true),
+RETURNING set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
           current_setting('taskbridge.batch', true) AS batch,
           (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = %(pipeline)s) AS asked

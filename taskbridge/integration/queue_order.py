@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from taskbridge.gate import OURS
 
-__all__ = ["Turns"]
+__all__ = ["QueueOrder"]
 
 
-class Turns:
+class QueueOrder:
     """Each queue of the app has its turn, as kombu's own `round_robin` gives it, and our queues have one together.
 
     Within that turn first events come before continuations. kombu makes one for each connection and calls it by the

@@ -1,4 +1,4 @@
--- May this worker do what one worker at a time does? Until its hold ends it may again, and no other.
+-- May this worker read the tail of a pipeline? Until its hold ends it may again, and no other.
 -- KEYS: tailing
 -- ARGV: worker hold_ms had_until now_ms
 -- RETURNS: {wait_ms, lost, ends}: milliseconds until another's hold ends, 0: it may; 1 if no hold is known, or only one that
