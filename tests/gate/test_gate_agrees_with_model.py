@@ -47,7 +47,7 @@ from tests.model.reference import (
 
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 120,
+    max_examples=EXAMPLES or 200,
     stateful_step_count=50,
     derandomize=not EXAMPLES,
     deadline=None,
@@ -270,6 +270,12 @@ class GateAndModel(RuleBasedStateMachine):
         self.settle(which, 0, outcome, 30_000, 1)
         self.time_passes(wait)
         self.remind(which, 0, None, by_base=False)
+
+    @rule(which=subjects, by_base=st.booleans())
+    def a_run_is_reminded_while_it_is_on(self, which: int, by_base: bool) -> None:
+        """With records that it may have in hand, or not."""
+        self._begin_a_run(which)
+        self.remind(which, 0, None, by_base=by_base)
 
     @rule(which=subjects, delay=delays)
     def a_reminder_and_then_an_event(self, which: int, delay: int) -> None:
