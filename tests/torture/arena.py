@@ -21,6 +21,7 @@ from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
 from tests.torture.ledger import Ledger
 from tests.torture.servers import PostgresHere, RedisHere
+from tests.torture.stalls import Stalls, observe
 from tests.torture.workers import Kind, Workers
 from tests.waiting import wait_until
 
@@ -52,6 +53,7 @@ class Arena:
     ledger: Ledger
     settings: Settings
     books: Path
+    stalls: Stalls
 
     def __post_init__(self) -> None:
         self.engine = connect(self.postgres.url)
@@ -134,7 +136,8 @@ class Arena:
 @contextmanager
 def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
     """Open an arena; one per process, since producers use the app of the process. `keep` takes a copy of its books."""
-    with open_directory() as directory, ExitStack() as stack:
+    # The observer is forked while this process has no threads yet.
+    with observe() as stalls, open_directory() as directory, ExitStack() as stack:
         postgres, redis = PostgresHere(directory), RedisHere(directory)
         for server in (postgres, redis):
             stack.callback(server.close)
@@ -159,7 +162,7 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         workers.up.set()
         stack.callback(workers.close)
         workers.open(FIRST_WORKERS)
-        made = Arena(postgres, redis, workers, Ledger(books), settings, books)
+        made = Arena(postgres, redis, workers, Ledger(books), settings, books, stalls)
         stack.callback(made.engine.dispose)
         yield made
 

@@ -31,11 +31,18 @@ class Recovery:
     bound: float
     recovered: float | None
     """Seconds; None: no tenant that it met had work that was held up."""
+    stalled: float
+    """Seconds of these in which the machine stood still; see `tests.torture.stalls`."""
     together: bool
 
     @property
     def is_late(self) -> bool:
-        return self.recovered is not None and self.recovered > self.bound
+        return self.recovered is not None and self.recovered > self.bound + self.stalled
+
+    @property
+    def was_stalled(self) -> bool:
+        """Whether it is not late only because the machine stood still."""
+        return self.recovered is not None and self.bound < self.recovered <= self.bound + self.stalled
 
 
 @dataclass
@@ -80,7 +87,7 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     _await_quiet(arena, prefix, result)
     result.violations += judge(arena, prefix, truth, sum(map(len, schedule.groups)))
     result.violations += [
-        f"late: {one.fault} recovered after {one.recovered:.1f} s, bound {one.bound:.1f} s"
+        f"late: {one.fault} recovered after {one.recovered:.1f} s, bound {one.bound:.1f} s, stalled {one.stalled:.1f} s"
         for one in result.recoveries
         if one.is_late
     ]
@@ -111,23 +118,37 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     bounds = {name: FAULTS[name].bound.seconds(settings, one.lasted) + margin for name, one in struck.items()}
     crowd = max(one.crowd for one in struck.values())
     turns = crowd * (settings.run_budget + FLOOD_CALL) / LEAST_SLOTS
+    again = _published_again(settings.republish_after, max(one.losing for one in struck.values()))
     together = len(group) > 1
     since = max(one.since for one in struck.values())
     recoveries = []
     for name, one in struck.items():
         # Where the circuit was open, the crowd and its witnesses stood in one line.
         behind = not one.crowd or any(FAULTS[other].opens_circuit for other in struck)
-        bound = (sum(bounds.values()) if together else bounds[name]) + (turns if behind else 0.0)
-        times = [
-            _recovery(scene, one, tenant, max(since if together else one.since, one.own.get(tenant, 0.0)), bound)
-            for tenant in one.tenants
-        ]
-        known = [seconds for seconds in times if seconds is not None]
-        worst = round(max(known), 3) if known else None
-        recoveries.append(Recovery(name, round(bound, 3), worst, together))
+        bound = (sum(bounds.values()) + again if together else bounds[name]) + (turns if behind else 0.0)
+        known = []
+        for tenant in one.tenants:
+            counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))
+            seconds = _recovery(scene, one, tenant, counted_from, bound)
+            if seconds is not None:
+                known.append((seconds, scene.arena.stalls.between(counted_from, counted_from + seconds)))
+        worst, stalled = max(known, key=lambda times: times[0] - times[1], default=(None, 0.0))
+        recoveries.append(Recovery(name, round(bound, 3), worst and round(worst, 3), round(stalled, 3), together))
     for one in struck.values():
         one.undo()
     return recoveries
+
+
+def _published_again(republish_after: float, losing: float) -> float:
+    """Return the seconds until a message is published again that is lost more than once, while so long all are lost.
+
+    Each time it takes twice as long. The first time is in the fault's own bound.
+    """
+    first, wait, more = republish_after, republish_after, 0.0
+    while first + more < losing:
+        wait *= 2
+        more += wait
+    return more
 
 
 def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float) -> float | None:

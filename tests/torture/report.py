@@ -43,12 +43,17 @@ def summary(results: Sequence[Result]) -> str:
     counts = Counter(violation.partition(":")[0] for result in results for violation in result.violations)
     exits = sum(len(result.self_exits) for result in results)
     refusals = sum(len(result.refusals) for result in results)
+    recoveries = [one for result in results for one in result.recoveries]
+    stalled = [one for one in recoveries if one.was_stalled]
     return (
-        f"{len(results)} schedules, {sum(len(result.recoveries) for result in results)} faults, "
+        f"{len(results)} schedules, {len(recoveries)} faults, "
         f"{sum(result.committed for result in results)} invoices, "
         f"{sum(result.delivered for result in results)} deliveries.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
+        f"{len(stalled)} recoveries were beyond their bound, by at most "
+        f"{max((one.recovered - one.bound for one in stalled if one.recovered), default=0.0):.1f} s, "
+        "and not by more than the machine stood still.\n"
     )
 
 
@@ -110,8 +115,11 @@ quarantine, the others handled.
 Times are from the moment in the column "counted from" to the tenant's next delivery, or for a record to the end of
 its tenant. Seconds in which no worker was ready do not count. In the bounds, {margin:g} s is for what every recovery
 needs: a look of the ticker, a message, a worker that reconnects. Each try of a record has {look:g} s of its own for it.
+A recovery is late if it is beyond its bound by more than the machine itself stood still meanwhile: a process that only
+sleeps notes by how much its sleeps are too long.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
-backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added.
+backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added. Where
+messages get lost for so long that one which was published again is lost too, the next wait for it is added.
 
 After each schedule these hold, or it is a violation:
 

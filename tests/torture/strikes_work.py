@@ -72,32 +72,32 @@ class _Thieves:
             self._done.wait(0.05)
 
 
-def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, float, tuple[str, ...]]:
-    """Steal messages, those of two new tenants among them; return when those were sent and which got lost."""
-    tenants = (scene.new_tenant(), scene.new_tenant())
+def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, Struck]:
+    """Steal messages, those of two new tenants among them."""
+    tenants, began = (scene.new_tenant(), scene.new_tenant()), time.monotonic()
     with _Thieves(scene.arena.redis.client, scene.arena.redis.url) as thieves:
         for tenant in tenants:
             scene.writer.commit(*scene.some(tenant))
             scene.writer.notify(tenant, tries=50)
         sent = time.monotonic()
         time.sleep(seconds)
-    return thieves, sent, tuple(tenant for tenant in tenants if thieves.tenants().count(tenant) == 1)
+    robbed = tuple(tenant for tenant in tenants if thieves.tenants().count(tenant) == 1)
+    return thieves, Struck(sent, robbed, losing=time.monotonic() - began)
 
 
 def messages_lost(scene: Scene, planned: Planned) -> Struck:
-    _, sent, tenants = _rob(scene, 0.2 + planned.part)
-    return Struck(sent, tenants)
+    return _rob(scene, 0.2 + planned.part)[1]
 
 
 def messages_doubled(scene: Scene, planned: Planned) -> Struck:
     """What was stolen comes late, twice, and once more when the tenant is elsewhere."""
-    thieves, sent, tenants = _rob(scene, 0.1)
+    thieves, struck = _rob(scene, 0.1)
     for again in range(2):
         for queue, message in thieves.stolen:
             with suppress(redis.RedisError):  # another fault may strike it at the same time
                 scene.arena.redis.client.lpush(queue, *[message] * (2 - again))
         time.sleep(2 * planned.part)
-    return Struck(sent, tenants)
+    return struck
 
 
 def producer_died(scene: Scene, planned: Planned) -> Struck:
