@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from celery import Celery, Task
+from celery import Celery
 from sqlalchemy import Engine, make_url
 
 from taskbridge.gate import Gate
@@ -93,7 +93,7 @@ class Deployment:
         self.redis.flushdb()
         bridge = make_app(self.settings)
         self.app: Celery = bridge.app
-        self.notify_event: Task[Any, Any] = bridge.notify_event
+        self.notify_event = bridge.notify_event
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "CREATE TABLE ledger (id bigserial, host text, pid int, tenant text, token text, numbers text[], "

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+
+import psutil
 
 from taskbridge.errors import Unavailable
 
@@ -41,39 +42,34 @@ def stop_leftover(
 
 
 def kill_orphans(program: str, directory: Path) -> None:
-    """Kill every process of `program` that works in `directory`, and wait for its end; only Linux tells which.
+    """Kill every process of `program` that works in `directory`, and wait for its end.
 
     A connection of a PostgreSQL that was killed can compute on for hours without noticing, and no server starts on the
     cluster meanwhile. Call it only when the server itself is gone. Raises Unavailable where one does not end.
     """
-    for entry in Path("/proc").glob("[0-9]*"):
-        if not _works_in(entry, program, directory):
+    for process in psutil.process_iter():
+        if not _works_in(process, program, directory):
             continue
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(entry.name), signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
         deadline = time.monotonic() + _KILL_SECONDS
-        while _works_in(entry, program, directory):
+        while _works_in(process, program, directory):
             if time.monotonic() > deadline:
-                raise Unavailable(f"process {entry.name} still uses {directory} and does not end: restart the machine")
+                raise Unavailable(f"process {process.pid} still uses {directory} and does not end: restart the machine")
             time.sleep(_POLL_SECONDS)
 
 
-def _works_in(entry: Path, program: str, directory: Path) -> bool:
+def _works_in(process: psutil.Process, program: str, directory: Path) -> bool:
     try:
-        executable = (entry / "exe").readlink().name.removesuffix(" (deleted)")
-        return executable == program and (entry / "cwd").readlink() == directory
-    except OSError:  # it has ended, or is another user's
+        executable = Path(process.exe()).name.removesuffix(" (deleted)")
+        return executable == program and process.cwd() == str(directory)
+    except psutil.Error:  # it has ended, or is another user's
         return False
 
 
 def _serves(pid: int, programs: Collection[str], path: Path) -> bool:
-    if Path("/proc/self/cmdline").exists():
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        return os.fsdecode(arguments[0]).rpartition("/")[2] in programs and os.fsencode(path) in arguments[1:]
-    shown = subprocess.run(
-        ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return any(f"/{program} " in shown.stdout for program in programs) and f" {path}" in shown.stdout
+    try:
+        program, *arguments = psutil.Process(pid).cmdline() or [""]
+    except psutil.Error:  # it has ended, or is another user's
+        return False
+    return Path(program).name in programs and str(path) in arguments

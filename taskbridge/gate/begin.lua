@@ -75,7 +75,7 @@ if open_until then
 end
 
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died",
-  "reminded")
+  "reminded", "queue")
 -- A reminder has done what it is for, and people count events.
 if runner[11] then
   events = events - 1

@@ -1,19 +1,21 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a run that died. `why` may be that an
 -- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes. A runner
--- that lingered ends here.
--- KEYS: due runner queue counts turns handed reminded sent
+-- that lingered ends here. A message that still waits in the queue of first events is not lost, so none is published: a
+-- storm of them would leave as many doubled ones in the other queue, before whatever comes to wait there.
+-- KEYS: due runner queue first counts turns handed reminded sent
 -- ARGV: pipeline tenant republish_ms longest_ms why together nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}
-local due_key, runner_key, queue_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local turns_key, handed_key, reminded_key, sent_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local due_key, runner_key, queue_key, first_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local turns_key, handed_key, reminded_key, sent_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local why, together, nonce, us = ARGV[5], ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
 local now, member = milliseconds(us), pipeline .. ":" .. tenant
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
-local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held", "events", "swept", "lease")
+local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held", "events", "swept", "lease",
+  "queue")
 local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
-local events, swept, lease_end = runner[5], runner[6], tonumber(runner[7])
+local events, swept, lease_end, queue = runner[5], runner[6], tonumber(runner[7]), runner[8]
 local in_turns = redis.call("ZSCORE", turns_key, member)
 local waits_for_turn = in_turns and (held == "turn" or held == "found")
 local is_called = why == "turn" and waits_for_turn or why == "early" and state == "waiting"
@@ -33,6 +35,13 @@ if waits_for_turn and not is_called then
   return { POSTPONED }
 end
 
+-- Whether the run's message waits in the queue of first events still, since an older one, or itself, is at its head.
+local function still_queued()
+  local head = queue == "first" and redis.call("LINDEX", first_key, -1)
+  local published = head and string.match(head, '"id": "%d+%-%x+%.(%d+)"')
+  return published and published <= string.sub(token, 1, 16)
+end
+
 -- Before the lease's end it is the tick of a pipeline that sweeps at each.
 if state == "waiting" and not held and not is_called and events == swept and (not lease_end or lease_end <= now) then
   redis.call("DEL", runner_key)
@@ -42,7 +51,16 @@ end
 
 local answer, wait_ms = PUBLISHED, republish_ms
 if state == "queued" then
-  answer, wait_ms = REPUBLISHED, math.min(patience * 2, longest_ms)
+  wait_ms = math.min(patience * 2, longest_ms)
+  if still_queued() then
+    redis.call("HSET", runner_key, "patience", wait_ms)
+    redis.call("ZADD", due_key, now + wait_ms, tenant)
+    if is_queued(reminded_key, member, now) then
+      note_queued(reminded_key, member, now + wait_ms)
+    end
+    return { POSTPONED }
+  end
+  answer = REPUBLISHED
 else
   token = new_token(us, token, nonce)
   if state == "running" then
@@ -52,7 +70,7 @@ else
   end
 end
 if held then
-  redis.call("HDEL", runner_key, "held")
+  redis.call("HDEL", runner_key, "held", "queue")
 end
 if waits_for_turn then
   redis.call("ZREM", turns_key, member)

@@ -519,8 +519,8 @@ class Gate:
         found = self._begun_keys.get((name, pipeline, queue))
         if found is None:
             found = self._begun_keys[name, pipeline, queue] = [
-                (f"{self._queue_prefix}{self._keys.queue(queue)}", False)
-                if queue is not None and kind == "queue"
+                (f"{self._queue_prefix}{self._keys.queue(of)}", False)
+                if (of := {"queue": queue, "first": Queue.FIRST}.get(kind)) is not None
                 else beginning(self._keys, kind, pipeline)
                 for kind in (*SCRIPTS[name].keys, *SCRIPTS[name].keys_of_each)
             ]

@@ -37,7 +37,7 @@ if start <= now then
     redis.call("ZREM", turns_key, pipeline .. ":" .. tenant)
   end
   token = new_token(us, token, nonce)
-  queue_run(due_key, runner_key, tenant, token, republish_ms, us, unpack(fresh))
+  queue_run(due_key, runner_key, tenant, token, republish_ms, us, "queue", "first", unpack(fresh))
   publish(queue_key, pipeline, tenant, token, us)
   return { STARTED, token }
 elseif held then

@@ -63,7 +63,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
     room = room - 1
     note_queued(reminded_key, pipeline .. ":" .. tenant, now + republish_ms)
     token = new_token(own_us, token, nonce)
-    queue_run(due_key, runner_key, tenant, token, republish_ms, own_us, unpack(fresh))
+    queue_run(due_key, runner_key, tenant, token, republish_ms, own_us, "queue", "first", unpack(fresh))
     publish(queue_key, pipeline, tenant, token, own_us)
     return STARTED, token
   elseif state then

@@ -96,7 +96,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "expire",
-            ("due", "runner", "queue", "counts", "turns", "handed", "reminded", "sent"),
+            ("due", "runner", "queue", "first", "counts", "turns", "handed", "reminded", "sent"),
             ("pipeline", "tenant", "republish_ms", "longest_ms", "why", "together", "nonce", "now_ms"),
             uses=("queueing", "turns"),
         ),

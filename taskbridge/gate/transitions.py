@@ -108,6 +108,7 @@ class Condition(Enum):
     MANY = "a base round found its records, or as many runs are queued as reminders may publish"
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
+    STILL_QUEUED = "its message is in the queue of first events still: an older one, or itself, is at the head"
     NO_PLACE = (
         "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or as many "
         "runs are on as the pipeline may have"
@@ -301,6 +302,14 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_W, Verb.DEADLINE, (_C.OVERDUE, _C.QUIET), _I, Answer.ENDED, "hash and deadline deleted; no run, no message"),
     Row(_W, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
+    Row(
+        _Q,
+        Verb.DEADLINE,
+        (_C.OVERDUE, _C.STILL_QUEUED),
+        _Q,
+        Answer.POSTPONED,
+        "none: the message is not lost; the wait doubles",
+    ),
     Row(
         _Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again with the same token; the wait doubles"
     ),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from celery import Celery, Task, states
-from celery.result import AsyncResult, EagerResult
-from celery.utils import uuid
+from celery import Celery, Task
+from celery.result import AsyncResult
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate.message import RUN_TASK, RUNS_TASK
@@ -14,42 +13,13 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake
 from taskbridge.producing.keeper import AGAIN_TASK
 from taskbridge.producing.notify import notify
+from taskbridge.producing.notify_task import NotifyTask
 from taskbridge.producing.parking import RECORD_TASK
 from taskbridge.running import runner
 
 __all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
 
 NOTIFY_TASK: Final = "taskbridge.notify_event"
-
-
-class NotifyTask(Task[Any, Any]):
-    """Goes through the gate in the producer's own process, so that an absorbed event makes no message.
-
-    With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message that does the
-    same in a worker.
-    """
-
-    abstract = True
-
-    def apply_async(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        task_id: str | None = None,
-        producer: Any = None,
-        link: Any = None,
-        link_error: Any = None,
-        shadow: str | None = None,
-        **options: Any,
-    ) -> AsyncResult[Any]:
-        """Notify; the result holds the gate's answer (`started`, `delayed` or `absorbed`) and needs no backend.
-
-        Raises: as `taskbridge.producing.notify.notify`, for the fast path.
-        """
-        if producer or link or link_error or shadow or options:
-            return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
-        answer = self.run(*(args or ()), **(kwargs or {}))
-        return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)
 
 
 class RecordTask(Task[Any, Any]):
@@ -65,7 +35,7 @@ class RecordTask(Task[Any, Any]):
 HIDDEN: Final = "(...)"
 
 
-def register(app: Celery) -> Task[Any, Any]:
+def register(app: Celery) -> NotifyTask:
     """Add the tasks to `app` and return `notify_event`. No task is made before it is used, nor is `app` configured."""
     # Not shared: Celery would put them into every other app of the process as well.
     ours: dict[str, Any] = {"shared": False, "ignore_result": True}
@@ -113,5 +83,5 @@ def register(app: Celery) -> Task[Any, Any]:
         """One run each of several tenants, (tenant, token) each; published by the ticker when many are due."""
         runner.run_tenants(runtime_of(app), pipeline, together)
 
-    made: Task[Any, Any] = notify_event
+    made: NotifyTask = notify_event
     return made

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 from sqlalchemy import Connection
 
 from taskbridge import store
@@ -15,6 +15,7 @@ from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime_of
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing import notify, recording
+from taskbridge.producing.notify_task import NotifyTask
 from taskbridge.producing.recording import Recorded
 from taskbridge.store import Row
 
@@ -26,7 +27,7 @@ class Bridge:
     """What a producer needs of one Celery app; made by `taskbridge.install`."""
 
     app: Celery
-    notify_event: Task[Any, Any]
+    notify_event: NotifyTask
     """The task: `notify_event.delay(tenant, pipeline="invoices")` tells the tenant's runner of new records."""
 
     def record(

@@ -9,14 +9,13 @@ How a batch is delivered stands in `delivery.py`, what follows a failure in `fai
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
 from taskbridge.common.run_key import RunKey
@@ -47,7 +46,6 @@ def run_tenant(runtime: Runtime, pipeline_name: str, tenant: str, token: str) ->
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
-    _spare_what_is_loaded()
     # The ownership that `begin` gives is as old as the call: the process may freeze before it has the answer.
     asked = time.monotonic()
     key = RunKey(pipeline_name, tenant, token)
@@ -121,12 +119,6 @@ def run_tenants(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, 
             runtime.publish_together(pipeline_name, rest)
     if errors:
         raise errors[0]
-
-
-@cache
-def _spare_what_is_loaded() -> None:
-    """Keep modules and all else that is there by the first run out of garbage collection, which would walk it often."""
-    gc.freeze()
 
 
 def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:

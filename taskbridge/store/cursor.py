@@ -11,7 +11,6 @@ part of the cursor, so the run after a crash resumes there.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import logging
@@ -316,17 +315,16 @@ class Cursors:
 
         A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
         """
-        with _collector_paused():
+        try:
             try:
-                try:
-                    return self._read_once(key, limit, bisecting, documents, *before)
-                except Broken:
-                    distrust(self._engine)
-                    return self._read_once(key, limit, bisecting, documents, *before)
-            except (psycopg.Error, MemoryError) as error:
-                # What was read so far would fill the memory until the failure is written down.
-                traceback.clear_frames(error.__traceback__)
-                raise Unread(error, limit, bisecting=bisecting) from error
+                return self._read_once(key, limit, bisecting, documents, *before)
+            except Broken:
+                distrust(self._engine)
+                return self._read_once(key, limit, bisecting, documents, *before)
+        except (psycopg.Error, MemoryError) as error:
+            # What was read so far would fill the memory until the failure is written down.
+            traceback.clear_frames(error.__traceback__)
+            raise Unread(error, limit, bisecting=bisecting) from error
 
     def _read_once(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
@@ -530,18 +528,6 @@ def driving(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         raise
     finally:
         pooled.close()
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A batch is thousands of new objects, none of them garbage: the collector would look through them many times."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def session_name(key: RunKey) -> str:

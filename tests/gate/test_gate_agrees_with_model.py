@@ -77,6 +77,8 @@ spans = st.one_of(st.integers(0, 50), st.integers(50, 1_500), st.sampled_from((5
 outcomes = st.sampled_from((Outcome.DONE, Outcome.DONE, *Outcome))
 retries = st.sampled_from((0, 500, 30_000))
 leads = st.sampled_from((1, 1_000, 10**9))
+# Of the oldest message of first events: None, there is none; else microseconds after the tenant's token.
+aheads = st.sampled_from((None, -1, 0, 1))
 # Mostly the token that counts, else how many issues ago it was, or one of nobody.
 token_ages = st.sampled_from((0, 0, 0, 0, 0, 0, 1, 2, None))
 
@@ -113,7 +115,7 @@ class GateAndModel(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
-        self._delete(self._present())
+        self._delete({*self._present(), self.keys.queue(Queue.FIRST)})
 
     @initialize(data=st.data())
     def choose_subjects(self, data: st.DataObject) -> None:
@@ -302,6 +304,21 @@ class GateAndModel(RuleBasedStateMachine):
     def _wait_for_a_run(self, which: int) -> None:
         if self.model[self.active[which]].state is State.WAITING:
             self.the_deadline_passes(which)
+
+    @rule(which=subjects, ahead=aheads)
+    def first_events_wait(self, which: int, ahead: int | None) -> None:
+        """Another's message is the oldest in their queue, or this tenant's own, or none is there."""
+        queue, token = self.keys.queue(Queue.FIRST), self.model[self.active[which]].token
+        self.turns.head = None if ahead is None or token is None else token + ahead
+        self.client.delete(queue)
+        if self.turns.head is not None:
+            self.client.lpush(queue, f'{{"headers": {{"id": "{FOREIGN:016d}-abcdef.{self.turns.head:016d}"}}}}')
+
+    @rule(which=subjects, ahead=aheads)
+    def an_event_and_then_the_deadline_of_its_message(self, which: int, ahead: int | None) -> None:
+        self.notify(which, 0)
+        self.first_events_wait(which, ahead)
+        self.the_deadline_passes(which)
 
     @rule(which=subjects)
     def expire(self, which: int) -> None:
@@ -516,7 +533,7 @@ class GateAndModel(RuleBasedStateMachine):
 
     def _look_at_hash(self, fields: dict[str, str], model: Tenant) -> None:
         """The fields that `look` does not show, but that decide what comes next."""
-        found = {name: int(value) for name, value in fields.items() if name not in ("state", "token", "held")}
+        found = {name: int(value) for name, value in fields.items() if name not in ("state", "token", "held", "queue")}
         expected = {
             "events": model.events,
             "swept": model.swept,
@@ -533,6 +550,7 @@ class GateAndModel(RuleBasedStateMachine):
             "died": int(model.died) or None,
             "patience": model.patience if model.state is State.QUEUED else None,
         }
+        assert fields.get("queue") == ("first" if model.first_queue else None)
         if model.state is not State.QUEUED:
             found.pop("patience", None)
         assert found == {name: value for name, value in expected.items() if value is not None}
@@ -619,7 +637,7 @@ class LossyGateAndModel(GateAndModel):
         self._look()
 
     def _lose_redis(self) -> None:
-        self._delete(self._present())
+        self._delete({*self._present(), self.keys.queue(Queue.FIRST)})
         self.model = {subject: Tenant() for subject in self.everybody}
         self._share()
         self.holding.clear()

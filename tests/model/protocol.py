@@ -97,6 +97,7 @@ class Guards:
     # Deadlines
     queued_has_deadline: bool = True
     postponed_has_deadline: bool = True
+    asks_the_queue: bool = True
     # Reminders
     remind_counts_lingering: bool = True
     remind_counts_running: bool = True
@@ -367,7 +368,7 @@ def _apply(world: World, row: Row, token: int, guards: Guards) -> World:
     if row.next is State.IDLE:
         return world._replace(gate=Gate())
     publishes, deadline = row.answer in PUBLISHING, True
-    held = row.answer in (Answer.HELD, Answer.POSTPONED) or (world.gate.held and not publishes)
+    held = row.next is not State.QUEUED and (row.answer in (Answer.HELD, Answer.POSTPONED) or world.gate.held)
     if row.answer is Answer.ABSORBED:
         deadline = world.gate.deadline
     elif row.next is State.QUEUED:
@@ -609,6 +610,11 @@ def _deadline(world: World, guards: Guards) -> Iterator[Step]:
     gate = world.gate
     if not gate.deadline:
         return
+    if gate.state is State.QUEUED and (gate.token in world.messages or not guards.asks_the_queue):
+        waits = frozenset({Condition.OVERDUE, Condition.STILL_QUEUED})
+        yield from _deadline_passes(world, waits, "the deadline passes", guards)
+        if not guards.asks_the_queue:
+            return
     may_end = (
         gate.state is State.WAITING
         and not (gate.new and guards.end_counts_events)

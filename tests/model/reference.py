@@ -77,6 +77,7 @@ class Tenant:
     reminded: bool = False
     lease: int | None = None
     died: bool = False
+    first_queue: bool = False
 
     @property
     def is_first_event(self) -> bool:
@@ -137,12 +138,14 @@ Subject = tuple[str, str]
 class Turns:
     """What the tenants of all pipelines share: who waits for its turn, since which microsecond, and who was given it.
 
-    `handed` has when a message counts as lost, and so has `reminded`, where reminders published it.
+    `handed` has when a message counts as lost, and so has `reminded`, where reminders published it. `head`: when the
+    oldest message in the queue of first events was published, in microseconds.
     """
 
     waiting: dict[Subject, int] = field(default_factory=dict)
     handed: dict[Subject, int] = field(default_factory=dict)
     reminded: dict[Subject, int] = field(default_factory=dict)
+    head: int | None = None
 
     def queued(self, now: int) -> int:
         """Return how many were given their turn and have not begun."""
@@ -386,6 +389,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
+        Condition.STILL_QUEUED: tenant.first_queue and _is_behind(now.shared.turns.head, tenant.token),
         Condition.IN_TURNS: in_turns and not early and not called,
         Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
         Condition.NO_PLACE: isinstance(event, Begin) and token == tenant.token and _has_no_place(tenant, now),
@@ -398,6 +402,10 @@ def _start(tenant: Tenant, delay: int | None) -> int:
     """When the tenant's next run may start."""
     spaced = 0 if tenant.began is None or delay is None else tenant.began + delay
     return max(spaced, tenant.earliest or 0)
+
+
+def _is_behind(head: int | None, token: int | None) -> bool:
+    return head is not None and token is not None and head <= token
 
 
 def _others_in_turns(event: Event, now: _Now) -> bool:
@@ -491,7 +499,8 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     token = now.us if floor is None else max(now.us, floor + 1)
     _note_queued(event, now.ms + now.timing.republish, now)
     died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
-    return replace(_queued(tenant, now, token, now.timing.republish), died=died)
+    first = isinstance(event, Notify | Remind)
+    return replace(_queued(tenant, now, token, now.timing.republish), died=died, first_queue=first)
 
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
@@ -533,6 +542,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         events=events,
         swept=events,
         reminded=False,
+        first_queue=False,
         began=now.ms,
         before=tenant.began,
         earliest=None,
@@ -547,6 +557,11 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 
 def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
+    if Condition.STILL_QUEUED in row.when:
+        wait = min(tenant.patience * 2, LONGEST_REPUBLISH)
+        if now.shared.turns.reminded.get(now.subject, 0) > now.ms - GRACE:
+            now.shared.turns.reminded[now.subject] = now.ms + wait
+        return replace(tenant, patience=wait, deadline=now.ms + wait)
     if Condition.IN_TURNS in row.when:
         return replace(tenant, deadline=now.ms + TURN_PATIENCE)
     if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:

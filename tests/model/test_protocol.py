@@ -148,6 +148,7 @@ LOSSES: list[tuple[str, dict[str, bool], int, Faults, dict[str, Any]]] = [
     ("done_after_own_sweep", NO_TAIL, 3, Faults(), ONE),
     ("queued_has_deadline", {"bases": False}, 1, Faults(message_lost=1), ONE),
     ("postponed_has_deadline", {"bases": False}, 1, Faults(postponed=1), ONE),
+    ("asks_the_queue", {"bases": False}, 1, Faults(message_lost=1), ONE),
     ("end_counts_events", {"bases": False}, 2, Faults(), ONE),
     ("end_spares_held", {"bases": False}, 1, Faults(handler_fails=1), ONE),
     ("remind_counts_lingering", {"bases": False}, 2, Faults(), ONE),

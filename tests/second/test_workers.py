@@ -107,7 +107,8 @@ def test_a_record_in_the_callers_transaction_waits_for_its_commit(alerts: Deploy
         recorded = record_event(
             alerts.app, PIPELINE, {"level": "ERROR", "service": "A"}, message_id="m-1", connection=connection
         )
-        assert (recorded.tenant, recorded.answer) == ("A", None)
+        assert recorded.tenant == "A"
+        assert recorded.answer is None
         assert alerts.rows("SELECT * FROM taskbridge.records") == []
         connection.commit()
         # The tail of the worker may have been quicker.

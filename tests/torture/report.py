@@ -113,8 +113,9 @@ quarantine, the others handled.
 
 {table}
 Times are from the moment in the column "counted from" to the tenant's next delivery, or for a record to the end of
-its tenant. Seconds in which no worker was ready do not count. In the bounds, {margin:g} s is for what every recovery
-needs: a look of the ticker, a message, a worker that reconnects. Each try of a record has {look:g} s of its own for it.
+its tenant. Seconds in which fewer than two workers were ready do not count: one alone may be in a slow handler. In the
+bounds, {margin:g} s is for what every recovery needs: a look of the ticker, a message, a worker that reconnects. Each
+try of a record has {look:g} s of its own for it.
 A recovery is late if it is beyond its bound by more than the machine itself stood still meanwhile: a process that only
 sleeps notes by how much its sleeps are too long.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a

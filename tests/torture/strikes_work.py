@@ -15,7 +15,7 @@ from benchmarks.queued import runs_in
 from taskbridge import LatencyNeutral, app
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.gate import Queue
+from taskbridge.gate import Queue, RunnerStatus, State
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from tests.torture.acts import ACTS, UNDECODABLE
@@ -202,6 +202,7 @@ def _beside_others(scene: Scene, planned: Planned, **what: Any) -> Struck:
     return Struck(time.monotonic(), (tenant,), to_the_end=True)
 
 
+ON: Final = (State.QUEUED, State.RUNNING)
 FLOOD_RECORDS: Final = 6
 FLOOD_SECONDS: Final = 0.05
 """So that a run's budget is over before a tenant's records are."""
@@ -226,9 +227,7 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
         for _ in range(5):
             tenant = scene.busy(1)
             scene.arena.ledger.wait_for(tenant, _has_ended, 5.0)
-            time.sleep(0.05)
-            looked = scene.arena.in_spite_of_outages(partial(runtime_of(app).gate.look, INVOICES, [tenant]))
-            if not looked[0].waits_for_turn:
+            if not _once_settled(scene, tenant).waits_for_turn:
                 break
         committed = scene.writer.commit(scene.writer.invoice(tenant, "second"))
         scene.writer.notify(tenant, tries=50)
@@ -264,6 +263,15 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
     return Struck(
         min(deadlines.values()), tuple(deadlines), own=deadlines, crowd=count, undo=partial(_outlast, scene, count)
     )
+
+
+def _once_settled(scene: Scene, tenant: str) -> RunnerStatus:
+    """Return how the tenant stands when its run has settled, or after 5 s."""
+    look = partial(runtime_of(app).gate.look, INVOICES, [tenant])
+    deadline = time.monotonic() + 5.0
+    while (looked := scene.arena.in_spite_of_outages(look)[0]).state in ON and time.monotonic() < deadline:
+        time.sleep(0.03)
+    return looked
 
 
 def _outlast(scene: Scene, left: int) -> None:

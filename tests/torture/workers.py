@@ -125,7 +125,11 @@ class Workers:
             return [worker for worker in self._places if worker.is_ready]
 
     def seconds_without(self, since: float, until: float) -> float:
-        """Return for how long between these moments no worker was ready, give or take the supervisor's interval."""
+        """Return for how long between these moments fewer than two workers were ready.
+
+        One that is alone may have a single slot, and a handler in it that takes long. Give or take the supervisor's
+        interval.
+        """
         return sum(LOOKS_EVERY for at in [*self._without] if since <= at <= until)
 
     def kill(self, worker: Worker, successor: Kind) -> float:
@@ -198,7 +202,7 @@ class Workers:
     def _supervise(self) -> None:
         while not self._closed.wait(LOOKS_EVERY):
             with self._changing:
-                if not self.ready():
+                if len(self.ready()) < 2:
                     self._without.append(time.monotonic())
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():

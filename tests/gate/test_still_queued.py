@@ -1,0 +1,88 @@
+"""A message that waits in the queue of first events is not lost, so its deadline publishes no second one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import redis
+from celery import Celery
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.policy import Spacing
+from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, Settlement, Timing
+from taskbridge.gate.message import lua_message
+from taskbridge.testing.clock import InjectedClock
+
+PIPELINE = "invoices"
+SPACING = Spacing(delay=0)
+TIMING = Timing(runner_ttl=5_000, republish=4_000)
+
+
+@pytest.fixture
+def gate(redis_client: redis.Redis, keys: Keys) -> InjectedClock:
+    """A gate that pushes its messages itself."""
+    made = InjectedClock(redis_client, keys, TIMING, message=lua_message(Celery("tests", set_as_current=False)))
+    made.start_at(int(redis_client.time()[0]) * 1_000_000)
+    return made
+
+
+def passes(gate: InjectedClock, ms: int) -> None:
+    gate.us += ms * 1000
+
+
+def token(gate: InjectedClock, tenant: str) -> str:
+    found = gate.look(PIPELINE, [tenant])[0].token
+    assert found is not None
+    return found
+
+
+def test_a_storm_of_first_events_leaves_no_doubled_messages(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
+) -> None:
+    for tenant in ("a", "b", "c"):
+        gate.notify(PIPELINE, tenant, SPACING)
+
+    waits = []
+    for _ in range(3):
+        passes(gate, 20_000)
+        assert gate.expire(PIPELINE, ["a", "b", "c"]) == [Answer.POSTPONED] * 3
+        deadline = gate.look(PIPELINE, ["b"])[0].deadline_ms
+        assert deadline is not None
+        waits.append(deadline - gate.us // 1000)
+
+    assert redis_client.llen(keys.queue(Queue.NEXT)) == 0
+    assert redis_client.llen(keys.queue(Queue.FIRST)) == 3
+    assert all(2 * one == other for one, other in pairwise(waits)), waits
+    redis_client.delete(keys.queue(Queue.FIRST))
+
+
+def test_who_was_before_the_oldest_message_lost_its_own(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
+) -> None:
+    for tenant in ("a", "b"):
+        gate.notify(PIPELINE, tenant, SPACING)
+    redis_client.rpop(keys.queue(Queue.FIRST))  # by a worker that dies
+    passes(gate, TIMING.republish)
+
+    assert gate.expire(PIPELINE, ["a", "b"]) == [Answer.REPUBLISHED, Answer.POSTPONED]
+    assert redis_client.llen(keys.queue(Queue.NEXT)) == 1
+
+    redis_client.delete(*keys.queues)
+
+
+def test_a_message_of_the_other_queue_is_published_again_however_many_first_events_wait(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
+) -> None:
+    gate.notify(PIPELINE, "a", SPACING)
+    assert isinstance(gate.begin(RunKey(PIPELINE, "a", token(gate, "a"))), Begun)
+    redis_client.rpop(keys.queue(Queue.FIRST))
+    gate.notify(PIPELINE, "b", SPACING)
+    key = RunKey(PIPELINE, "a", token(gate, "a"))
+    assert gate.settle(key, Settlement(Outcome.STOPPED), SPACING) is Answer.CONTINUED
+    redis_client.delete(keys.queue(Queue.NEXT))
+    passes(gate, TIMING.republish)
+
+    assert gate.expire(PIPELINE, ["a"]) == [Answer.REPUBLISHED]
+
+    redis_client.delete(*keys.queues)
