@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.benchmark import Benchmark, Option
 from benchmarks.report import Report, Table, Target
 from benchmarks.rounds import Summary, summary
-from benchmarks.stage import settings_of, stage, wait_until, worker
+from benchmarks.stage import stage, wait_until, worker
 from taskbridge.process.runtime import Runtime
 
 __all__ = ["DELAYS", "NO_EVENT", "SOURCE"]
@@ -97,7 +97,7 @@ def _insert(runtime: Runtime, delays: Path, prefix: str, records: int) -> list[f
 def _die(runtime: Runtime, delays: Path, records: int) -> list[float]:
     """Let so many producers write a record each and die; return the delay of each."""
     before = len(_read(delays))
-    environment = {**os.environ, **settings_of(runtime), "TASKBRIDGE_PIPELINES": HANDLERS}
+    environment = {**os.environ, **runtime.settings.as_environment(), "TASKBRIDGE_PIPELINES": HANDLERS}
     subprocess.run([sys.executable, "-c", PRODUCERS, str(records)], env=environment, check=True)
     return _after(delays, before, records)
 

@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 CONFIGURATION: Final = "benchmarks.celeryconfig"
 HANDLERS: Final = "benchmarks.handlers"
 
-__all__ = ["settings_of", "stage", "wait_until", "worker"]
+__all__ = ["stage", "wait_until", "worker"]
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def worker(
         "PYTHONPATH": str(ROOT),
         **environment,
     }
-    environment = {**os.environ, **settings_of(runtime), **chosen}
+    environment = {**os.environ, **runtime.settings.as_environment(), **chosen}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", name, "--without-mingle", "--without-gossip"]
     with (
         (directory / f"{name}.log").open("wb") as output,
@@ -67,12 +67,6 @@ def worker(
     ):
         wait_until(lambda: runtime.app.control.ping(destination=[name], timeout=0.2), "the worker is ready", 60)
         yield process.pid
-
-
-def settings_of(runtime: Runtime) -> dict[str, str]:
-    """Return the settings of `runtime` as the variables that a worker reads."""
-    values = {name: getattr(runtime.settings, name) for name in Settings.__slots__ if name != "pipelines"}
-    return {f"TASKBRIDGE_{name.upper()}": str(value) for name, value in values.items() if value}
 
 
 def wait_until(holds: Callable[[], object], what: str, seconds: float) -> None:

@@ -23,7 +23,7 @@ from benchmarks.cpu import Cpu
 from benchmarks.marks import MARKS, Marks
 from benchmarks.report import Cell, Plot, Report, Table, Target
 from benchmarks.rounds import decades, slope
-from benchmarks.stage import settings_of, stage, wait_until, worker
+from benchmarks.stage import stage, wait_until, worker
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
@@ -256,7 +256,7 @@ def _costs(rounds: _Rounds, tenants: int) -> _Costs:
 
 def _status(runtime: Runtime) -> None:
     command = [sys.executable, "-c", STATUS, "status", "--pipeline", PIPELINE]
-    environment = {**os.environ, **settings_of(runtime), "TASKBRIDGE_PIPELINES": HANDLERS}
+    environment = {**os.environ, **runtime.settings.as_environment(), "TASKBRIDGE_PIPELINES": HANDLERS}
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 

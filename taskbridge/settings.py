@@ -92,6 +92,15 @@ class Settings:
                 values[field.name] = _parse(field.name, text)
         return cls(**values)
 
+    def as_environment(self) -> dict[str, str]:
+        """Return the variables from which `read` makes the same settings; those with their defaults are left out."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                found[_variable(field.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
+        return found
+
     @property
     def broker(self) -> str:
         """The broker's URL: its own, else the gate's."""

@@ -33,6 +33,11 @@ then: it does not read the result, and billiard lets the pool process wait 30 s 
 _databases = itertools.cycle(range(1, 15))
 
 
+def worker_command(*options: str, app: str = "taskbridge") -> list[str]:
+    """Return the command of a worker that greets no others at its start."""
+    return [sys.executable, "-m", "celery", "-A", app, "worker", "--without-mingle", "--without-gossip", *options]
+
+
 class Worker:
     """One `celery -A taskbridge worker`, or of another app, in a session of its own."""
 
@@ -40,10 +45,9 @@ class Worker:
         self, environment: dict[str, str], log: Path, options: Sequence[str], *, app: str = "taskbridge"
     ) -> None:
         self.log = log
-        command = [sys.executable, "-m", "celery", "-A", app, "worker", "--without-mingle", "--without-gossip"]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "--loglevel", "INFO", *options],
+                worker_command("--loglevel", "INFO", *options, app=app),
                 env=environment,
                 cwd=ROOT,
                 stdout=output,
@@ -106,11 +110,7 @@ class Deployment:
 
     def environment(self, **extra: str) -> dict[str, str]:
         """What a worker is started with."""
-        ours = {
-            f"TASKBRIDGE_{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
-            for name, value in ((name, getattr(self.settings, name)) for name in Settings.__slots__)
-            if value
-        }
+        ours = self.settings.as_environment()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TASKBRIDGE_")}
         return {**kept, **ours, "TASKBRIDGE_PIPELINES": "tests.pipelines", "PYTHONPATH": str(ROOT), **extra}
 

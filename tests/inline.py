@@ -41,7 +41,7 @@ class Inline:
         pipelines = Pipelines()
         named: Handler = noting
         pipelines.declare(Pipeline(pipeline, named, policy, batch_size, **options))
-        self.runtime.__dict__["pipelines"] = pipelines
+        self.runtime.pipelines = pipelines
 
     def message(self) -> tuple[str, str, str] | None:
         """Take the next run message: pipeline, tenant, token."""

@@ -16,6 +16,7 @@ from taskbridge.store import Cursors, record_invoice
 from tests.cli.files import line, write
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
+from tests.deployment import worker_command
 
 REFUSED = "restored into another cluster, where its transaction ids mean nothing: stop all workers and run `taskbridge"
 
@@ -59,7 +60,7 @@ def test_commands_that_work_with_records_refuse(command: tuple[str, ...], foreig
 
 def test_a_worker_does_not_start(foreign: Program) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "taskbridge", "worker"],
+        worker_command(),
         env=foreign.environment,
         cwd=foreign.directory,
         capture_output=True,

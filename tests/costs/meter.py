@@ -108,7 +108,7 @@ def metered(deployment: Deployment) -> Iterator[Meter]:
         options = {"sslmode": "disable", "gssencmode": "disable", "options": "-c synchronous_commit=on"}
         counted = url.set(host="127.0.0.1", port=port).update_query_dict(options)
         meter = Meter(deployment, wire)
-        meter.runtime.__dict__["engine"] = connect(counted.render_as_string(hide_password=False))
+        meter.runtime.engine = connect(counted.render_as_string(hide_password=False))
         try:
             yield meter
         finally:

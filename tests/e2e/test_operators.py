@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployment import ROOT, Deployment
+from tests.deployment import ROOT, Deployment, worker_command
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -93,9 +93,8 @@ def test_a_worker_refuses_a_schema_that_it_does_not_know(deployment: Deployment)
 
 
 def assert_refused(deployment: Deployment, environment: dict[str, str], text: str) -> None:
-    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-P", "solo"]
     ended = subprocess.run(
-        command,
+        worker_command("-P", "solo"),
         env=deployment.environment(**environment),
         cwd=ROOT,
         capture_output=True,

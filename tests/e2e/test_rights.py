@@ -105,7 +105,7 @@ def producer(rights: Rights) -> Iterator[Any]:
     runtime = runtime_of(app, settings)
     pipelines = Pipelines().beside(JOURNAL)
     pipelines.declare(Pipeline("alerts-of-services", journal, ALERTS, 500))
-    runtime.__dict__["pipelines"] = pipelines
+    runtime.pipelines = pipelines
     yield app
     runtime.close()
     app.close()

@@ -8,8 +8,9 @@ import pytest
 
 from taskbridge.embedded import place
 from taskbridge.testing import servers
+from tests.waiting import wait_until
 
-from .processes import descendants, started_since, until
+from .processes import descendants, started_since
 
 if not Path("/proc/self/stat").exists():
     pytest.skip("looks at processes through /proc, which this system does not have", allow_module_level=True)
@@ -39,4 +40,4 @@ def shared(monkeypatch: pytest.MonkeyPatch, open_directory: Path) -> Path:
 def _nothing_left_running() -> Iterator[None]:
     before = descendants(os.getpid())
     yield
-    until(lambda: not started_since(before))
+    wait_until(lambda: not started_since(before), "nothing was left running")

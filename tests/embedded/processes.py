@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,6 @@ with serve(Path(sys.argv[1]), durable=False) as servers:
     print(json.dumps([servers.postgres_url, servers.redis_url]), flush=True)
     signal.pause()
 """
-
-
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    """Return as soon as `condition()` is true, fail after `seconds` (three times as many in CI)."""
-    deadline = time.monotonic() + seconds * (3 if os.environ.get("CI") else 1)
-    while not condition():
-        assert time.monotonic() < deadline, f"not true after {seconds} s"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

@@ -14,8 +14,9 @@ import pytest
 
 from taskbridge.embedded import Guarded, running, serve
 from taskbridge.errors import Unavailable
+from tests.waiting import wait_until
 
-from .processes import alive, descendants, guards_of, serving, started_since, until
+from .processes import alive, descendants, guards_of, serving, started_since
 
 # Says "ready" in a file, then ignores SIGTERM and waits.
 _STUBBORN = """
@@ -35,7 +36,7 @@ def test_sigkill_of_the_serving_process_leaves_no_process_behind(data_dir: Path)
         other.process.wait()
         assert (data_dir / "servers.json").exists()
         assert running(data_dir) is None
-        until(lambda: not any(alive(pid) for pid in family))
+        wait_until(lambda: not any(alive(pid) for pid in family), "the family ended")
     assert not (data_dir / "postgres" / "postmaster.pid").exists()  # an orderly shutdown, not a crash
 
 
@@ -72,7 +73,7 @@ def test_a_signal_stops_the_servers_in_order_before_the_process_ends(
 def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     guarded = Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, 0.2)])
-    until(ready.exists)
+    wait_until(ready.exists, "ready")
     assert guarded.stop() == 128 + signal.SIGKILL
     assert not alive(guarded.pid)
 
@@ -81,7 +82,7 @@ def test_a_second_ctrl_c_need_not_wait_for_the_grace(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     began = time.monotonic()
     with Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, 600.0)]) as guarded:
-        until(ready.exists)
+        wait_until(ready.exists, "ready")
         guarded.hurry()
         with pytest.raises(TimeoutError):
             guarded.wait(0.1)
@@ -94,7 +95,7 @@ def test_processes_that_a_command_leaves_behind_end_with_it(tmp_path: Path) -> N
     pid_file = tmp_path / "pid"
     guarded = Guarded(["/bin/sh", "-c", f"sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}"])
     assert guarded.wait(10) == 0
-    until(lambda: not alive(int(pid_file.read_text())))
+    wait_until(lambda: not alive(int(pid_file.read_text())), "the process ended")
     guarded.stop()
 
 
@@ -108,10 +109,10 @@ def test_a_command_without_a_guard_is_not_waited_for(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     before = descendants(os.getpid())
     with Guarded([sys.executable, "-c", _STUBBORN.replace("SIG_IGN", "SIG_DFL"), ready]) as guarded:
-        until(ready.exists)
+        wait_until(ready.exists, "ready")
         (guard,) = guards_of(os.getpid()) & started_since(before)
         os.kill(guard, signal.SIGKILL)
-        until(lambda: not alive(guarded.pid))
+        wait_until(lambda: not alive(guarded.pid), "the guarded process ended")
     assert guarded.poll() is not None
 
 

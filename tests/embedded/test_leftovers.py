@@ -19,8 +19,9 @@ from taskbridge.embedded.account import server_account
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.embedded.redis_server import RedisServer
+from tests.waiting import wait_until
 
-from .processes import alive, until
+from .processes import alive
 
 
 @contextmanager
@@ -116,7 +117,7 @@ def test_a_crash_of_postgres_under_a_long_query_does_not_stop_the_next_start(dat
             connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
             busy.start()
             active = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT count%' AND state = 'active'"
-            until(lambda: connection.execute(active).fetchone())
+            wait_until(lambda: connection.execute(active).fetchone(), "the statement is active")
             os.kill(postmaster_pid(data_dir), signal.SIGKILL)
     with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)

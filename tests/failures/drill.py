@@ -55,7 +55,7 @@ class Drill:
             options[name] = Limits.of(name, options[name])
         pipelines = Pipelines()
         pipelines.declare(Pipeline("invoices", noting, AT_ONCE, **({"batch_size": 500} | options)))
-        self.runtime.__dict__["pipelines"] = pipelines
+        self.runtime.pipelines = pipelines
 
     def save(self, tenant: str, *numbers: str, **document: Any) -> None:
         """Commit invoices of a tenant in one transaction, then notify once."""

@@ -13,7 +13,7 @@ from tests.failures.drill import Drill
 
 def test_a_session_that_falls_silent_under_the_handler_frees_tenant_and_slot(drill: Drill) -> None:
     url = drill.deployment.engine.url.render_as_string(hide_password=False)
-    drill.runtime.__dict__["engine"] = connect(url, statement_timeout=0.5)
+    drill.runtime.engine = connect(url, statement_timeout=0.5)
     stopped: list[int] = []
 
     def write_and_lose_the_session(batch: Batch) -> None:

@@ -110,7 +110,7 @@ def test_an_error_in_one_pipelines_tick_leaves_the_others_alone(deployment: Depl
     pipelines = Pipelines()
     for name in ("alpha", "invoices", "zebra"):
         pipelines.declare(Pipeline(name, print, LatencyNeutral(), 500))
-    runtime.__dict__["pipelines"] = pipelines
+    runtime.pipelines = pipelines
     # given deadlines that passed long ago, and in one pipeline something that is none
     for name in ("alpha", "zebra"):
         notify(deployment.app, "acme", name)

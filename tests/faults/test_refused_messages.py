@@ -22,7 +22,7 @@ def test_what_one_message_is_refused_for_says_nothing_about_the_others(
 ) -> None:
     DECLARED.load(["tests.pipelines_with_criteria"])
     runtime, app = runtime_of(deployment.app), deployment.app
-    runtime.__dict__["pipelines"] = DECLARED
+    runtime.pipelines = DECLARED
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "

@@ -221,7 +221,7 @@ def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment
     """One pipeline's tail stands in the way of nobody: here somebody's transaction locks where it is kept."""
     runtime = runtime_of(deployment.app)
     declared = Pipelines()
-    vars(runtime)["pipelines"] = declared
+    runtime.pipelines = declared
     for name in ("first", "invoices", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
     rounds = Rounds(runtime)
@@ -263,7 +263,7 @@ def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> No
 
 def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
-    vars(runtime)["tails"] = Tails(deployment.engine, page=2)
+    runtime.tails = Tails(deployment.engine, page=2)
     rounds = Rounds(runtime)
     rounds.tail_in_turn()
     tenants = [f"t{number}" for number in range(7)]
@@ -326,7 +326,7 @@ def slow_rounds(deployment: Deployment) -> Iterator[Make]:
     def make(**options: Any) -> tuple[Rounds, Slow]:
         apps.append(make_app(deployment.settings).app)
         runtime = runtime_of(apps[-1])
-        tails = vars(runtime)["tails"] = Slow(deployment.engine, **options)
+        tails = runtime.tails = Slow(deployment.engine, **options)
         return Rounds(runtime), tails
 
     yield make
@@ -473,7 +473,7 @@ def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployme
 def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
     declared = Pipelines()
-    vars(runtime)["pipelines"] = declared
+    runtime.pipelines = declared
     for name in ("first", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
     rounds = Rounds(runtime)

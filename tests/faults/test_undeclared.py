@@ -37,7 +37,7 @@ def left(deployment: Deployment) -> int:
 def known(deployment: Deployment) -> Deployment:
     """A process that knows the pipeline."""
     DECLARED.load(["tests.pipelines_with_criteria"])
-    runtime_of(deployment.app).__dict__["pipelines"] = DECLARED
+    runtime_of(deployment.app).pipelines = DECLARED
     return deployment
 
 
@@ -89,12 +89,12 @@ def test_an_outage_is_no_try_that_did_not_come_to_an_end(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, runtime = deployment.app, runtime_of(deployment.app)
-    runtime.__dict__["pipelines"] = Pipelines()
+    runtime.pipelines = Pipelines()
     parking.park(app, (PIPELINE, {}), {}, "message-1", 1, "a moment ago")
     before, away = runtime.engine, connect("postgresql://127.0.0.1:1/nowhere")
-    runtime.__dict__["engine"] = away
+    runtime.engine = away
     intake.again(app)
-    runtime.__dict__["engine"] = before
+    runtime.engine = before
     intake.again(app)
     assert "did not come to an end" not in caplog.text
     assert "Postgres cannot be reached" in caplog.text

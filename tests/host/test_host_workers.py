@@ -21,7 +21,7 @@ from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.testing.servers import open_directory
-from tests.deployment import ROOT, Deployment
+from tests.deployment import ROOT, Deployment, worker_command
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -105,7 +105,7 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, depl
 def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType, deployment: Deployment) -> None:
     assert shop.bridge
     ended = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", SHOP, "worker", "-P", "solo"],
+        worker_command("-P", "solo", app=SHOP),
         env=deployment.environment(TASKBRIDGE_POSTGRES_URL=NOWHERE),
         cwd=ROOT,
         capture_output=True,

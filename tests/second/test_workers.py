@@ -28,7 +28,7 @@ def alerts(deployment: Deployment) -> Deployment:
     pipelines = Pipelines()
     criteria = tuple(Criterion("$.level", level, "$.service", delay) for level, delay in DELAYS.items())
     pipelines.declare(Pipeline(PIPELINE, lambda _: None, DelaySinceLastRun(criteria), 500))
-    runtime_of(deployment.app).__dict__["pipelines"] = pipelines
+    runtime_of(deployment.app).pipelines = pipelines
     return deployment
 
 

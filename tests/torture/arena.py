@@ -143,7 +143,7 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
             stack.callback(server.close)
             server.start()
         settings = Settings(postgres_url=postgres.url, redis_url=redis.url, **SETTINGS)
-        ours = _environment(settings)
+        ours = settings.as_environment()
         os.environ.update(ours)
         books = directory / "books"
         books.mkdir()
@@ -165,11 +165,6 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         made = Arena(postgres, redis, workers, Ledger(books), settings, books, stalls)
         stack.callback(made.engine.dispose)
         yield made
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    urls = {"TASKBRIDGE_POSTGRES_URL": settings.postgres_url, "TASKBRIDGE_REDIS_URL": settings.redis_url}
-    return {**urls, **{f"TASKBRIDGE_{name.upper()}": str(value) for name, value in SETTINGS.items()}}
 
 
 def _prepare_database(url: str) -> None:

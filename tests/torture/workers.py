@@ -17,7 +17,7 @@ import psutil
 
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log
-from tests.deployment import ENDS_WITHIN, ROOT
+from tests.deployment import ENDS_WITHIN, ROOT, worker_command
 from tests.waiting import wait_until
 
 __all__ = ["Kind", "Worker", "Workers"]
@@ -187,11 +187,10 @@ class Workers:
             environment["TORTURE_CLOCK"] = str(kind.clock_seconds)
         if kind.is_async:
             environment["TORTURE_ASYNC"] = "1"
-        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "--without-mingle", "--without-gossip"]
         log = self.books / f"{name}.log"
         with open_log(log) as output:
             process = Guarded(
-                [*command, "-n", f"{name}@torture", "--loglevel", "INFO", *kind.options],
+                worker_command("-n", f"{name}@torture", "--loglevel", "INFO", *kind.options),
                 stop=((signal.SIGTERM, 5.0),),
                 output=output,
                 environment=environment,

@@ -58,3 +58,17 @@ def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value
 def test_a_prefix_that_could_share_a_key_is_refused() -> None:
     with pytest.raises(InvalidName):
         Settings.read({"TASKBRIDGE_KEY_PREFIX": "a:b"})
+
+
+def test_settings_as_an_environment_read_back_the_same() -> None:
+    chosen = Settings(
+        postgres_url="postgresql://shop@db/orders",
+        redis_url="rediss://cache/1",
+        pipelines=("shop.pipelines", "shop.more"),
+        runner_ttl=7.5,
+        tail_listens=True,
+        metrics_port=9000,
+    )
+
+    assert Settings.read(chosen.as_environment()) == chosen
+    assert Settings.read(Settings().as_environment()) == Settings()
