@@ -1,6 +1,6 @@
 """How long it takes from a record that nobody notified to its handler, on an idle system.
 
-Records come at random moments, each of a tenant of its own. The clock starts just before the record is written, and
+Records come at random times, each of a tenant of its own. The clock starts just before the record is written, and
 stops where the handler begins with it. Those of plain SQL are one INSERT each; those of producers that die are written
 by a process each, which kills itself (SIGKILL) after its commit and before its event.
 """

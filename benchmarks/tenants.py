@@ -80,7 +80,7 @@ class _Subject(Protocol):
         """Run its worker; give its process id."""
 
     def wait(self, due: Sequence[float]) -> None:
-        """Let a tenant wait until each of these moments, in seconds of the Unix epoch; return when all do."""
+        """Let a tenant wait until each of these times, in seconds of the Unix epoch; return when all do."""
 
     def take(self) -> None:
         """Take what was published so far."""

@@ -9,16 +9,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 4.0 if os.environ.get("CI") else 1.0
+TIME_FACTOR = 4.0 if os.environ.get("CI") else 1.0
+"""How many times as long as usual tests wait."""
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = 15.0) -> T:
     """Return the first true value of `condition`; fail after `seconds` (four times as long in CI)."""
-    deadline = time.monotonic() + seconds * PATIENCE
+    deadline = time.monotonic() + seconds * TIME_FACTOR
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds * PATIENCE:g} s: {what}")
+            raise AssertionError(f"not within {seconds * TIME_FACTOR:g} s: {what}")
         time.sleep(0.01)

@@ -300,7 +300,9 @@ def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
     """Return what is wrong with the work of a pipeline, each with the remedy."""
     circuit = runtime.gate.circuit(pipeline)
     if circuit.open:
-        line = f"the circuit is open, {circuit.probes:,} probes failed, {circuit.in_line:,} tenants wait in line"
+        line = (
+            f"the circuit is open, {circuit.probes:,} probes failed, {circuit.waiting:,} tenants are in the wait queue"
+        )
         yield line, "look at what the handler calls; `taskbridge status` shows the errors"
     seen = read_backlogs(runtime.engine, {pipeline: runtime.pipelines[pipeline].source}, {pipeline: ()})[pipeline]
     if seen.failing:

@@ -66,7 +66,7 @@ class _Standing:
             "opened_at": iso(moment(circuit.opened_at_ms)),
             "closed_at": iso(moment(circuit.closed_at_ms)),
             "failed_probes": circuit.probes,
-            "tenants_in_line": circuit.in_line,
+            "tenants_in_line": circuit.waiting,
         }
 
     def sentences(self) -> Iterator[str]:
@@ -77,7 +77,7 @@ class _Standing:
             yield (
                 f"{self.pipeline}: the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}: everything "
                 f"fails, so nothing goes to quarantine; {self.circuit.probes:,} probes failed, "
-                f"{self.circuit.in_line:,} tenants wait in line"
+                f"{self.circuit.waiting:,} tenants are in the wait queue"
             )
         for one in self.tenants:
             if one.pause is not None and one.pause.tenant is not None:
@@ -105,12 +105,12 @@ class _Standing:
         if one.runner.hold is Hold.RATE:
             return "its rate limit"
         if self.circuit.open:
-            return f"the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}, and it stands in line"
-        if one.runner.hold is Hold.LINE:
+            return f"the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}, and it is in the wait queue"
+        if one.runner.hold is Hold.WAIT_QUEUE:
             rest = self.circuit.rests_until_ms
             if rest is not None and rest > one.now_ms:
                 return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
-            return "it stands in line for a free place among the pipeline's runs"
+            return "it waits in the queue for a free run slot of its pipeline"
         if one.counts["failures"]:
             return f"back-off after a failure: {one.counts['last_error'] or 'no error was written down'}"
         return f"its handler asked to wait until {iso(one.due_at)} (RetryAfter)"

@@ -33,7 +33,7 @@ def write_private(path: Path, text: str, account: Account | None = None) -> None
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log of mode 600 for appending; one of more than 10 MB is put aside as `.1` first."""
+    """Open a log of mode 600 for appending; one of more than 10 MB is renamed to `.1` first."""
     if path.exists() and path.stat().st_size > _LOG_KEPT_BYTES:
         path.replace(path.with_name(f"{path.name}.1"))
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")

@@ -1,13 +1,12 @@
--- A run message arrived: take the runner, unless the message is late or doubled, or the run has to stand in line.
--- KEYS: due runner lease circuit running line handed reminded sent
--- ARGV: pipeline tenant token ttl_ms republish_ms longest_ms most_runs now_ms
+-- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
+-- KEYS: due runner lease circuit running wait_queue handed reminded sent
+-- ARGV: pipeline tenant token ttl_ms republish_ms most_runs now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
-local circuit_key, running_key, line_key = KEYS[4], KEYS[5], KEYS[6]
+local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
 local handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9]
 local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local republish_ms, longest_ms, most_runs = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local us = clock_us(ARGV[8])
+local republish_ms, most_runs, us = tonumber(ARGV[5]), tonumber(ARGV[6]), clock_us(ARGV[7])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
@@ -35,34 +34,34 @@ local function another_probes()
 end
 
 local function is_first()
-  local head = head_of_line(due_key, line_key)
+  local head = first_waiting(due_key, wait_queue_key)
   return not head or head == tenant
-    or place_in_line(joined or now, runs) < tonumber(redis.call("ZSCORE", line_key, head))
+    or position(joined or now, runs) < tonumber(redis.call("ZSCORE", wait_queue_key, head))
 end
 
--- One's own place counts for nothing where others have as many as there may be, since the cap was lowered.
-local function has_place()
+-- One's own slot counts for nothing where others have as many as there may be, since the cap was lowered.
+local function is_slot_free()
   local own = tonumber(redis.call("ZSCORE", running_key, tenant) or -1) >= now and 1 or 0
   return redis.call("ZCOUNT", running_key, now, "+inf") - own < most_runs
 end
 
 local rests = now < rest
-local has_place = not rests and (most_runs == 0 or has_place())
+local has_slot = not rests and (most_runs == 0 or is_slot_free())
 local nobody_probes = open_until and not another_probes()
 local may_probe = nobody_probes and now >= open_until and is_first()
-if not has_place or open_until and not may_probe then
+if not has_slot or open_until and not may_probe then
   redis.call("ZREM", running_key, tenant)
   if holder == tenant then
     redis.call("HDEL", circuit_key, "probe")
   end
-  stand_in_line(runner_key, line_key, tenant, joined or now, runs)
-  -- Whoever ends a wait calls those in line; this deadline is for when nobody did.
-  local wait_ms = math.min(longest_ms, math.max(republish_ms, now - (joined or now)))
+  join_wait_queue(runner_key, wait_queue_key, tenant, joined or now, runs)
+  -- Whoever ends a wait calls those in the queue; this deadline is for when nobody did.
+  local wait_ms = math.min(LONGEST_REPUBLISH_MS, math.max(republish_ms, now - (joined or now)))
   redis.call("ZADD", due_key, math.max(now, rest) + wait_ms, tenant)
   if rests then
-    call_head(due_key, line_key, rest)
-  elseif has_place and nobody_probes then
-    call_head(due_key, line_key, math.max(now, open_until))
+    call_first(due_key, wait_queue_key, rest)
+  elseif has_slot and nobody_probes then
+    call_first(due_key, wait_queue_key, math.max(now, open_until))
   end
   return { POSTPONED }
 end
@@ -94,11 +93,11 @@ if lease_end > now then
 end
 redis.call("HSET", runner_key, unpack(fields))
 if joined then
-  redis.call("ZREM", line_key, tenant)
+  redis.call("ZREM", wait_queue_key, tenant)
 end
 if most_runs > 0 then
   redis.call("ZREMRANGEBYSCORE", running_key, "-inf", now)
-  take_place(running_key, tenant, now + ttl_ms)
+  take_slot(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
 return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe,

@@ -1,4 +1,5 @@
--- The circuit of a pipeline, judged by how each run ends; put before `settle`. Fields of its hash:
+-- The circuit of a pipeline, judged by how each run ends; put before `settle`. Its table is in `admission.py`. Fields of
+-- its hash:
 --   failures  failures in a row that blame the downstream or the pipeline
 --   first, second  tenants that failed since something was handled
 --   says      the first tenant whose failure blamed the downstream or the pipeline
@@ -12,11 +13,6 @@
 --   rest      the downstream asked the whole pipeline to wait until this millisecond
 --   width     how many runs may be on since then; doubles with each that handled something,
 --             and goes where it reaches the cap of the pipeline
-local OPENS_AFTER = 5
-local WALKS_AFTER = 5
-local FIRST_WAIT_MS = 1000
-local LONGEST_WAIT_MS = 30000
-
 -- Whether this failure, beside those before it, is not one tenant's or one record's. One tenant alone never says so.
 local function is_general(circuit_key, tenant, blame)
   local seen = redis.call("HMGET", circuit_key, "first", "second", "says", "agreed")
@@ -41,22 +37,22 @@ local function is_general(circuit_key, tenant, blame)
   return third or agreed and failures >= OPENS_AFTER
 end
 
-local function close(circuit_key, due_key, line_key, now)
+local function close(circuit_key, due_key, wait_queue_key, now)
   redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures",
     "says", "agreed")
   redis.call("HSET", circuit_key, "closed_at", now)
-  for _, tenant in ipairs(redis.call("ZRANGE", line_key, 0, -1)) do
+  for _, tenant in ipairs(redis.call("ZRANGE", wait_queue_key, 0, -1)) do
     redis.call("ZADD", due_key, now, tenant)
   end
-  redis.call("DEL", line_key)
+  redis.call("DEL", wait_queue_key)
 end
 
 -- `blame` is empty unless the tenant is held for its back-off.
-local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, handled, now)
+local function judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, blame, handled, now)
   local circuit = redis.call("HMGET", circuit_key, "until", "wait", "probe", "first", "failures")
   local is_open, wait_ms, is_probe = circuit[1], tonumber(circuit[2]), circuit[3] == tenant
   if is_open and handled > 0 and blame == "" then
-    close(circuit_key, due_key, line_key, now)
+    close(circuit_key, due_key, wait_queue_key, now)
     return
   end
   if handled > 0 and (circuit[4] or circuit[5]) then
@@ -67,7 +63,7 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
   end
   if blame == "" then
     if is_probe then
-      call_head(due_key, line_key, now)
+      call_first(due_key, wait_queue_key, now)
     end
     return
   end
@@ -84,14 +80,14 @@ local function judge(circuit_key, due_key, runner_key, line_key, tenant, blame, 
   end
   if is_open or opens then
     -- So that whoever closes it calls this tenant too, however long its back-off is by then.
-    stand_in_line(runner_key, line_key, tenant, now, 1)
+    join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
   end
   if opens or is_probe then
     redis.call("HSET", circuit_key, "until", now + wait_ms, "wait", wait_ms)
     if blame ~= "downstream" or probes >= WALKS_AFTER then
       redis.call("HSET", circuit_key, "walk", 1)
     end
-    call_head(due_key, line_key, now + wait_ms)
+    call_first(due_key, wait_queue_key, now + wait_ms)
   end
   redis.call("PEXPIRE", circuit_key, DAY_MS)
 end

@@ -3,18 +3,18 @@
 -- that lingered ends here. A message that still waits in the queue of first events is not lost, so none is published: a
 -- storm of them would leave as many doubled ones in the other queue, before whatever comes to wait there.
 -- KEYS: due runner queue first counts turns handed reminded sent
--- ARGV: pipeline tenant republish_ms longest_ms why together nonce now_ms
+-- ARGV: pipeline tenant republish_ms why together nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}
 local due_key, runner_key, queue_key, first_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local turns_key, handed_key, reminded_key, sent_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local pipeline, tenant, republish_ms, longest_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local why, together, nonce, us = ARGV[5], ARGV[6] == "1", ARGV[7], clock_us(ARGV[8])
+local pipeline, tenant, republish_ms, why = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local together, nonce, us = ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
 local now, member = milliseconds(us), pipeline .. ":" .. tenant
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
 local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held", "events", "swept", "lease",
   "queue")
-local state, token, patience, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
+local state, token, waited_ms, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
 local events, swept, lease_end, queue = runner[5], runner[6], tonumber(runner[7]), runner[8]
 local in_turns = redis.call("ZSCORE", turns_key, member)
 local waits_for_turn = in_turns and (held == "turn" or held == "found")
@@ -31,7 +31,7 @@ if not state then
   return { NOT_DUE }
 end
 if waits_for_turn and not is_called then
-  redis.call("ZADD", due_key, now + TURN_PATIENCE_MS, tenant)
+  redis.call("ZADD", due_key, now + TURN_DEADLINE_MS, tenant)
   return { POSTPONED }
 end
 
@@ -51,7 +51,7 @@ end
 
 local answer, wait_ms = PUBLISHED, republish_ms
 if state == "queued" then
-  wait_ms = math.min(patience * 2, longest_ms)
+  wait_ms = math.min(waited_ms * 2, LONGEST_REPUBLISH_MS)
   if still_queued() then
     redis.call("HSET", runner_key, "patience", wait_ms)
     redis.call("ZADD", due_key, now + wait_ms, tenant)
@@ -77,8 +77,8 @@ if waits_for_turn then
 end
 if answer ~= PUBLISHED then
   redis.call("HINCRBY", counts_key, answer == REISSUED and "replaced" or "republished", 1)
-  -- 30 days, so that a pipeline that is no more leaves nothing.
-  redis.call("PEXPIRE", counts_key, 2592000000)
+  -- So that a pipeline that is no more leaves nothing.
+  redis.call("PEXPIRE", counts_key, MONTH_MS)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
 -- A message that was published before stays in the count of what published it.

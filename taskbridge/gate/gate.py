@@ -34,7 +34,6 @@ __all__ = [
     "Timing",
 ]
 
-LONGEST_REPUBLISH_MS: Final = 300_000
 MOST_SENT: Final = 100
 """So many runs of a pipeline that deadlines published and that have not begun are enough; a ticker adds no more."""
 REMINDED_AT_ONCE: Final = 100
@@ -119,8 +118,8 @@ class Hold(StrEnum):
     """What a tenant that is held waits for."""
 
     TURN = "turn"
-    LINE = "line"
-    """A free place among the runs of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
+    WAIT_QUEUE = "wait queue"
+    """A free run slot of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
     RATE = "rate"
     RETRY = "retry"
     """The time until which it is held: a back-off, or what its handler asked for."""
@@ -138,7 +137,7 @@ class CircuitStatus(NamedTuple):
     opened: int
     opened_at_ms: int | None
     closed_at_ms: int | None
-    in_line: int
+    waiting: int
     rests_until_ms: int | None = None
     """The downstream asked the whole pipeline to wait until then."""
 
@@ -305,9 +304,9 @@ class Gate:
         """Take the runner for one run.
 
         REFUSED: the message is late or doubled, and nothing was changed. POSTPONED: the circuit is open, or `most_runs`
-        (0: any number) are on; the tenant stands in line.
+        (0: any number) are on; the tenant is in the wait queue.
         """
-        times = (self._timing.runner_ttl, self._timing.republish, LONGEST_REPUBLISH_MS)
+        times = (self._timing.runner_ttl, self._timing.republish)
         answer, *counts = self._run("begin", run.pipeline, run.tenant, None, *run, *times, most_runs)
         if answer != Answer.BEGUN:
             return Answer(answer)
@@ -375,7 +374,7 @@ class Gate:
         """Return how the pipeline's circuit stands."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._keys.circuit(pipeline))
-            pipe.zcard(self._keys.line(pipeline))
+            pipe.zcard(self._keys.wait_queue(pipeline))
             return _circuit(*pipe.execute())
 
     def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
@@ -387,7 +386,7 @@ class Gate:
                 pipe.zrange(self._keys.due(pipeline), 0, most - 1, withscores=True)
                 pipe.zcard(self._keys.due(pipeline))
                 pipe.hgetall(self._keys.circuit(pipeline))
-                pipe.zcard(self._keys.line(pipeline))
+                pipe.zcard(self._keys.wait_queue(pipeline))
                 pipe.hgetall(self._keys.counts(pipeline))
             time, clock, *replies = pipe.execute()
         now_ms = _now_ms(time, clock)
@@ -436,13 +435,12 @@ class Gate:
         return [(tenant, reply[1]) for reply, tenant in zip(replies, tenants, strict=True) if len(reply) == 2]
 
     def _expire(self, pipeline: str, tenants: Sequence[str], why: str, *, together: bool = False) -> list[list[Any]]:
-        times = (self._timing.republish, LONGEST_REPUBLISH_MS)
         return self._wire.call(
             self._scripts["expire"],
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, *times, why, int(together), _nonce(), self._now()),
+                    (pipeline, tenant, self._timing.republish, why, int(together), _nonce(), self._now()),
                 )
                 for tenant in tenants
             ],
@@ -555,12 +553,12 @@ def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
     return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
 
 
-def _circuit(fields: dict[str, str], in_line: int) -> CircuitStatus:
+def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:
     until, opened_at, closed_at, rests_until = (
         int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
     )
     probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
-    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, in_line, rests_until)
+    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, waiting, rests_until)
 
 
 def _survey(
@@ -568,7 +566,7 @@ def _survey(
     first: list[tuple[str, float]],
     runners: int,
     circuit: dict[str, str],
-    in_line: int,
+    waiting: int,
     counts: dict[str, str],
 ) -> Survey:
     return Survey(
@@ -577,7 +575,7 @@ def _survey(
         max(0, now_ms - int(first[0][1])) if first else 0,
         int(counts.get("replaced", 0)),
         int(counts.get("republished", 0)),
-        _circuit(circuit, in_line),
+        _circuit(circuit, waiting),
     )
 
 
@@ -602,6 +600,6 @@ def _hold(runner: dict[str, str]) -> Hold | None:
     if runner["held"] in WAITS_FOR_TURN:
         return Hold.TURN
     if "joined" in runner:
-        return Hold.LINE
+        return Hold.WAIT_QUEUE
     # Only who waits for a rate limit has paid for what it may deliver.
     return Hold.RATE if "permits" in runner else Hold.RETRY

@@ -10,7 +10,6 @@ local now = milliseconds(us)
 -- Its end stands in the value: a server whose clock is behind would keep the key for longer. Each hold ends later than the
 -- one before, whoever has it; so an earlier end says that Redis came back with older data. The key lives on, so that who
 -- comes late knows that this did not happen.
-local remembered_ms = 60000
 local holder, ends = string.match(redis.call("GET", tailing_key) or "", "^(%S+) (%d+)$")
 ends = tonumber(ends)
 local wait_ms, lost = 0, (not holder or ends < had_until) and 1 or 0
@@ -18,6 +17,6 @@ if holder and holder ~= worker and ends > now then
   wait_ms = ends - now
 else
   ends = math.max(now + hold_ms, lost == 0 and ends + 1 or 0)
-  redis.call("SET", tailing_key, worker .. " " .. string.format("%.0f", ends), "PX", hold_ms + remembered_ms)
+  redis.call("SET", tailing_key, worker .. " " .. string.format("%.0f", ends), "PX", hold_ms + TAIL_MEMORY_MS)
 end
 return { wait_ms, lost, ends }

@@ -112,8 +112,8 @@ class Keys:
         """Sorted set of the runs that count against a pipeline's cap: member tenant, score the deadline."""
         return f"{self.prefix}:running:{pipeline}"
 
-    def line(self, pipeline: str) -> str:
-        """Sorted set of tenants that wait for a place or for the circuit, in their order."""
+    def wait_queue(self, pipeline: str) -> str:
+        """Sorted set of tenants that wait for a run slot or for the circuit, in their order."""
         return f"{self.prefix}:line:{pipeline}"
 
     def pipeline_rate(self, pipeline: str) -> str:

@@ -1,4 +1,4 @@
--- What all scripts share; put before each of them when it is loaded, after the answers' names.
+-- What all scripts share; put before each of them when it is loaded, after the names of answers and constants.
 
 -- The last key of every script is what the gate knows of time; only `tick` writes it. Its fields, in microseconds:
 --   mark    the latest time that a ticker saw

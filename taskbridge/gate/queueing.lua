@@ -8,7 +8,7 @@ local function new_token(us, floor, nonce)
   return string.format("%016.0f-%s", us, nonce)
 end
 
--- Queue a run. The deadline comes back after `republish_ms` and then takes twice as long each time. `...` are further
+-- Queue a run. The deadline comes back after `republish_ms` (the field `patience`) and then takes twice as long each time. `...` are further
 -- fields of the runner and their values.
 local function queue_run(due_key, runner_key, tenant, token, republish_ms, us, ...)
   redis.call("HSET", runner_key, "state", "queued", "token", token, "patience", republish_ms, ...)

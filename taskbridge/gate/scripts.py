@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.transitions import Answer
 
 __all__ = ["SCRIPTS", "Script", "render"]
@@ -46,14 +47,14 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "begin",
-            ("due", "runner", "lease", "circuit", "running", "line", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "longest_ms", "most_runs", "now_ms"),
-            uses=("line",),
+            ("due", "runner", "lease", "circuit", "running", "wait_queue", "handed", "reminded", "sent"),
+            ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "now_ms"),
+            uses=("wait_queue",),
         ),
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            ("due", "runner", "last", "queue", "circuit", "running", "line", "turns", "handed"),
+            ("due", "runner", "last", "queue", "circuit", "running", "wait_queue", "turns", "handed"),
             (
                 "pipeline",
                 "tenant",
@@ -74,7 +75,7 @@ SCRIPTS: dict[str, Script] = {
                 "nonce",
                 "now_ms",
             ),
-            uses=("queueing", "expiry", "turns", "line", "circuit"),
+            uses=("queueing", "expiry", "turns", "wait_queue", "circuit"),
         ),
         Script(
             "permit",
@@ -97,7 +98,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "expire",
             ("due", "runner", "queue", "first", "counts", "turns", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "republish_ms", "longest_ms", "why", "together", "nonce", "now_ms"),
+            ("pipeline", "tenant", "republish_ms", "why", "together", "nonce", "now_ms"),
             uses=("queueing", "turns"),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
@@ -120,7 +121,7 @@ def read(file_name: str) -> str:
 
 
 def render(script: Script, publish: str) -> str:
-    """Return what Redis is given for `script`: the answers' names, the prelude, how to publish, its parts, itself.
+    """Return what Redis is given for `script`: the numbers used, the prelude, how to publish, its parts, itself.
 
     Redis runs the whole text at every call, definitions and all, so a script has no more of them than it uses.
     """
@@ -128,5 +129,6 @@ def render(script: Script, publish: str) -> str:
     if "queue" in script.keys:
         parts.insert(1, publish)
     used = set(re.findall(r"[A-Z_]+", "".join(parts)))
-    names = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer if answer.name in used)
+    numbers = [one for one in (*Answer, *Constant) if one.name in used]
+    names = "".join(f"local {one.name} = {int(one)}\n" for one in numbers)
     return "\n".join((names, *parts))

@@ -1,12 +1,12 @@
 -- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
 -- the cursor has an owner with a higher token (`stale`).
--- KEYS: due runner last queue circuit running line turns handed
+-- KEYS: due runner last queue circuit running wait_queue turns handed
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms owner all_wait empty_tick_ms last_ttl_ms republish_ms most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
--- the tenant that may begin in the place of this run as the third element, if one stands in line, and as the fourth who
+-- the tenant that may begin in the slot of this run as the third element, if one waits in the queue, and as the fourth who
 -- is next among those that wait for their turn, if a turn is to be given
 local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local circuit_key, running_key, line_key = KEYS[5], KEYS[6], KEYS[7]
+local circuit_key, running_key, wait_queue_key = KEYS[5], KEYS[6], KEYS[7]
 local turns_key, handed_key = KEYS[8], KEYS[9]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
@@ -23,9 +23,6 @@ local before, lease_end, failures = tonumber(runner[7]), tonumber(runner[8]), ru
 if state ~= "running" or current ~= token then
   return { LOST }
 end
-
--- The least time from the start of a run that took nothing to the tenant's next, where delays count from the last run.
-local after_empty_ms = 200
 
 local function continue(answer, floor)
   local next_token = new_token(us, floor, nonce)
@@ -45,10 +42,10 @@ local function continue_now()
   return continue(CONTINUED, token)
 end
 
--- More to do, and others wait for this run's place or for their turn: behind them.
+-- More to do, and others wait for this run's slot or for their turn: behind them.
 local function continue_in_turn()
-  if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", line_key) > 0 then
-    stand_in_line(runner_key, line_key, tenant, now, 1)
+  if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", wait_queue_key) > 0 then
+    join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
     return wait_until(now + republish_ms, POSTPONED)
   end
   if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
@@ -64,9 +61,9 @@ local function wait_with_all()
   local rest = math.max(now + retry_ms, tonumber(redis.call("HGET", circuit_key, "rest") or 0))
   redis.call("HSET", circuit_key, "rest", rest, "width", 1)
   redis.call("PEXPIRE", circuit_key, rest - now + DAY_MS)
-  stand_in_line(runner_key, line_key, tenant, now, 1)
+  join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
   local reply = wait_until(rest + republish_ms, HELD)
-  call_head(due_key, line_key, rest)
+  call_first(due_key, wait_queue_key, rest)
   return reply
 end
 
@@ -90,7 +87,7 @@ local function settle()
   -- An event without a record may come at any time; so the next run after one that took nothing waits for a tick.
   local last, earliest = began, 0
   if took == 0 and last_ttl_ms > 0 then
-    last, earliest = before, began + after_empty_ms
+    last, earliest = before, began + EMPTY_RUN_MS
     redis.call("HSET", runner_key, "earliest", earliest)
     if before then
       redis.call("HSET", runner_key, "began", before)
@@ -131,40 +128,40 @@ if failures and outcome ~= "retry" and outcome ~= "stale" then
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)
 end
-judge(circuit_key, due_key, runner_key, line_key, tenant, outcome == "retry" and blame or "", handled, now)
+judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, outcome == "retry" and blame or "", handled, now)
 local circuit = redis.call("HMGET", circuit_key, "until", "rest", "width")
 local is_open, rests, width = circuit[1], now < tonumber(circuit[2] or 0), tonumber(circuit[3])
-local places = redis.call("ZREM", running_key, tenant)
+local slots = redis.call("ZREM", running_key, tenant)
 if width and not rests and handled > 0 then
   -- The downstream takes work again: twice as many at a time, until nobody waits any more or the cap is reached. Then the
-  -- cap alone counts: a busy pipeline may have a line for ever.
+  -- cap alone counts: in a busy pipeline some may wait for ever.
   width = width * 2
   local at_cap = most_runs > 0 and width >= most_runs
-  if at_cap or redis.call("ZCARD", line_key) == 0 then
+  if at_cap or redis.call("ZCARD", wait_queue_key) == 0 then
     redis.call("HDEL", circuit_key, "rest", "width")
   else
     redis.call("HSET", circuit_key, "width", width)
   end
-  places = (at_cap and most_runs or width) - redis.call("ZCOUNT", running_key, now, "+inf")
+  slots = (at_cap and most_runs or width) - redis.call("ZCOUNT", running_key, now, "+inf")
 end
--- While the circuit is open, or the pipeline waits, nobody may come for the place; when that is over, they are called.
+-- While the circuit is open, or the pipeline waits, nobody may come for the slot; when that is over, they are called.
 if not is_open and not rests then
-  for _ = 1, places do
-    local head = head_of_line(due_key, line_key)
-    if not head then
+  for _ = 1, slots do
+    local first = first_waiting(due_key, wait_queue_key)
+    if not first then
       break
     end
-    redis.call("ZREM", line_key, head)
-    redis.call("ZADD", due_key, now, head)
-    -- Its place is kept, so that no newcomer takes it.
-    take_place(running_key, head, now + republish_ms)
+    redis.call("ZREM", wait_queue_key, first)
+    redis.call("ZADD", due_key, now, first)
+    -- The slot is kept, so that no newcomer takes it.
+    take_slot(running_key, first, now + republish_ms)
     if not reply[3] then
       reply[2] = reply[2] or false
-      reply[3] = head
+      reply[3] = first
     end
   end
 end
--- A slot comes free: what lies in the queue is for it, and where that is too little, the next gets its turn.
+-- A worker slot comes free: what lies in the queue is for it, and where that is too little, the next gets its turn.
 if not reply[3] then
   local waits = redis.call("ZRANGE", turns_key, 0, 0)[1]
   if waits and queued(handed_key, now) < most_handed then

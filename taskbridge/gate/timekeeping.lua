@@ -1,7 +1,5 @@
 -- Part of the script that keeps the gate's time. It is called many times a second by every worker.
 
-local MARK_EVERY_US = 100000
-
 -- Note the time, and let the server's clock count from there if it is behind: after a failover to a server with
 -- another clock, say. What was said until then, be it a deadline, a back-off or an open circuit, keeps its meaning.
 local function keep_time(us)
@@ -10,7 +8,7 @@ local function keep_time(us)
   end
   if us - (redis.call("HGET", clock_key, "mark") or 0) >= MARK_EVERY_US then
     redis.call("HSET", clock_key, "mark", string.format("%.0f", us))
-    -- 30 days, so that a deployment that is no more leaves nothing.
-    redis.call("PEXPIRE", clock_key, 2592000000)
+    -- So that a deployment that is no more leaves nothing.
+    redis.call("PEXPIRE", clock_key, MONTH_MS)
   end
 end

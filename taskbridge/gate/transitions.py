@@ -109,13 +109,13 @@ class Condition(Enum):
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     STILL_QUEUED = "its message is in the queue of first events still: an older one, or itself, is at the head"
-    NO_PLACE = (
+    NO_SLOT = (
         "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or as many "
         "runs are on as the pipeline may have"
     )
     IN_TURNS = "it waits for its turn, which has not come"
     OTHERS_IN_TURNS = "others wait for their turn, or enough of those who got it are queued"
-    OTHERS_IN_LINE = "others wait in line for the place of this run"
+    OTHERS_IN_QUEUE = "the run has a run slot, and others are in the wait queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.ABSORBED,
         "one event, unless events > swept or the run may have looked; pending delay = the smaller",
     ),
-    Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_PLACE), _W, Answer.POSTPONED, "held, in line for a free place"),
+    Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_SLOT), _W, Answer.POSTPONED, "held, in the wait queue"),
     Row(
         _Q,
         Verb.BEGIN,
@@ -225,7 +225,7 @@ TRANSITIONS: tuple[Row, ...] = (
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another run took over"),
-    Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_LINE), _W, Answer.POSTPONED, "held, at the end of the line"),
+    Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_QUEUE), _W, Answer.POSTPONED, "held, at the end of the wait queue"),
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_TURNS), _W, Answer.POSTPONED, "held, at the end of the turns"),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
@@ -234,10 +234,10 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(
         _R,
         Verb.DONE,
-        (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER, _C.OTHERS_IN_LINE),
+        (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER, _C.OTHERS_IN_QUEUE),
         _W,
         Answer.POSTPONED,
-        "held, at the end of the line",
+        "held, at the end of the wait queue",
     ),
     Row(
         _R,
@@ -280,7 +280,7 @@ TRANSITIONS: tuple[Row, ...] = (
         _W,
         Answer.HELD,
         "due at now + back-off, or what the handler asked for, held; the circuit is judged, and while it is open, or "
-        "all wait, the tenant stands in line",
+        "all wait, the tenant is in the wait queue",
     ),
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another run took over"),
     Row(

@@ -2,32 +2,28 @@
 -- the order in which all tenants of the deployment, whatever their pipeline, came to wait. Members are
 -- `{pipeline}:{tenant}`; a pipeline's name has no colon.
 
-local SET_TTL_MS = 86400000
--- The deadline of who waits for a turn is for when the set of turns was lost; else it only moves on.
-local TURN_PATIENCE_MS = 60000
--- A message counts as queued until it is begun, or taken for lost and not published again for this long.
-local GRACE_MS = 1000
-
+-- The deadline is for when the set of turns was lost; else it only moves on.
 -- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet. `...` are
 -- further fields of the runner and their values. The caller says `keep_turns` afterwards.
 local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, why, ...)
   redis.call("HSET", runner_key, "state", "waiting", "held", why, ...)
-  redis.call("ZADD", due_key, milliseconds(us) + TURN_PATIENCE_MS, tenant)
+  redis.call("ZADD", due_key, milliseconds(us) + TURN_DEADLINE_MS, tenant)
   redis.call("ZADD", turns_key, us, pipeline .. ":" .. tenant)
 end
 
 -- Once for all that came to wait in a script: it costs as much as the rest of it.
 local function keep_turns(turns_key)
-  redis.call("PEXPIRE", turns_key, SET_TTL_MS)
+  redis.call("PEXPIRE", turns_key, DAY_MS)
 end
 
 -- A message was published that counts as lost from `deadline` on.
 local function note_queued(queued_key, member, deadline)
   redis.call("ZADD", queued_key, deadline, member)
-  redis.call("PEXPIRE", queued_key, SET_TTL_MS)
+  redis.call("PEXPIRE", queued_key, DAY_MS)
 end
 
--- Whether a message of this one was published and not begun.
+-- Whether a message of this one was published and not begun. One that is taken for lost counts for a while, since it may
+-- be published again.
 local function is_queued(queued_key, member, now)
   return tonumber(redis.call("ZSCORE", queued_key, member) or 0) > now - GRACE_MS
 end

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 MOST_TENANTS: Final = 1_000
 """Pending records are counted of so many tenants with a runner, those with the earliest deadlines."""
-PATIENCE: Final = 4.0
+ANSWER_TIMEOUT: Final = 4.0
 """Seconds that a scrape waits for a server. Prometheus waits 10 for a scrape."""
-LITTLE: Final = 0.1
+SUMS_TIMEOUT: Final = 0.1
 """Seconds that a worker's scrape waits for sums over all cursors, before it gives those that it has."""
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ METRICS: Final = (
     ),
     Metric("taskbridge_circuit_open", "gauge", *_REDIS, "1 while the circuit is open, else 0."),
     Metric("taskbridge_circuit_opened_total", "counter", *_REDIS, "How often the circuit opened."),
-    Metric("taskbridge_tenants_in_line", "gauge", *_REDIS, "Tenants that wait for the circuit or for a place."),
+    Metric("taskbridge_tenants_in_line", "gauge", *_REDIS, "Tenants that wait for the circuit or for a run slot."),
     Metric(
         "taskbridge_tick_lateness_seconds",
         "histogram",
@@ -206,7 +206,7 @@ class Metrics(Collector):
         if standing is not None:
             ages, backlogs = standing
             values |= _of_ages(ages)
-            counters = self._sums.look(names, LITTLE if self._ticking else PATIENCE)
+            counters = self._sums.look(names, SUMS_TIMEOUT if self._ticking else ANSWER_TIMEOUT)
             values |= _of_counters(counters) if counters is not None else {}
             values |= _of_backlogs(backlogs) if surveys is not None else {}
         if self._ticking:
@@ -253,7 +253,7 @@ class _Sums:
         except Exception as error:
             log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
         took = time.monotonic() - started
-        self._not_before = started + (took * 100 if took > LITTLE / 2 else 0)
+        self._not_before = started + (took * 100 if took > SUMS_TIMEOUT / 2 else 0)
 
 
 class _Server:
@@ -267,7 +267,7 @@ class _Server:
         """Return the answer.
 
         Raises:
-            Unavailable: there is none after `PATIENCE` seconds, or the question before has none yet.
+            Unavailable: there is none after `ANSWER_TIMEOUT` seconds, or the question before has none yet.
         """
         if self._thread is not None and self._thread.is_alive():
             raise Unavailable(f"{self._name} does not answer in time: look at its load")
@@ -281,7 +281,7 @@ class _Server:
 
         self._thread = threading.Thread(target=work, name=f"taskbridge-metrics-{self._name}", daemon=True)
         self._thread.start()
-        self._thread.join(PATIENCE)
+        self._thread.join(ANSWER_TIMEOUT)
         if not answer.done():
             raise Unavailable(f"{self._name} does not answer in time: look at its load")
         return answer.result()
@@ -331,7 +331,7 @@ def _of_surveys(surveys: Mapping[str, Survey]) -> Values:
         "taskbridge_messages_republished_total": {name: one.republished for name, one in surveys.items()},
         "taskbridge_circuit_open": {name: one.circuit.open for name, one in surveys.items()},
         "taskbridge_circuit_opened_total": {name: one.circuit.opened for name, one in surveys.items()},
-        "taskbridge_tenants_in_line": {name: one.circuit.in_line for name, one in surveys.items()},
+        "taskbridge_tenants_in_line": {name: one.circuit.waiting for name, one in surveys.items()},
     }
 
 

@@ -19,7 +19,7 @@ __all__ = ["EventLoop"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE: Final = 10.0
+CANCEL_TIMEOUT: Final = 10.0
 """Seconds that a coroutine has to end after it was cancelled."""
 
 
@@ -52,7 +52,7 @@ class EventLoop:
             ended = False
             try:
                 # Until it has ended it may use the batch's connection.
-                ended = call.ended.wait(PATIENCE)
+                ended = call.ended.wait(CANCEL_TIMEOUT)
             finally:
                 if not ended:
                     self._leave(loop)

@@ -51,7 +51,7 @@ def run_tenant(runtime: Runtime, pipeline_name: str, tenant: str, token: str) ->
     key = RunKey(pipeline_name, tenant, token)
     begun = gate.begin(key, most_runs=pipeline.max_runs)
     if isinstance(begun, Answer):
-        what = "stands in line" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
+        what = "it is in the wait queue" if begun is Answer.POSTPONED else "late or doubled message, nothing to do"
         log.info("run of %s for tenant %r: %s", pipeline_name, tenant, what)
         return
     started = time.monotonic()

@@ -173,7 +173,7 @@ def _longer(pause: float, error: Exception) -> float:
 
 @dataclass(slots=True)
 class _Standing:
-    """How this process stands with one pipeline; moments of the monotonic clock.
+    """How this process stands with one pipeline; times of the monotonic clock.
 
     `hold`: as the gate gave it last. `renews_until`: so long it is renewed while a page is under way. `lost`: how
     often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: what goes with

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from taskbridge.cli.main import COMMANDS
-from tests.waiting import PATIENCE
+from tests.waiting import TIME_FACTOR
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from taskbridge.cli.main import main; main()"
@@ -70,7 +70,7 @@ class Program:
             target=_run, args=(command, {**self.environment, **variables}, self.directory, out, err)
         )
         process.start()
-        process.join(SECONDS * PATIENCE)
+        process.join(SECONDS * TIME_FACTOR)
         if process.exitcode is None:
             process.kill()
             process.join()
@@ -115,7 +115,7 @@ class Running:
 
     def end(self) -> Ended:
         """Wait for its own end."""
-        status = self.process.wait(SECONDS * PATIENCE)
+        status = self.process.wait(SECONDS * TIME_FACTOR)
         return Ended(status, self._stdout.read_text(), self.stderr)
 
 

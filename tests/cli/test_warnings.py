@@ -106,7 +106,7 @@ def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_stri
     [
         ({"held": "turn"}, {}, "its turn comes"),
         ({"held": 1, "permits": 3}, {}, "its rate limit"),
-        ({"held": 1, "joined": 1}, {}, "in line for a free place"),
+        ({"held": 1, "joined": 1}, {}, "waits in the queue for a free run slot"),
         ({"held": 1, "joined": 1}, {"rest": 9_000_000_000_000}, "the whole pipeline to wait until 2255-03-14"),
         ({"held": 1, "joined": 1}, {"until": 1, "opened_at": 1}, "the circuit is open, since"),
         ({"held": 1}, {}, "its handler asked to wait until 20"),

@@ -50,14 +50,14 @@ class Meter:
         self.trace = ""
         self._wire = wire
         self._database = self.redis.connection_pool.connection_kwargs["db"]
-        self._watcher = redis.Redis.from_url(deployment.settings.redis_url, decode_responses=True)
+        self._monitoring = redis.Redis.from_url(deployment.settings.redis_url, decode_responses=True)
 
     def count(self, call: Callable[[], object]) -> Cost:
         """Return what `call` costs."""
         queued = self._queued()
         CountingConnection.round_trips = 0
         self._wire.clear()
-        with self._watcher.monitor() as monitor:  # type: ignore[no-untyped-call]
+        with self._monitoring.monitor() as monitor:  # type: ignore[no-untyped-call]
             call()
             trips = CountingConnection.round_trips
             self.redis.echo(END)
@@ -79,7 +79,7 @@ class Meter:
     def close(self) -> None:
         """Close what the counters opened."""
         self.runtime.engine.dispose()
-        self._watcher.close()
+        self._monitoring.close()
 
     def _queued(self) -> int:
         return sum(int(str(self.redis.llen(queue.value))) for queue in Queue)

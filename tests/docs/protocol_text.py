@@ -1,13 +1,31 @@
-"""Prints the gate's transition table into docs/explanation/protocol.md, from the table in code; `make docs` runs it."""
+"""Prints the gate's tables and numbers into docs/explanation/protocol.md, from those in code; `make docs` runs it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
+from typing import Any, Protocol
 
+from taskbridge.gate import admission
+from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.transitions import TRANSITIONS, Row, State
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "protocol.md"
-MARKS = {"table": "<!-- transitions -->", "diagram": "<!-- diagram -->"}
+
+
+class Transition(Protocol):
+    """What the rows of all tables have."""
+
+    @property
+    def state(self) -> Enum: ...
+    @property
+    def verb(self) -> Enum: ...
+    @property
+    def when(self) -> tuple[Enum, ...]: ...
+    @property
+    def next(self) -> Enum: ...
 
 
 def grouped() -> list[tuple[str, Row]]:
@@ -30,9 +48,43 @@ def table() -> str:
     lines = ["| state | event | when | next | answer | effect |", "| --- | --- | --- | --- | --- | --- |"]
     for state, row in grouped():
         after = "the same" if state == "any other" else row.next.value
-        alone = sum(other.state is row.state and other.verb is row.verb for other in TRANSITIONS) == 1
-        when = "; ".join(condition.value for condition in row.when) or ("" if alone else "otherwise")
+        when = _when(row, TRANSITIONS)
         lines.append(f"| {state} | {row.verb.value} | {when} | {after} | {row.answer.name} | {row.effect} |")
+    return "\n".join(lines)
+
+
+def _when(row: Transition, rows: Sequence[Transition]) -> str:
+    alone = sum(other.state is row.state and other.verb is row.verb for other in rows) == 1
+    return "; ".join(str(condition.value) for condition in row.when) or ("" if alone else "otherwise")
+
+
+def _admission(rows: Sequence[admission.Row[Any]]) -> str:
+    lines = ["| state | event | when | next | effect |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        cells = (row.state.value, row.verb.value, _when(row, rows), row.next.value, row.effect.value)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def circuit() -> str:
+    """Return the table of a pipeline's circuit as Markdown."""
+    return _admission(CIRCUIT)
+
+
+def slots() -> str:
+    """Return the table of a pipeline's run slots as Markdown."""
+    return _admission(SLOTS)
+
+
+def wait_queue() -> str:
+    """Return the table of a tenant and the wait queue as Markdown."""
+    return _admission(WAIT_QUEUE)
+
+
+def numbers() -> str:
+    """Return the gate's constants as Markdown."""
+    lines = ["| name | number | what it is |", "| --- | ---: | --- |"]
+    lines += [f"| `{one.name}` | {one:,} | {one.value} |" for one in Constant]
     return "\n".join(lines)
 
 
@@ -56,17 +108,29 @@ def diagram() -> str:
     )
 
 
+PARTS = {
+    "transitions": table,
+    "diagram": diagram,
+    "circuit": circuit,
+    "run slots": slots,
+    "wait queue": wait_queue,
+    "numbers": numbers,
+}
+"""What prints that which stands between each pair of marks, such as `<!-- diagram -->`."""
+
+
 def parts(page: str) -> dict[str, str]:
     """Return what stands between each pair of marks of `page`."""
-    return {part: page.split(mark)[1].strip() for part, mark in MARKS.items()}
+    return {part: page.split(f"<!-- {part} -->")[1].strip() for part in PARTS}
 
 
 def main() -> None:
-    """Write table and diagram into the page."""
+    """Write tables and diagram into the page."""
     page = PAGE.read_text(encoding="utf-8")
-    for part, text in (("table", table()), ("diagram", diagram())):
-        before, _, after = page.split(MARKS[part])
-        page = f"{before}{MARKS[part]}\n{text}\n{MARKS[part]}{after}"
+    for part, printed in PARTS.items():
+        mark = f"<!-- {part} -->"
+        before, _, after = page.split(mark)
+        page = f"{before}{mark}\n{printed()}\n{mark}{after}"
     PAGE.write_text(page, encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ import pytest
 from taskbridge.embedded import Servers
 from taskbridge.testing.servers import open_directory
 from tests.docs.pages import Block, blocks
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-pipeline.md"
 PROGRAMS = {"taskbridge": "taskbridge.cli.main", "pytest": "pytest", "python": ""}
@@ -56,7 +56,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=60 * TIME_FACTOR,
             check=False,
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -83,7 +83,7 @@ class Reader:
                 yield
             finally:
                 os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
-                process.wait(30 * PATIENCE)
+                process.wait(30 * TIME_FACTOR)
 
 
 @pytest.fixture

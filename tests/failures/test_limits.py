@@ -134,12 +134,12 @@ def test_a_whole_pipeline_with_a_cap_that_waited_calls_no_more_of_its_line_than_
         drill.save(tenant, "a")
         drill.gate.us += 1_000
     drill.go_on(within_ms=10_000)
-    assert drill.gate.circuit("invoices").in_line == 50
+    assert drill.gate.circuit("invoices").waiting == 50
     postponed = len(drill.times)
     drill.go_on()
     assert max(limited.together) == 2, "as many as the cap allows"
     others = [tenant for tenant, _ in drill.calls if tenant != tenants[0]]
-    assert others == tenants[1:], "in the order of the line"
+    assert others == tenants[1:], "in the order of the wait queue"
     assert len(drill.times) - postponed <= 55, "about one message for each run"
     assert drill.states() == {"handled": 50}
     assert drill.runtime.redis.hgetall("sync:circuit:invoices") == {}
@@ -302,11 +302,11 @@ def test_a_limit_of_calls_is_kept_however_many_records_a_call_has(drill: Drill) 
 
 @pytest.mark.parametrize("rate", ["1 calls/m", "1 records/m"])
 def test_probes_of_an_open_circuit_keep_the_rate(drill: Drill, rate: str) -> None:
-    moments: list[int] = []
+    times: list[int] = []
 
     def away(batch: Batch) -> None:
-        moments.append(drill.now_ms)
-        if len(moments) <= 12:
+        times.append(drill.now_ms)
+        if len(times) <= 12:
             raise ConnectionError("refused")
         journal(batch)
 
@@ -316,7 +316,7 @@ def test_probes_of_an_open_circuit_keep_the_rate(drill: Drill, rate: str) -> Non
     drill.go_on()
     assert drill.circuit().opened == 1
     assert drill.states() == {"handled": 3}
-    assert min(later - earlier for earlier, later in pairwise(moments)) >= 60_000, moments
+    assert min(later - earlier for earlier, later in pairwise(times)) >= 60_000, times
 
 
 def test_trials_of_other_records_count_for_the_rate_and_are_not_refused(drill: Drill) -> None:
@@ -381,11 +381,11 @@ def test_no_more_runs_are_on_than_the_pipeline_may_have_and_all_get_their_turn(d
     assert drill.states() == {"handled": 20}
     assert len(drill.calls) == 10
     assert drill.errors == []
-    assert drill.times[-1] < 1_000, "a free place is taken at once"
+    assert drill.times[-1] < 1_000, "a free run slot is taken at once"
 
 
 @pytest.mark.parametrize("deployment", [{"run_budget": 0.01}], indirect=True)
-def test_a_tenant_with_much_to_do_lets_others_in_line_go_first(drill: Drill) -> None:
+def test_a_tenant_with_much_to_do_lets_others_in_the_wait_queue_go_first(drill: Drill) -> None:
     drill.handle(journal, max_runs=1, batch_size=1)
     drill.save("large", *NUMBERS[:200])
     drill.run_one()

@@ -147,7 +147,7 @@ def test_a_handler_that_catches_its_time_limit_and_goes_on_is_stopped_all_the_sa
 def test_a_coroutine_that_does_not_end_when_it_is_cancelled_holds_no_run(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_loop, "PATIENCE", 1.0)
+    monkeypatch.setattr(event_loop, "CANCEL_TIMEOUT", 1.0)
 
     async def handler(batch: Batch) -> None:
         while batch[0].external_id == "endless":
@@ -191,7 +191,7 @@ def test_a_handler_that_asks_to_wait_for_no_time_is_called_once_a_tick(drill: Dr
 def test_a_coroutine_that_blocks_the_loop_holds_no_other_longer_than_its_own_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_loop, "PATIENCE", 60.0)
+    monkeypatch.setattr(event_loop, "CANCEL_TIMEOUT", 60.0)
     loop, blocked, released, began = EventLoop(), threading.Event(), threading.Event(), list[str]()
 
     async def blocks() -> None:

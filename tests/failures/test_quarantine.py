@@ -103,7 +103,7 @@ def test_a_failure_is_written_down_and_forgotten_after_a_success(drill: Drill) -
     assert (failures, since) == (0, None)
 
 
-def test_a_handler_sets_one_record_aside_at_once(drill: Drill) -> None:
+def test_a_handler_puts_one_record_into_quarantine_at_once(drill: Drill) -> None:
     def reject_the_second(batch: Batch) -> None:
         if len(batch) > 1:
             batch.reject(batch[1], "no such customer")

@@ -515,7 +515,7 @@ def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go
             released.wait()
         journal(batch)
 
-    def run_one_aside() -> bool:
+    def run_one_in_a_thread() -> bool:
         entered.clear()
         thread = threading.Thread(target=run_one)
         thread.start()
@@ -530,7 +530,7 @@ def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go
     def run_one() -> None:
         ran.append(original())
 
-    drill.run_one = run_one_aside  # type: ignore[method-assign]
+    drill.run_one = run_one_in_a_thread  # type: ignore[method-assign]
     drill.handle(handler, max_attempts=3)
     drill.save("acme", *NUMBERS)
     drill.go_on(until=lambda: bool(drill.quarantine()), steps=200)

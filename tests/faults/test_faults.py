@@ -15,7 +15,7 @@ from taskbridge.running.tail import Rounds
 from taskbridge.running.ticker import fire_due
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -43,7 +43,7 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
         resumed_after = time.monotonic() - started
         deployment.wait_until_idle()
     # then the tenant goes on in time, where it stood
-    assert resumed_after < (RUNNER_TTL + 2) * PATIENCE
+    assert resumed_after < (RUNNER_TTL + 2) * TIME_FACTOR
     assert delivered_once(deployment)
     assert deployment.delivered("acme")[2] == NUMBERS[5:10], "the batch that was lost is delivered again"
 

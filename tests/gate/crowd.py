@@ -31,9 +31,9 @@ DAY_US = 86_400_000_000
 
 
 class Crowd:
-    """What tests of cap, line and circuit do all the time.
+    """What tests of cap, wait queue and circuit do all the time.
 
-    Moments are milliseconds since the crowd was made. `published` has the queue and the tenant of each run's message,
+    Times are milliseconds since the crowd was made. `published` has the queue and the tenant of each run's message,
     in their order; a tenant's last message is the one that `begin` takes.
     """
 
@@ -73,7 +73,7 @@ class Crowd:
         assert isinstance(begun, Begun), (last, begun)
         return begun
 
-    def line_up(self, *tenants: str) -> None:
+    def put_in_queue(self, *tenants: str) -> None:
         """Let each have an event and be postponed, a millisecond after the one before it."""
         for tenant in tenants:
             self.passes(1)
@@ -139,11 +139,11 @@ class Crowd:
         deadline = self.status(tenant).deadline_ms
         return None if deadline is None else deadline - self.start_ms
 
-    def line(self) -> Sequence[str]:
-        found: Any = self.client.zrange(self.keys.line(PIPELINE), 0, -1)
+    def wait_queue(self) -> Sequence[str]:
+        found: Any = self.client.zrange(self.keys.wait_queue(PIPELINE), 0, -1)
         return list(found)
 
-    def places(self) -> set[str]:
+    def slots(self) -> set[str]:
         found: Any = self.client.zrange(self.keys.running(PIPELINE), 0, -1)
         return set(found)
 

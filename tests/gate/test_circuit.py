@@ -150,7 +150,7 @@ def test_what_people_see(crowd: Crowd) -> None:
     crowd.another_says_so()
     crowd.fails("a", blame=Blame.PIPELINE)
     opened_at = crowd.gate.us // 1000
-    crowd.line_up("b")
+    crowd.put_in_queue("b")
 
     assert crowd.circuit() == (True, opened_at + 1_000, 0, 1, opened_at, None, 2, None)
 
@@ -164,11 +164,11 @@ def test_what_people_see(crowd: Crowd) -> None:
 
 
 def test_while_it_is_open_nobody_begins(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.until(broken.opens_until() - 1)
 
     assert broken.begin_of("c") is Answer.POSTPONED
-    assert broken.line() == ["a", "b", "c", "opener"], "first events first"
+    assert broken.wait_queue() == ["a", "b", "c", "opener"], "first events first"
 
 
 def test_the_waits_double_up_to_half_a_minute(broken: Crowd) -> None:
@@ -183,7 +183,7 @@ def test_the_waits_double_up_to_half_a_minute(broken: Crowd) -> None:
 
 
 def test_one_tenant_at_a_time_probes(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     assert isinstance(broken.begin("a"), Begun)
 
@@ -196,11 +196,11 @@ def test_one_tenant_at_a_time_probes(broken: Crowd) -> None:
 
 
 def test_tenants_take_turns(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     probes = []
     for _ in range(6):
         broken.until(broken.opens_until())
-        head = broken.line()[0]
+        head = broken.wait_queue()[0]
         assert broken.due(head) == broken.opens_until()
         assert broken.expire(head) == [Answer.PUBLISHED]
         assert isinstance(broken.begin(head), Begun)
@@ -211,16 +211,16 @@ def test_tenants_take_turns(broken: Crowd) -> None:
 
 
 def test_a_probe_that_fails_calls_the_next_when_the_circuit_may_be_probed(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.fails("a")
 
     assert broken.due("b") == broken.opens_until()
     assert broken.due("a") == broken.now() + 500
-    assert broken.line() == ["b", "opener", "a"]
+    assert broken.wait_queue() == ["b", "opener", "a"]
 
 
 def test_a_probe_that_only_waits_calls_the_next_at_once(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     broken.begin("a")
 
@@ -234,7 +234,7 @@ def test_a_probe_that_only_waits_calls_the_next_at_once(broken: Crowd) -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.MORE, Outcome.STALE])
 def test_a_probe_that_found_nothing_to_try_calls_the_next_at_once(broken: Crowd, outcome: Outcome) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     broken.begin("a")
 
@@ -247,7 +247,7 @@ def test_a_probe_that_found_nothing_to_try_calls_the_next_at_once(broken: Crowd,
 
 
 def test_a_probe_whose_run_dies_gives_way_to_the_next(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     broken.begin("a")
 
@@ -256,7 +256,7 @@ def test_a_probe_whose_run_dies_gives_way_to_the_next(broken: Crowd) -> None:
     assert broken.due("b") == broken.now()
     assert broken.expire("b") == [Answer.PUBLISHED]
     assert isinstance(broken.begin("b"), Begun)
-    assert broken.line() == ["opener", "a"]
+    assert broken.wait_queue() == ["opener", "a"]
 
 
 def test_a_probe_whose_run_dies_and_that_nobody_can_follow_probes_again(broken: Crowd) -> None:
@@ -270,7 +270,7 @@ def test_a_probe_whose_run_dies_and_that_nobody_can_follow_probes_again(broken: 
 
 
 def test_a_probe_whose_runner_is_lost_is_nobody(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     broken.begin("a")
     broken.client.delete(broken.keys.runner(PIPELINE, "a"))
@@ -282,12 +282,12 @@ def test_a_probe_whose_runner_is_lost_is_nobody(broken: Crowd) -> None:
 
 
 def test_a_message_that_comes_too_early_does_not_lose_the_next_probe(broken: Crowd) -> None:
-    """The head of the line is on its way when the probe before it fails: it comes, waits, and must come back."""
-    broken.line_up("a", "b")
+    """The head of the wait queue is on its way when the probe before it fails: it comes, waits, and must come back."""
+    broken.put_in_queue("a", "b")
     broken.passes(60_000)
     broken.expire("b", early=True)
     broken.fails("a")
-    assert broken.line()[0] == "b"
+    assert broken.wait_queue()[0] == "b"
 
     assert broken.begin("b") is Answer.POSTPONED
     assert broken.due("b") == broken.opens_until()
@@ -295,7 +295,7 @@ def test_a_message_that_comes_too_early_does_not_lose_the_next_probe(broken: Cro
 
 def test_a_first_event_that_comes_while_it_is_open_probes_first(broken: Crowd) -> None:
     broken.passes(500)
-    broken.line_up("newcomer")
+    broken.put_in_queue("newcomer")
 
     assert broken.due("newcomer") == broken.opens_until()
     assert broken.deadline_passes("newcomer") is Answer.PUBLISHED
@@ -304,8 +304,8 @@ def test_a_first_event_that_comes_while_it_is_open_probes_first(broken: Crowd) -
     assert isinstance(broken.begin("newcomer"), Begun)
 
 
-def test_who_comes_before_the_head_of_the_line_calls_it(broken: Crowd) -> None:
-    broken.line_up("a")
+def test_who_comes_before_the_head_of_the_wait_queue_calls_it(broken: Crowd) -> None:
+    broken.put_in_queue("a")
     broken.until(broken.opens_until())
     # As if its call were lost: far ahead.
     broken.client.zadd(broken.keys.due(PIPELINE), {"a": broken.gate.us})
@@ -344,7 +344,7 @@ def test_probes_try_other_records_where_the_first_may_be_at_fault(crowd: Crowd, 
     crowd.fails(*tenants, blame=blame)
     tried = []
     for _ in range(15):
-        head = crowd.line()[0]
+        head = crowd.wait_queue()[0]
         crowd.come(head)
         begun = crowd.begin(head)
         assert isinstance(begun, Begun)
@@ -388,15 +388,15 @@ def test_a_run_under_a_closed_circuit_is_no_probe(crowd: Crowd) -> None:
 # What closes it
 
 
-def test_a_probe_that_handles_something_closes_it_and_calls_all_in_line(broken: Crowd) -> None:
-    broken.line_up("a", "b", "c")
+def test_a_probe_that_handles_something_closes_it_and_calls_all_in_the_wait_queue(broken: Crowd) -> None:
+    broken.put_in_queue("a", "b", "c")
     broken.deadline_passes("a")
     broken.begin("a")
 
     broken.settle("a", Outcome.MORE, handled=1)
 
     assert not broken.circuit().open
-    assert broken.line() == []
+    assert broken.wait_queue() == []
     assert [broken.due(tenant) for tenant in ("b", "c", "opener")] == [broken.now()] * 3
     for tenant in ("b", "c", "opener"):
         assert broken.expire(tenant) == [Answer.PUBLISHED]
@@ -425,7 +425,7 @@ def test_a_run_that_was_on_before_it_opened_and_failed_in_the_end_does_not(crowd
 
     assert crowd.opens_until() == until, "it is no probe, so the wait is what it was"
     assert crowd.circuit().probes == 0
-    assert crowd.line() == ["a", "long"]
+    assert crowd.wait_queue() == ["a", "long"]
 
 
 def test_a_run_that_was_on_before_it_opened_does_not_end_anothers_probe(crowd: Crowd) -> None:
@@ -449,7 +449,7 @@ def test_a_failure_that_an_open_circuit_explains_is_not_punished_by_its_own_back
     broken.come("opener")
     broken.begin("opener")
     broken.fail("opener", retry_ms=300_000)
-    broken.line_up("a")
+    broken.put_in_queue("a")
     broken.deadline_passes("a")
     broken.begin("a")
 
@@ -459,7 +459,7 @@ def test_a_failure_that_an_open_circuit_explains_is_not_punished_by_its_own_back
 
 
 def test_a_tenant_that_waits_for_something_else_is_not_called(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     broken.begin("a")
     broken.settle("a", Outcome.RETRY, failed=False, retry_ms=60_000)
@@ -490,35 +490,35 @@ def test_it_opens_again_as_if_it_had_never_been_open(broken: Crowd) -> None:
 # With a cap on runs
 
 
-def test_the_place_of_a_run_that_may_not_begin_is_given_back(crowd: Crowd) -> None:
+def test_the_slot_of_a_run_that_may_not_begin_is_given_back(crowd: Crowd) -> None:
     crowd.another_says_so()
     crowd.most_runs = 1
     crowd.start("a")
-    crowd.line_up("b")
+    crowd.put_in_queue("b")
     crowd.settle("a")
     crowd.most_runs = 2
     crowd.fails("c", blame=Blame.PIPELINE)
-    assert crowd.places() == {"b"}
+    assert crowd.slots() == {"b"}
 
     assert crowd.begin("b") is Answer.POSTPONED
 
-    assert crowd.places() == set()
+    assert crowd.slots() == set()
 
 
-def test_while_it_is_open_a_place_that_gets_free_calls_nobody(crowd: Crowd) -> None:
+def test_while_it_is_open_a_slot_that_gets_free_calls_nobody(crowd: Crowd) -> None:
     crowd.another_says_so()
     crowd.most_runs = 1
     crowd.start("a")
-    crowd.line_up("b")
+    crowd.put_in_queue("b")
 
     crowd.fail("a", blame=Blame.PIPELINE)
 
-    assert crowd.line() == ["b", "a"]
-    assert crowd.places() == set()
+    assert crowd.wait_queue() == ["b", "a"]
+    assert crowd.slots() == set()
     assert crowd.due("b") == crowd.opens_until()
 
 
-def test_a_probe_without_a_place_leaves_the_probe_to_another(crowd: Crowd) -> None:
+def test_a_probe_without_a_slot_leaves_the_probe_to_another(crowd: Crowd) -> None:
     crowd.another_says_so()
     crowd.most_runs = 2
     crowd.start("a", "b")
@@ -536,7 +536,7 @@ def test_a_probe_without_a_place_leaves_the_probe_to_another(crowd: Crowd) -> No
     assert isinstance(crowd.begin_of("c"), Begun)
 
 
-def test_who_has_no_place_to_probe_in_does_not_come_again_at_once(crowd: Crowd) -> None:
+def test_who_has_no_slot_to_probe_in_does_not_come_again_at_once(crowd: Crowd) -> None:
     crowd.another_says_so()
     crowd.most_runs = 2
     crowd.start("long", "a")
@@ -553,18 +553,18 @@ def test_who_has_no_place_to_probe_in_does_not_come_again_at_once(crowd: Crowd) 
 
 
 def test_a_circuit_that_is_lost_is_closed_and_all_come_by_themselves(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+    broken.put_in_queue("a", "b")
     broken.client.delete(broken.keys.circuit(PIPELINE))
 
     for tenant in ("a", "b", "opener"):
         assert broken.deadline_passes(tenant) is Answer.PUBLISHED
         assert isinstance(broken.begin(tenant), Begun)
-    assert broken.line() == []
+    assert broken.wait_queue() == []
 
 
 def test_a_line_that_is_lost_and_nobody_waits_for_ever(broken: Crowd) -> None:
-    broken.line_up("a", "b")
-    broken.client.delete(broken.keys.line(PIPELINE))
+    broken.put_in_queue("a", "b")
+    broken.client.delete(broken.keys.wait_queue(PIPELINE))
 
     broken.deadline_passes("a")
     assert isinstance(broken.begin("a"), Begun)
@@ -573,8 +573,8 @@ def test_a_line_that_is_lost_and_nobody_waits_for_ever(broken: Crowd) -> None:
     assert isinstance(broken.begin("b"), Begun)
 
 
-def test_a_tenant_in_line_that_lost_its_deadline_is_passed_over(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+def test_a_tenant_in_the_wait_queue_that_lost_its_deadline_is_passed_over(broken: Crowd) -> None:
+    broken.put_in_queue("a", "b")
     broken.client.zrem(broken.keys.due(PIPELINE), "a")
 
     broken.until(broken.opens_until())
@@ -584,8 +584,8 @@ def test_a_tenant_in_line_that_lost_its_deadline_is_passed_over(broken: Crowd) -
     assert broken.due("b") == broken.now()
 
 
-def test_a_tenant_in_line_that_lost_its_deadline_comes_when_it_closes(broken: Crowd) -> None:
-    broken.line_up("a", "b")
+def test_a_tenant_in_the_wait_queue_that_lost_its_deadline_comes_when_it_closes(broken: Crowd) -> None:
+    broken.put_in_queue("a", "b")
     broken.deadline_passes("a")
     broken.begin("a")
     broken.client.zrem(broken.keys.due(PIPELINE), "b")

@@ -6,7 +6,7 @@ that is gone. The scripts compare the values, and must not care.
 
 Every command sees its own microsecond, as on a real server; so does each tenant of a command for many.
 
-Here no pipeline has a cap on its runs, no circuit opens and no pipeline waits; `test_places.py` has these.
+Here no pipeline has a cap on its runs, no circuit opens and no pipeline waits; `test_admission.py` has these.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State, Timing
-from taskbridge.gate.transitions import TRANSITIONS, Condition, Row
+from taskbridge.gate.constants import Constant
+from taskbridge.gate.transitions import TRANSITIONS, Condition
 from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
-    GRACE,
     PUBLISHING,
+    AnyRow,
     Beat,
     Begin,
     Deadline,
@@ -90,7 +91,7 @@ class GateAndModel(RuleBasedStateMachine):
     everybody: tuple[Subject, ...] = SUBJECTS
     most_runs = 0
 
-    def __init__(self, client: redis.Redis, keys: Keys, rows: set[Row]) -> None:
+    def __init__(self, client: redis.Redis, keys: Keys, rows: set[AnyRow]) -> None:
         super().__init__()
         self.client = client
         self.rows = rows
@@ -393,7 +394,7 @@ class GateAndModel(RuleBasedStateMachine):
         subject = self.active[which]
         model = self.model[subject]
         spacing = self._spacing(subject, delay).delay
-        moments = (
+        times = (
             model.deadline,
             model.deadline,
             model.lease_end,
@@ -403,7 +404,7 @@ class GateAndModel(RuleBasedStateMachine):
             model.last_earliest,
             model.began and model.began + (spacing if model.delay is None else model.delay),
         )
-        moment = moments[moment_at]
+        moment = times[moment_at]
         # The next command sees the first microsecond of that moment, or the last one before it.
         if moment is not None and moment * 1000 - 1 - early > self.gate.us:
             self.gate.us = moment * 1000 - 1 - early
@@ -429,7 +430,7 @@ class GateAndModel(RuleBasedStateMachine):
         self._step(subject, event, answer, spacing, given[0], published)
         called, turn = self.shared[subject[0]].called, self.shared[subject[0]].turn
         if called is not None:
-            # A settle that gives its place to a tenant in line publishes that tenant's run as well.
+            # A settle that keeps its slot for a tenant in the wait queue publishes that tenant's run as well.
             self._step((subject[0], called), Deadline(), None, spacing, given[1], published)
         elif turn is not None:
             self._step(turn, Deadline(turn=True), None, SPACINGS[turn[0]], given[1], published)
@@ -467,8 +468,8 @@ class GateAndModel(RuleBasedStateMachine):
         for tenant, model in neighbours.items():
             self.model[pipeline, tenant] = replace(model, deadline=shared.due.get(tenant))
         self.model[subject] = after
-        # Who lost its runner while it stood in line may yet be called.
-        if after.state is State.IDLE and after.deadline is None and name not in shared.line:
+        # Who lost its runner while it was in the wait queue may yet be called.
+        if after.state is State.IDLE and after.deadline is None and name not in shared.wait_queue:
             self.damaged.discard(subject)
         if expected in PUBLISHING:
             queue, *of, token = published.pop(0)
@@ -548,7 +549,7 @@ class GateAndModel(RuleBasedStateMachine):
             "lease": model.lease,
             "failures": model.failures or None,
             "died": int(model.died) or None,
-            "patience": model.patience if model.state is State.QUEUED else None,
+            "patience": model.republish if model.state is State.QUEUED else None,
         }
         assert fields.get("queue") == ("first" if model.first_queue else None)
         if model.state is not State.QUEUED:
@@ -653,7 +654,7 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
     @rule(ms=spans)
     def the_clock_steps_back(self, ms: int) -> None:
         # What counts as lost by now may be forgotten, and would count again.
-        lost = self.gate.us // 1000 - GRACE
+        lost = self.gate.us // 1000 - Constant.GRACE_MS
         for key, queued in ((self.keys.handed, self.turns.handed), (self.keys.reminded, self.turns.reminded)):
             self.client.zremrangebyscore(key, "-inf", lost)
             for subject in [one for one, until in queued.items() if until <= lost]:
@@ -723,11 +724,11 @@ def _run(machine: Callable[[], GateAndModel]) -> None:
 
 
 def test_the_gate_does_what_the_table_says(redis_client: redis.Redis, keys: Keys) -> None:
-    rows: set[Row] = set()
+    rows: set[AnyRow] = set()
 
     _run(partial(GateAndModelWithTurns, redis_client, keys, rows))
 
-    elsewhere = {row for row in TRANSITIONS if {Condition.NO_PLACE, Condition.OTHERS_IN_LINE} & set(row.when)}
+    elsewhere = {row for row in TRANSITIONS if {Condition.NO_SLOT, Condition.OTHERS_IN_QUEUE} & set(row.when)}
     assert set(TRANSITIONS) - elsewhere - rows == set(), "these rows were never taken, so nothing was shown about them"
 
 

@@ -27,7 +27,7 @@ def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
 class Asking:
     """Tenants that have records without end, deliver what they may, and ask again when they were told to.
 
-    `moments` are those of each record in milliseconds, `waits` what tenants were told, `served` who was served.
+    `times` are those of each record in milliseconds, `waits` what tenants were told, `served` who was served.
     """
 
     crowd: Crowd
@@ -35,7 +35,7 @@ class Asking:
     each: RateLimit | None
     wanted: int = 500
     seed: int = 1
-    moments: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    times: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     served: list[str] = field(default_factory=list)
 
     def ask(self, tenant: str) -> tuple[int, int]:
@@ -58,14 +58,14 @@ class Asking:
             self.crowd.until(moment)
             permitted, wait_ms = self.ask(tenant)
             if permitted:
-                self.moments[tenant] += [self.crowd.now()] * permitted
+                self.times[tenant] += [self.crowd.now()] * permitted
                 self.served.append(tenant)
             again = self.crowd.now() + wait_ms + (lateness.randint(0, lateness_ms) if wait_ms else 0)
             heapq.heappush(turns, (again, count, tenant))
             count += 1
 
     def total(self) -> int:
-        return sum(map(len, self.moments.values()))
+        return sum(map(len, self.times.values()))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_in_no_stretch_of_time_go_more_than_the_rate_and_the_burst_allow(
 
     asking.work([f"tenant {at}" for at in range(5)], 3_000 * limit.interval_us / 1_000_000)
 
-    delivered = sorted(moment for moments in asking.moments.values() for moment in moments)
+    delivered = sorted(moment for times in asking.times.values() for moment in times)
     # What is paid for ahead goes as one.
     at_once = limit.most + limit.within(200)
     assert len(delivered) > 2_000
@@ -161,8 +161,8 @@ def test_a_limit_of_each_tenant_within_one_of_the_pipeline(crowd: Crowd) -> None
     asking = Asking(crowd, RateLimit("20/s"), RateLimit("8/s"))
     asking.work(["b", "c", "d", "e"], 100)
     assert 2_000 * 0.99 - 8 <= asking.total() <= 2_000 * 1.01 + 20, "many have the pipeline's"
-    for moments in asking.moments.values():
-        assert len(moments) == pytest.approx(500, rel=0.03), "and share it evenly"
+    for times in asking.times.values():
+        assert len(times) == pytest.approx(500, rel=0.03), "and share it evenly"
 
 
 def test_who_waits_is_served_in_the_order_of_asking(crowd: Crowd) -> None:
@@ -296,7 +296,7 @@ def test_as_many_calls_go_as_the_rate_says_whatever_their_size(
     expected = seconds * 1_000_000 / limit.interval_us
     assert expected * 0.99 - tenants <= len(asking.served) <= expected * 1.01 + limit.most
     assert asking.total() == 70 * len(asking.served), "a call may have all the records that it wants"
-    calls = sorted({moment for moments in asking.moments.values() for moment in moments})
+    calls = sorted({moment for times in asking.times.values() for moment in times})
     at_once = limit.most + 1
     for length in (1, 10, 100):
         for first, last in zip(calls, calls[length:], strict=False):

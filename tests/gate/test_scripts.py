@@ -327,7 +327,7 @@ def _held(gate: Gate, run: Run) -> None:
     )
 
 
-def _running_while_another_stands_in_line(gate: Gate, run: Run) -> None:
+def _running_while_another_is_in_the_wait_queue(gate: Gate, run: Run) -> None:
     _queue(gate)
     first = run.token
     assert isinstance(gate.begin(RunKey("invoices", "acme", first), most_runs=1), Begun)
@@ -357,7 +357,7 @@ SITUATIONS = (
     _waiting,
     _held,
     _lately_run,
-    _running_while_another_stands_in_line,
+    _running_while_another_is_in_the_wait_queue,
     _queued_while_the_circuit_is_open,
 )
 
@@ -436,7 +436,7 @@ def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
     with counted(redis_client) as sent:
         CALLS[call](gate, run.token or OWNER)
 
-    calls_another = call.startswith("settle") and situation is _running_while_another_stands_in_line
+    calls_another = call.startswith("settle") and situation is _running_while_another_is_in_the_wait_queue
     assert sent == [[b"EVALSHA"]] * (2 if calls_another else 1)
 
 
@@ -530,7 +530,7 @@ def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
         keys.counts,
         keys.running,
         keys.sent,
-        keys.line,
+        keys.wait_queue,
         keys.pipeline_rate,
         keys.pipeline_calls,
     ]

@@ -453,7 +453,7 @@ def _messages(world: World, guards: Guards) -> Iterator[Step]:
 def _begin(world: World, token: int, guards: Guards) -> Iterator[Step]:
     current = token == world.gate.token or not guards.begin_checks_token
     known = frozenset({Condition.CURRENT}) if current else NOTHING
-    for row in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_PLACE)):
+    for row in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_SLOT)):
         if row.answer is Answer.BEGUN:
             begun = _apply(world._replace(gate=world.gate._replace(new=False)), row, world.gate.token, guards)
             twice = any(run.token == token and not run.ended for run in world.runs)
@@ -546,7 +546,7 @@ def _settle(world: World, run: Run, guards: Guards) -> Iterator[Step]:
         known.add(Condition.CURRENT)
     if gate.new and guards.settle_counts_events:
         known.add(Condition.NEW_EVENTS)
-    for row in _rows(gate.state, verb, frozenset(known), TIME | _no_room(world, Condition.OTHERS_IN_LINE)):
+    for row in _rows(gate.state, verb, frozenset(known), TIME | _no_room(world, Condition.OTHERS_IN_QUEUE)):
         text = f"run {run.token} settles {verb.removeprefix('settle: ')}: {row.answer.name}"
         for after, settled in _settled(world, run, row, guards):
             yield Step(text, Kind.WORK, after)
@@ -732,7 +732,7 @@ def _operators(world: World, guards: Guards) -> Iterator[Step]:
         yield Step("the cursor begins anew", Kind.FAULT, anew)
 
 
-# Redis is lost: all of it, its last moments, or one key
+# Redis is lost: all of it, its last changes, or one key
 
 
 def _lost_redis(world: World) -> Iterator[Step]:

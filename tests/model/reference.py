@@ -3,7 +3,8 @@
 `step` computes which conditions hold, lets `choose` pick the row, and does to the numbers what the row says. Which
 state comes next is decided by the table and nowhere else.
 
-What the tenants of a pipeline share (places, line, circuit) is a record of its own beside the tenant: `Shared`.
+What the tenants of a pipeline share (circuit, run slots, wait queue) is a record of its own beside the tenant. `Shared`
+has tables of its own too, in `taskbridge.gate.admission`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Blame, Outcome, State, Timing
+from taskbridge.gate import Answer, Blame, Outcome, State, Timing, admission
+from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.transitions import Condition, Row, Verb, choose
 
 __all__ = [
-    "GRACE",
     "PUBLISHING",
+    "AnyRow",
     "Beat",
     "Begin",
     "Circuit",
@@ -31,15 +34,6 @@ __all__ = [
     "Turns",
     "step",
 ]
-
-LONGEST_REPUBLISH = 300_000
-EMPTY_TICK = 200
-BEHIND = 100_000_000_000_000
-OPENS_AFTER = 5
-FIRST_WAIT, LONGEST_WAIT = 1_000, 30_000
-WALK, WALKS_AFTER = 13, 5
-TURN_PATIENCE = 60_000
-GRACE = 1_000
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
 
@@ -66,7 +60,7 @@ class Tenant:
     held: bool = False
     turn: bool = False
     found: bool = False
-    patience: int = 0
+    republish: int = 0
     deadline: int | None = None
     lease_end: int | None = None
     last: int | None = None
@@ -84,13 +78,19 @@ class Tenant:
         return self.runs == 0
 
 
+AnyRow = Row | admission.Row[admission.Circuit] | admission.Row[admission.Slots] | admission.Row[admission.Queueing]
+
+
 @dataclass(slots=True)
 class Circuit:
-    """A pipeline's circuit. Times and spans are milliseconds; None: not set, `until` None: closed.
+    """A pipeline's circuit, and how many of its runs may be on. Times and spans are milliseconds; None: not set.
 
-    `rest` and `width`: all wait until then, and how many runs may be on since then.
+    `rest` and `width`: all wait until then, and how many runs may be on since then. `state` and `slots` are what the
+    tables say; they are not stored, since the numbers tell them.
     """
 
+    state: admission.Circuit = admission.Circuit.CLOSED
+    slots: admission.Slots = admission.Slots.STEADY
     until: int | None = None
     wait: int = 0
     probe: str | None = None
@@ -106,16 +106,12 @@ class Circuit:
     rest: int | None = None
     width: int | None = None
 
-    def rests(self, now: int) -> bool:
-        """Whether the whole pipeline waits."""
-        return self.rest is not None and now < self.rest
-
     @property
     def record(self) -> int | None:
         """Which record a probe tries; None while closed."""
         if self.until is None:
             return None
-        turn = self.probes % WALK if self.walk else 0
+        turn = self.probes % Constant.WALK if self.walk else 0
         return int(2 ** (turn - 1)) if turn else 0
 
     def is_general(self, tenant: str, blame: Blame) -> bool:
@@ -127,11 +123,16 @@ class Circuit:
             return third
         self.says = self.says or tenant
         self.agreed = self.agreed or self.says != tenant
-        self.failures += OPENS_AFTER if blame is Blame.PIPELINE else 1
-        return third or (self.agreed and self.failures >= OPENS_AFTER)
+        self.failures += Constant.OPENS_AFTER if blame is Blame.PIPELINE else 1
+        return third or (self.agreed and self.failures >= Constant.OPENS_AFTER)
+
+    def forget_failures(self) -> None:
+        """Something was handled."""
+        self.failures, self.failed, self.says, self.agreed = 0, (), None, False
 
 
 Subject = tuple[str, str]
+Asked = admission.Condition
 
 
 @dataclass(slots=True)
@@ -149,11 +150,11 @@ class Turns:
 
     def queued(self, now: int) -> int:
         """Return how many were given their turn and have not begun."""
-        return sum(lost > now - GRACE for lost in self.handed.values())
+        return sum(lost > now - Constant.GRACE_MS for lost in self.handed.values())
 
     def queued_by_reminders(self, now: int) -> int:
         """Return how many runs reminders published that have not begun."""
-        return sum(lost > now - GRACE for lost in self.reminded.values())
+        return sum(lost > now - Constant.GRACE_MS for lost in self.reminded.values())
 
     def next(self) -> Subject | None:
         """Return whose turn is next."""
@@ -168,8 +169,9 @@ class Turns:
 class Shared:
     """What the tenants of one pipeline share; `step` changes it.
 
-    `due` has the deadlines of all tenants, `called` the first in line that the last settle gave a place to, `turn` the
-    one that it gave its turn to. `sent` has who was published by a deadline, and when that counts as lost.
+    `due` has the deadlines of all tenants, `called` the first in the wait queue for which the last settle kept a run
+    slot, `turn` the one that it gave its turn to. `sent` has who was published by a deadline, and when that counts as
+    lost.
     """
 
     pipeline: str = ""
@@ -179,46 +181,84 @@ class Shared:
 
     most_runs: int = 0
     running: dict[str, int] = field(default_factory=dict)
-    line: dict[str, int] = field(default_factory=dict)
+    wait_queue: dict[str, int] = field(default_factory=dict)
     due: dict[str, int] = field(default_factory=dict)
     circuit: Circuit = field(default_factory=Circuit)
     called: str | None = None
-
-    def head(self) -> str | None:
-        """Return the first in line. Who has no deadline leaves it."""
-        for tenant in sorted(self.line, key=lambda tenant: (self.line[tenant], tenant.encode())):
-            if tenant in self.due:
-                return tenant
-            del self.line[tenant]
-        return None
-
-    def call_head(self, at: int) -> None:
-        """Move the deadline of the first in line."""
-        head = self.head()
-        if head is not None:
-            self.due[head] = at
+    rows: set[AnyRow] = field(default_factory=set)
 
     @property
     def most(self) -> int:
-        """How many runs may be on, by the cap and by the circuit; 0: any number."""
+        """How many runs may be on, by the cap and by the slow start; 0: any number."""
         return min((most for most in (self.most_runs, self.circuit.width) if most), default=0)
 
-    def has_place(self, tenant: str, now: int) -> bool:
-        """Whether the cap on runs lets the tenant begin, and the pipeline does not wait."""
+    def busy(self, now: int) -> int:
+        """Return how many run slots are taken, or kept."""
+        return sum(deadline >= now for deadline in self.running.values())
+
+    def has_slot(self, tenant: str, now: int) -> bool:
+        """Whether a run slot is free for the tenant."""
         others = sum(deadline >= now for other, deadline in self.running.items() if other != tenant)
-        return not self.circuit.rests(now) and (not self.most or others < self.most)
+        return self.circuit.slots is not admission.Slots.ALL_WAIT and (not self.most or others < self.most)
 
-    def another_probes(self, tenant: str, now: int) -> bool:
-        """Whether the open circuit is another tenant's to probe."""
-        holder = self.circuit.probe
-        return holder not in (None, tenant) and self.due.get(holder or "", 0) > now
+    def time_passes(self, now: int) -> None:
+        """Take the rows that time takes."""
+        circuit, over = self.circuit, frozenset({Asked.WAIT_OVER})
+        if circuit.state is admission.Circuit.OPEN and circuit.until is not None and circuit.until <= now:
+            self.ask_circuit(admission.Verb.TIME, over)
+        if circuit.slots is admission.Slots.ALL_WAIT and circuit.rest is not None and circuit.rest <= now:
+            self.ask_slots(admission.Verb.TIME, over)
 
-    def may_probe(self, tenant: str, score: int, now: int) -> bool:
-        """Whether the tenant may probe the open circuit, if it has or would have this score in the line."""
-        if self.another_probes(tenant, now) or self.circuit.until is None or now < self.circuit.until:
-            return False
+    def ask_circuit(self, verb: admission.Verb, holding: frozenset[Asked]) -> Effect:
+        """Take the row of the circuit's table."""
+        row = admission.choose(CIRCUIT, self.circuit.state, verb, holding)
+        self.rows.add(row)
+        self.circuit.state = row.next
+        return row.effect
+
+    def ask_slots(self, verb: admission.Verb, holding: frozenset[Asked]) -> Effect:
+        """Take the row of the slots' table."""
+        row = admission.choose(SLOTS, self.circuit.slots, verb, holding)
+        self.rows.add(row)
+        self.circuit.slots = row.next
+        return row.effect
+
+    def queue(self, tenant: str, verb: admission.Verb, score: int = 0, due: int | None = None) -> None:
+        """Take the row of the wait queue's table; with `due` the tenant's deadline moves."""
+        state = Queueing.INSIDE if tenant in self.wait_queue else Queueing.OUTSIDE
+        row = admission.choose(WAIT_QUEUE, state, verb, frozenset())
+        self.rows.add(row)
+        if row.next is Queueing.OUTSIDE:
+            self.wait_queue.pop(tenant, None)
+        elif row.effect in (Effect.ENTER, Effect.TO_THE_END):
+            self.wait_queue[tenant] = score
+        if row.effect in (Effect.START, Effect.MOVE):
+            assert due is not None
+            self.due[tenant] = due
+
+    def head(self) -> str | None:
+        """Return the first in the wait queue. Who has no deadline leaves it."""
+        for tenant in sorted(self.wait_queue, key=lambda tenant: (self.wait_queue[tenant], tenant.encode())):
+            if tenant in self.due:
+                return tenant
+            self.queue(tenant, admission.Verb.DEADLINE_LOST)
+        return None
+
+    def call_head(self, at: int) -> None:
+        """Move the deadline of the first in the wait queue."""
         head = self.head()
-        return head in (None, tenant) or score < self.line[head or ""]
+        if head is not None:
+            self.queue(head, admission.Verb.CALLED, due=at)
+
+    def keep_slots(self, count: int, until: int, now: int) -> None:
+        """Keep free slots for those who are first in the wait queue, and start them."""
+        for _ in range(count):
+            head = self.head()
+            if head is None:
+                return
+            self.queue(head, admission.Verb.KEPT, due=now)
+            self.running[head] = until
+            self.called = self.called or head
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +337,8 @@ class _Now:
     timing: Timing
     name: str
     shared: Shared
+    admitting: tuple[admission.Row[admission.Circuit], admission.Row[admission.Slots]] | None = None
+    """What circuit and slots say to a run that begins."""
 
     @property
     def ms(self) -> int:
@@ -313,7 +355,7 @@ def step(
     now_us: int,
     spacing: Spacing,
     timing: Timing,
-    rows: set[Row],
+    rows: set[AnyRow],
     name: str,
     shared: Shared,
 ) -> tuple[Tenant, Answer]:
@@ -323,6 +365,10 @@ def step(
     """
     now = _Now(now_us, spacing, timing, name, shared)
     shared.called = shared.turn = None
+    shared.rows = rows
+    shared.time_passes(now.ms)
+    if isinstance(event, Begin) and tenant.state is State.QUEUED and tenant.token == event.token:
+        now = replace(now, admitting=_admitting(tenant, now))
     if isinstance(event, Notify):
         tenant = _counted(tenant, now)
     if isinstance(event, Remind):
@@ -341,10 +387,10 @@ def step(
         if row.answer is Answer.HELD and event.all_wait:
             shared.call_head(shared.circuit.rest or 0)
         after = _judge(after, event, now)
-        _pass_on_the_place(event, now)
+        _pass_on_the_slot(event, now)
         _give_the_next_its_turn(now)
-    elif row.answer is Answer.POSTPONED and isinstance(event, Begin):
-        _call_who_may_probe(now)
+    elif now.admitting is not None:
+        _admit(*now.admitting, now)
     return replace(after, deadline=shared.due.get(name)), row.answer
 
 
@@ -392,8 +438,8 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.STILL_QUEUED: tenant.first_queue and _is_behind(now.shared.turns.head, tenant.token),
         Condition.IN_TURNS: in_turns and not early and not called,
         Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
-        Condition.NO_PLACE: isinstance(event, Begin) and token == tenant.token and _has_no_place(tenant, now),
-        Condition.OTHERS_IN_LINE: now.name in now.shared.running and bool(now.shared.line),
+        Condition.NO_SLOT: now.admitting is not None and now.admitting[1].effect is not Effect.TAKE,
+        Condition.OTHERS_IN_QUEUE: now.name in now.shared.running and bool(now.shared.wait_queue),
     }
     return frozenset(condition for condition, holds in truths.items() if holds)
 
@@ -418,15 +464,48 @@ def _is_quiet(tenant: Tenant, now: _Now) -> bool:
     return lingers and (tenant.lease is None or tenant.lease <= now.ms)
 
 
-def _has_no_place(tenant: Tenant, now: _Now) -> bool:
-    if not now.shared.has_place(now.name, now.ms):
-        return True
-    is_open = now.shared.circuit.until is not None
-    return is_open and not now.shared.may_probe(now.name, _score(tenant, tenant.joined or now.ms), now.ms)
+def _admitting(tenant: Tenant, now: _Now) -> tuple[admission.Row[admission.Circuit], admission.Row[admission.Slots]]:
+    """Return what circuit and slots say to the run, and change nothing."""
+    shared, circuit = now.shared, now.shared.circuit
+    head = shared.head()
+    score = _score(tenant, now.ms if tenant.joined is None else tenant.joined)
+    truths = {
+        Asked.SLOT: shared.has_slot(now.name, now.ms),
+        Asked.FIRST: head in (None, now.name) or score < shared.wait_queue[head or ""],
+        Asked.OWN_PROBE: circuit.probe == now.name,
+        Asked.PROBE_DIED: shared.due.get(circuit.probe or "", 0) <= now.ms,
+    }
+    holding = frozenset(condition for condition, holds in truths.items() if holds)
+    of_circuit = admission.choose(CIRCUIT, circuit.state, admission.Verb.BEGIN, holding)
+    lets = truths[Asked.SLOT] and of_circuit.effect in (Effect.NONE, Effect.PROBE)
+    holding = frozenset({Asked.LET}) if lets else frozenset()
+    return of_circuit, admission.choose(SLOTS, circuit.slots, admission.Verb.BEGIN, holding)
+
+
+def _admit(of_circuit: admission.Row[admission.Circuit], of_slots: admission.Row[admission.Slots], now: _Now) -> None:
+    """Let the run begin, or not."""
+    shared, circuit = now.shared, now.shared.circuit
+    shared.rows |= {of_circuit, of_slots}
+    circuit.state, circuit.slots = of_circuit.next, of_slots.next
+    match of_circuit.effect:
+        case Effect.PROBE:
+            circuit.probe = now.name
+        case Effect.GIVE_UP | Effect.GIVE_UP_AND_CALL:
+            circuit.probe = None
+    match of_slots.effect:
+        case Effect.TAKE if shared.most:
+            shared.running = {name: deadline for name, deadline in shared.running.items() if deadline > now.ms}
+            shared.running[now.name] = now.ms + now.timing.runner_ttl
+        case Effect.GIVE_BACK | Effect.GIVE_BACK_AND_CALL:
+            shared.running.pop(now.name, None)
+    if of_slots.effect is Effect.GIVE_BACK_AND_CALL:
+        shared.call_head(circuit.rest or 0)
+    elif of_circuit.effect in (Effect.REFUSE_AND_CALL, Effect.GIVE_UP_AND_CALL):
+        shared.call_head(max(now.ms, circuit.until or 0))
 
 
 def _score(tenant: Tenant, joined: int) -> int:
-    return joined if tenant.is_first_event else joined + BEHIND
+    return joined if tenant.is_first_event else joined + Constant.BEHIND
 
 
 def _counted(tenant: Tenant, now: _Now) -> Tenant:
@@ -466,14 +545,14 @@ def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     if not ends or event.took or not now.spacing.last_ttl:
         return tenant
     assert tenant.began is not None
-    return replace(tenant, began=tenant.before, earliest=tenant.began + EMPTY_TICK)
+    return replace(tenant, began=tenant.before, earliest=tenant.began + Constant.EMPTY_RUN_MS)
 
 
 # What each answer does to the numbers
 
 
 def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
-    return replace(tenant, token=token, patience=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
+    return replace(tenant, token=token, republish=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
 
 
 def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
@@ -481,9 +560,9 @@ def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False)
     turns = now.shared.turns
     if isinstance(event, Deadline):
         turns.waiting.pop(now.subject, None)
-        if event.turn or turns.handed.get(now.subject, 0) > now.ms - GRACE:
+        if event.turn or turns.handed.get(now.subject, 0) > now.ms - Constant.GRACE_MS:
             turns.handed[now.subject] = deadline
-        elif again and turns.reminded.get(now.subject, 0) > now.ms - GRACE:
+        elif again and turns.reminded.get(now.subject, 0) > now.ms - Constant.GRACE_MS:
             turns.reminded[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
@@ -504,7 +583,7 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
 
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
-    wait = min(tenant.patience * 2, LONGEST_REPUBLISH)
+    wait = min(tenant.republish * 2, Constant.LONGEST_REPUBLISH_MS)
     _note_queued(event, now.ms + wait, now, again=True)
     return _queued(tenant, now, tenant.token, wait)
 
@@ -529,13 +608,9 @@ def _arrived(now: _Now) -> None:
 def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     shared = now.shared
     _arrived(now)
-    if shared.circuit.until is not None:
-        shared.circuit.probe = now.name
-    if tenant.joined is not None:
-        shared.line.pop(now.name, None)
-    if shared.most:
-        shared.running = {name: deadline for name, deadline in shared.running.items() if deadline > now.ms}
-        shared.running[now.name] = now.ms + now.timing.runner_ttl
+    # Whoever lost its hash while it stood there stays until it is called.
+    if tenant.joined is not None or now.name not in shared.wait_queue:
+        shared.queue(now.name, admission.Verb.BEGUN)
     events = tenant.events - tenant.reminded
     return replace(
         tenant,
@@ -563,97 +638,102 @@ def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
             now.shared.turns.reminded[now.subject] = now.ms + wait
         return replace(tenant, patience=wait, deadline=now.ms + wait)
     if Condition.IN_TURNS in row.when:
-        return replace(tenant, deadline=now.ms + TURN_PATIENCE)
+        return replace(tenant, deadline=now.ms + Constant.TURN_DEADLINE_MS)
     if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:
         now.shared.turns.waiting[now.subject] = now.us
-        found, deadline = isinstance(event, Remind), now.ms + TURN_PATIENCE
+        found, deadline = isinstance(event, Remind), now.ms + Constant.TURN_DEADLINE_MS
         failures = tenant.failures if found else 0
         return replace(tenant, failures=failures, held=True, turn=True, found=found, deadline=deadline)
     if isinstance(event, Settle):
-        tenant = _stand_in_line(replace(tenant, failures=0), now.ms, now)
+        tenant = _to_the_end(replace(tenant, failures=0), now)
         return replace(tenant, deadline=now.ms + now.timing.republish)
     _arrived(now)
     joined = now.ms if tenant.joined is None else tenant.joined
-    wait = min(LONGEST_REPUBLISH, max(now.timing.republish, now.ms - joined))
+    wait = min(Constant.LONGEST_REPUBLISH_MS, max(now.timing.republish, now.ms - joined))
     begins = max(now.ms, now.shared.circuit.rest or 0)
-    return replace(_stand_in_line(tenant, joined, now), deadline=begins + wait)
+    now.shared.queue(now.name, admission.Verb.REFUSED, _score(tenant, joined))
+    return replace(tenant, held=True, turn=False, joined=joined, deadline=begins + wait)
 
 
-def _stand_in_line(tenant: Tenant, joined: int, now: _Now) -> Tenant:
-    now.shared.line[now.name] = _score(tenant, joined)
-    return replace(tenant, held=True, turn=False, joined=joined)
-
-
-def _call_who_may_probe(now: _Now) -> None:
-    """A tenant was postponed by begin."""
-    shared, circuit = now.shared, now.shared.circuit
-    had_place = shared.has_place(now.name, now.ms)
-    nobody_probes = not shared.another_probes(now.name, now.ms)
-    shared.running.pop(now.name, None)
-    if circuit.probe == now.name:
-        circuit.probe = None
-    if circuit.rest is not None and circuit.rests(now.ms):
-        shared.call_head(circuit.rest)
-    elif had_place and nobody_probes and circuit.until is not None:
-        shared.call_head(max(now.ms, circuit.until))
+def _to_the_end(tenant: Tenant, now: _Now) -> Tenant:
+    now.shared.queue(now.name, admission.Verb.LAST, _score(tenant, now.ms))
+    return replace(tenant, held=True, turn=False, joined=now.ms)
 
 
 def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     shared, circuit = now.shared, now.shared.circuit
     blame = event.blame if event.outcome is Outcome.RETRY else Blame.NOBODY
-    was_open, is_probe = circuit.until is not None, circuit.until is not None and circuit.probe == now.name
-    if was_open and event.handled and not blame:
-        shared.circuit = Circuit(
-            opened=circuit.opened,
-            opened_at=circuit.opened_at,
-            closed_at=now.ms,
-            rest=circuit.rest,
-            width=circuit.width,
-        )
-        shared.due |= dict.fromkeys(shared.line, now.ms)
-        shared.line.clear()
-        return tenant
-    if event.handled:
-        circuit.failures, circuit.failed, circuit.says, circuit.agreed = 0, (), None, False
-    if is_probe:
-        circuit.probe = None
-    if not blame:
-        if is_probe:
+    verb = admission.Verb.HANDLED if event.handled else admission.Verb.NOTHING
+    holding = {Asked.OWN_PROBE} if circuit.probe == now.name else set()
+    if blame:
+        verb = admission.Verb.FAILED
+        if event.handled:
+            circuit.forget_failures()
+        if circuit.state is admission.Circuit.CLOSED and circuit.is_general(now.name, blame):
+            holding.add(Asked.GENERAL)
+    effect = shared.ask_circuit(verb, frozenset(holding))
+    match effect:
+        case Effect.FORGET:
+            circuit.forget_failures()
+        case Effect.CLOSE:
+            _close(now)
+        case Effect.NEXT_PROBE:
+            circuit.probe = None
             shared.call_head(now.ms)
-        return tenant
-    opens = not was_open and circuit.is_general(now.name, blame)
-    if opens:
-        circuit.wait, circuit.opened, circuit.opened_at = FIRST_WAIT, circuit.opened + 1, now.ms
-    elif is_probe:
-        circuit.wait, circuit.probes = min(circuit.wait * 2, LONGEST_WAIT), circuit.probes + 1
-    if was_open or opens:
-        tenant = _stand_in_line(tenant, now.ms, now)
-    if is_probe or opens:
-        circuit.until = now.ms + circuit.wait
-        circuit.walk = circuit.walk or blame is not Blame.DOWNSTREAM or (is_probe and circuit.probes >= WALKS_AFTER)
-        shared.call_head(circuit.until)
+        case Effect.JOIN:
+            tenant = _to_the_end(tenant, now)
+        case Effect.OPEN | Effect.REOPEN:
+            if effect is Effect.OPEN:
+                circuit.wait, circuit.opened, circuit.opened_at = Constant.FIRST_WAIT_MS, circuit.opened + 1, now.ms
+            else:
+                circuit.probe = None
+                circuit.wait, circuit.probes = min(circuit.wait * 2, Constant.LONGEST_WAIT_MS), circuit.probes + 1
+            tenant = _to_the_end(tenant, now)
+            circuit.until = now.ms + circuit.wait
+            many = effect is Effect.REOPEN and circuit.probes >= Constant.WALKS_AFTER
+            circuit.walk = circuit.walk or blame is not Blame.DOWNSTREAM or many
+            shared.call_head(circuit.until)
     return tenant
 
 
-def _pass_on_the_place(event: Settle, now: _Now) -> None:
+def _close(now: _Now) -> None:
     shared, circuit = now.shared, now.shared.circuit
-    places = int(shared.running.pop(now.name, None) is not None)
-    rests = circuit.rests(now.ms)
-    if circuit.width and not rests and event.handled:
-        circuit.width *= 2
-        places = shared.most - sum(deadline >= now.ms for deadline in shared.running.values())
-        if not shared.line or (shared.most_runs and circuit.width >= shared.most_runs):
+    shared.circuit = Circuit(
+        state=circuit.state,
+        slots=circuit.slots,
+        opened=circuit.opened,
+        opened_at=circuit.opened_at,
+        closed_at=now.ms,
+        rest=circuit.rest,
+        width=circuit.width,
+    )
+    for name in tuple(shared.wait_queue):
+        shared.queue(name, admission.Verb.CLOSED, due=now.ms)
+
+
+def _pass_on_the_slot(event: Settle, now: _Now) -> None:
+    shared, circuit = now.shared, now.shared.circuit
+    shared.time_passes(now.ms)
+    is_closed, had_slot = circuit.until is None, shared.running.pop(now.name, None) is not None
+    wider = (circuit.width or 0) * 2
+    holding = set()
+    if is_closed and had_slot:
+        holding.add(Asked.CIRCUIT_CLOSED)
+    if not shared.wait_queue or (shared.most_runs and wider >= shared.most_runs):
+        holding.add(Asked.FULL)
+    verb = admission.Verb.HANDLED if event.handled else admission.Verb.NOTHING
+    free = 0
+    match shared.ask_slots(verb, frozenset(holding)):
+        case Effect.KEEP:
+            free = 1
+        case Effect.DOUBLE:
+            circuit.width = wider
+            free = shared.most - shared.busy(now.ms)
+        case Effect.STEADY:
             circuit.rest = circuit.width = None
-    if circuit.until is not None or rests:
-        return
-    for _ in range(places):
-        head = shared.head()
-        if head is None:
-            return
-        del shared.line[head]
-        shared.due[head] = now.ms
-        shared.running[head] = now.ms + now.timing.republish
-        shared.called = shared.called or head
+            free = (shared.most_runs or wider) - shared.busy(now.ms)
+    if is_closed:
+        shared.keep_slots(free, now.ms + now.timing.republish, now.ms)
 
 
 def _give_the_next_its_turn(now: _Now) -> None:
@@ -706,8 +786,9 @@ def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     tenant = replace(tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=ends)
     if not event.all_wait:
         return tenant
+    now.shared.ask_slots(admission.Verb.ALL_WAIT, frozenset())
     circuit.rest, circuit.width = max(ends, circuit.rest or 0), 1
-    return replace(_stand_in_line(tenant, now.ms, now), deadline=circuit.rest + now.timing.republish)
+    return replace(_to_the_end(tenant, now), deadline=circuit.rest + now.timing.republish)
 
 
 def _same(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:

@@ -12,7 +12,7 @@ from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.recording import Recorded, record_event
 from tests.deployment import Deployment
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -74,7 +74,7 @@ def test_all_of_redis_is_lost_while_records_wait(alerts: Deployment) -> None:
         # The deadlines and the last run are rebuilt from Postgres, so the spacing is kept as well.
         runs = delivered(alerts, 2)
         apart = runs[1].began - runs[0].began
-        assert DELAYS["WARNING"] - TOLERANCE <= apart < DELAYS["WARNING"] + 3 * PATIENCE
+        assert DELAYS["WARNING"] - TOLERANCE <= apart < DELAYS["WARNING"] + 3 * TIME_FACTOR
 
 
 def test_the_only_worker_is_killed_while_records_wait(alerts: Deployment) -> None:

@@ -211,7 +211,7 @@ FLOOD_CALL: Final = FLOOD_RECORDS * FLOOD_SECONDS
 FLOOD_STANDS: Final = 30.0
 """Seconds without progress after which nobody waits any longer for the end of a flood."""
 NOTIFIED: Final = 0.2
-"""Moments before it let producers notify the flood; they are drawn from 0 to 0.4."""
+"""Seconds before it let producers notify the flood; they are drawn from 0 to 0.4."""
 
 
 def tenants_flood(scene: Scene, planned: Planned) -> Struck:

@@ -19,7 +19,7 @@ from tests.deployment import ROOT
 from tests.torture.faults import FAULTS
 from tests.torture.guards import EVERY, GUARDS, TEXTS, take_out
 from tests.torture.schedule import draw
-from tests.waiting import PATIENCE
+from tests.waiting import TIME_FACTOR
 
 pytestmark = pytest.mark.e2e
 
@@ -43,7 +43,7 @@ QUICK = (
     "hold_deleted",
 )
 """What takes seconds; the others need many tries or many tenants."""
-MARGIN = 5.0 * PATIENCE
+MARGIN = 5.0 * TIME_FACTOR
 """Seconds that a busy machine is given beyond each bound."""
 
 

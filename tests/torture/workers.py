@@ -125,7 +125,7 @@ class Workers:
             return [worker for worker in self._places if worker.is_ready]
 
     def seconds_without(self, since: float, until: float) -> float:
-        """Return for how long between these moments fewer than two workers were ready.
+        """Return for how long between these times fewer than two workers were ready.
 
         One that is alone may have a single slot, and a handler in it that takes long. Give or take the supervisor's
         interval.

@@ -30,7 +30,7 @@ def test_a_bucket_has_all_that_is_shorter_too() -> None:
 
 
 def test_a_server_that_hangs_is_asked_again_only_when_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PATIENCE", 0.05)
+    monkeypatch.setattr(metrics, "ANSWER_TIMEOUT", 0.05)
     server, answered, asked = _Server("Postgres"), threading.Event(), []
 
     def question() -> int:

@@ -1,4 +1,4 @@
-"""The cap on a pipeline's runs, and the line of those that wait for a place."""
+"""The cap on a pipeline's runs, and the wait queue."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
 def test_as_many_runs_are_on_as_the_pipeline_may_have_and_the_others_wait(crowd: Crowd) -> None:
     crowd.start("a", "b")
 
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
 
-    assert crowd.places() == {"a", "b"}
-    assert crowd.line() == ["c", "d"]
+    assert crowd.slots() == {"a", "b"}
+    assert crowd.wait_queue() == ["c", "d"]
     status = crowd.status("c")
     assert (status.state, status.held, status.runs) == (State.WAITING, True, 0)
     assert crowd.due("c") == 1 + TIMING.republish, "for the case that nobody calls it"
@@ -38,13 +38,13 @@ def test_without_a_cap_nobody_counts(redis_client: redis.Redis, keys: Keys) -> N
 
     crowd.start(*"abcdef")
 
-    assert (crowd.places(), crowd.line()) == (set(), [])
+    assert (crowd.slots(), crowd.wait_queue()) == (set(), [])
     assert crowd.settle("a", Outcome.MORE) is Answer.CONTINUED
 
 
-def test_an_event_of_a_tenant_in_line_does_not_start_it(crowd: Crowd) -> None:
+def test_an_event_of_a_tenant_in_the_wait_queue_does_not_start_it(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
 
     assert crowd.gate.notify(PIPELINE, "c", LEASE) is Answer.ABSORBED
     assert crowd.status("c").events == 2
@@ -60,13 +60,13 @@ def test_an_event_of_a_tenant_in_line_does_not_start_it(crowd: Crowd) -> None:
         (Outcome.MORE, Spacing(delay=0), Answer.POSTPONED),
     ],
 )
-def test_a_run_that_ends_calls_the_head_of_the_line_and_keeps_its_place_for_it(
+def test_a_run_that_ends_calls_the_head_of_the_wait_queue_and_keeps_its_slot_for_it(
     crowd: Crowd, outcome: Outcome, spacing: Spacing, answer: Answer
 ) -> None:
     crowd.notify("a", spacing=spacing)
     crowd.begin("a")
     crowd.start("b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
     crowd.published.clear()
 
     assert crowd.settle("a", outcome, spacing, owner="9999999999999999-ffffffffffff") is answer
@@ -74,47 +74,47 @@ def test_a_run_that_ends_calls_the_head_of_the_line_and_keeps_its_place_for_it(
     own = [(Queue.NEXT, "a")] if answer is Answer.REISSUED else []
     assert crowd.published == [*own, (Queue.NEXT, "c")], "at once, and after what the run says of itself"
     assert crowd.status("c").state is State.QUEUED
-    assert crowd.places() == {"b", "c"}
+    assert crowd.slots() == {"b", "c"}
     crowd.notify("newcomer")
     assert crowd.begin("newcomer") is Answer.POSTPONED
     assert isinstance(crowd.begin("c"), Begun)
-    assert crowd.places() == {"b", "c"}
-    assert crowd.line() == ["d", "newcomer", "a"] if answer is Answer.POSTPONED else ["d", "newcomer"]
+    assert crowd.slots() == {"b", "c"}
+    assert crowd.wait_queue() == ["d", "newcomer", "a"] if answer is Answer.POSTPONED else ["d", "newcomer"]
 
 
 def test_two_runs_that_end_call_two_tenants(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
 
     crowd.settle("a")
     crowd.settle("b")
 
-    assert crowd.places() == {"c", "d"}
+    assert crowd.slots() == {"c", "d"}
     assert isinstance(crowd.begin("d"), Begun)
     assert isinstance(crowd.begin("c"), Begun)
 
 
 def test_first_events_stand_before_continuations_and_each_in_the_order_in_which_they_came(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("first", "second")
+    crowd.put_in_queue("first", "second")
     crowd.settle("a", Outcome.MORE)
     crowd.begin("first")
     crowd.passes(1)
     crowd.settle("b", Outcome.MORE)
     crowd.begin("second")
-    crowd.line_up("0 third")
+    crowd.put_in_queue("0 third")
 
-    assert crowd.line() == ["0 third", "a", "b"]
+    assert crowd.wait_queue() == ["0 third", "a", "b"]
 
 
 def test_a_tenant_keeps_its_turn_when_it_comes_in_vain(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
     crowd.gate.beat(RunKey(PIPELINE, "a", crowd.tokens["a"]))
 
     assert crowd.expire("c", early=True) == [Answer.PUBLISHED], "an operator cannot wait"
     assert crowd.begin("c") is Answer.POSTPONED
-    assert crowd.line() == ["c", "d"]
+    assert crowd.wait_queue() == ["c", "d"]
 
 
 def test_a_run_with_more_to_do_goes_on_where_nobody_waits(crowd: Crowd) -> None:
@@ -130,31 +130,31 @@ def test_a_run_with_new_events_goes_behind_the_line_unless_its_spacing_holds_it_
 ) -> None:
     crowd.start("a", "b")
     crowd.notify("a", spacing=spacing)
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
 
     assert crowd.settle("a", Outcome.DONE, spacing) is answer
-    assert crowd.line() == (["a"] if answer is Answer.POSTPONED else [])
+    assert crowd.wait_queue() == (["a"] if answer is Answer.POSTPONED else [])
 
 
 def test_who_is_not_called_comes_by_itself_and_then_waits_as_long_again(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c")
-    moments = []
+    crowd.put_in_queue("c")
+    times = []
     for _ in range(10):
         crowd.deadline_passes("c")
         for other in "ab":
             crowd.gate.beat(RunKey(PIPELINE, other, crowd.tokens[other]))
             crowd.client.zadd(crowd.keys.running(PIPELINE), {other: crowd.gate.us})
-        moments.append(crowd.now())
+        times.append(crowd.now())
         assert crowd.begin("c") is Answer.POSTPONED
 
-    waits = [after - before for before, after in pairwise(moments)]
+    waits = [after - before for before, after in pairwise(times)]
     assert waits == [4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 300_000, 300_000]
 
 
-def test_a_place_that_was_kept_and_that_nobody_takes_is_free_again_after_a_while(crowd: Crowd) -> None:
+def test_a_slot_that_was_kept_and_that_nobody_takes_is_free_again_after_a_while(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
     crowd.settle("a")
     crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     crowd.passes(TIMING.republish)
@@ -163,26 +163,26 @@ def test_a_place_that_was_kept_and_that_nobody_takes_is_free_again_after_a_while
     crowd.passes(1)
 
     assert isinstance(crowd.begin_of("one more"), Begun)
-    assert crowd.begin("c") is Answer.POSTPONED, "its place is another's now"
-    assert crowd.line() == ["c", "d", "newcomer"]
+    assert crowd.begin("c") is Answer.POSTPONED, "its slot is another's now"
+    assert crowd.wait_queue() == ["c", "d", "newcomer"]
 
 
-def test_the_place_of_a_run_that_died_is_free_for_another_and_its_successor_waits(crowd: Crowd) -> None:
+def test_the_slot_of_a_run_that_died_is_free_for_another_and_its_successor_waits(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.passes(TIMING.runner_ttl - 10)
     crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
     crowd.passes(20)
 
     assert isinstance(crowd.begin_of("d"), Begun)
     assert crowd.expire("a") == [Answer.REISSUED]
     assert crowd.begin("a") is Answer.POSTPONED
-    assert crowd.places() == {"b", "d"}
+    assert crowd.slots() == {"b", "d"}
 
 
-def test_the_successor_of_a_run_that_died_takes_its_place_where_nobody_else_did(crowd: Crowd) -> None:
+def test_the_successor_of_a_run_that_died_takes_its_slot_where_nobody_else_did(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
     crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
 
     assert crowd.deadline_passes("a") is Answer.REISSUED
@@ -191,34 +191,34 @@ def test_the_successor_of_a_run_that_died_takes_its_place_where_nobody_else_did(
     assert crowd.status("c").state is State.QUEUED
 
 
-def test_a_run_that_beats_keeps_its_place(crowd: Crowd) -> None:
+def test_a_run_that_beats_keeps_its_slot(crowd: Crowd) -> None:
     crowd.start("a", "b")
     for _ in range(5):
         crowd.passes(TIMING.runner_ttl - 100)
         for tenant in "ab":
             assert crowd.gate.beat(RunKey(PIPELINE, tenant, crowd.tokens[tenant]))
 
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
 
-    assert crowd.places() == {"a", "b"}
+    assert crowd.slots() == {"a", "b"}
 
 
-def test_a_frozen_run_whose_place_was_taken_has_none_to_give_away(crowd: Crowd) -> None:
+def test_a_frozen_run_whose_slot_was_taken_has_none_to_give_away(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.passes(TIMING.runner_ttl + 1)
     crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
     crowd.start("c")
-    crowd.line_up("d")
+    crowd.put_in_queue("d")
 
     assert crowd.gate.beat(RunKey(PIPELINE, "a", crowd.tokens["a"])), "no ticker has looked yet"
-    assert crowd.places() == {"b", "c"}
+    assert crowd.slots() == {"b", "c"}
     assert crowd.settle("a") is Answer.FINISHED
-    assert (crowd.places(), crowd.line()) == ({"b", "c"}, ["d"])
+    assert (crowd.slots(), crowd.wait_queue()) == ({"b", "c"}, ["d"])
 
 
 def test_a_called_tenant_whose_message_is_on_its_way_anyway_begins_once(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
     crowd.expire("c", early=True)
     token = crowd.tokens["c"]
 
@@ -231,7 +231,7 @@ def test_a_called_tenant_whose_message_is_on_its_way_anyway_begins_once(crowd: C
 
 def test_a_called_tenant_whose_message_gets_lost_comes_back_by_its_deadline(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
     crowd.settle("a")
 
     assert crowd.due("c") == 1 + TIMING.republish
@@ -239,51 +239,51 @@ def test_a_called_tenant_whose_message_gets_lost_comes_back_by_its_deadline(crow
     assert isinstance(crowd.begin("c"), Begun)
 
 
-def test_a_tenant_in_line_that_lost_its_deadline_is_passed_over(crowd: Crowd) -> None:
+def test_a_tenant_in_the_wait_queue_that_lost_its_deadline_is_passed_over(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
     crowd.client.zrem(crowd.keys.due(PIPELINE), "c")
 
     crowd.settle("a")
 
-    assert crowd.line() == []
-    assert crowd.places() == {"b", "d"}
+    assert crowd.wait_queue() == []
+    assert crowd.slots() == {"b", "d"}
     assert crowd.status("d").state is State.QUEUED
 
 
-def test_a_tenant_in_line_that_lost_its_runner_holds_the_others_up_until_their_own_deadlines(
+def test_a_tenant_in_the_wait_queue_that_lost_its_runner_holds_the_others_up_until_their_own_deadlines(
     crowd: Crowd,
 ) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
     crowd.client.delete(crowd.keys.runner(PIPELINE, "c"))
 
     crowd.settle("a")
 
     assert (crowd.status("c").state, crowd.due("c")) == (State.IDLE, None)
     assert crowd.deadline_passes("d") is Answer.PUBLISHED
-    assert crowd.begin("d") is Answer.POSTPONED, "the place is still kept"
+    assert crowd.begin("d") is Answer.POSTPONED, "the slot is still kept"
     crowd.deadline_passes("d")
     assert isinstance(crowd.begin("d"), Begun)
 
 
-def test_a_tenant_that_lost_its_runner_in_line_and_runs_again_does_not_wait_for_itself(crowd: Crowd) -> None:
+def test_a_tenant_that_lost_its_runner_in_the_wait_queue_and_runs_again_does_not_wait_for_itself(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c")
+    crowd.put_in_queue("c")
     crowd.client.delete(crowd.keys.runner(PIPELINE, "c"))
     crowd.passes(TIMING.runner_ttl + 1)
     crowd.start("c")
-    assert crowd.line() == ["c"], "nobody knows that this is the same tenant"
+    assert crowd.wait_queue() == ["c"], "nobody knows that this is the same tenant"
 
     assert crowd.settle("c") is Answer.FINISHED
 
-    assert (crowd.line(), crowd.due("c"), "c" in crowd.places()) == ([], None, False)
+    assert (crowd.wait_queue(), crowd.due("c"), "c" in crowd.slots()) == ([], None, False)
 
 
-@pytest.mark.parametrize("lost", ["line", "running"])
+@pytest.mark.parametrize("lost", ["wait_queue", "running"])
 def test_what_all_share_is_lost_and_nobody_waits_for_ever(crowd: Crowd, lost: str) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
+    crowd.put_in_queue("c", "d")
     crowd.client.delete(getattr(crowd.keys, lost)(PIPELINE))
     crowd.settle("a")
     crowd.settle("b")
@@ -293,10 +293,10 @@ def test_what_all_share_is_lost_and_nobody_waits_for_ever(crowd: Crowd, lost: st
         assert isinstance(crowd.begin(tenant), Begun)
 
 
-def test_line_and_places_go_by_themselves_when_nobody_needs_them(crowd: Crowd) -> None:
+def test_wait_queue_and_slots_go_by_themselves_when_nobody_needs_them(crowd: Crowd) -> None:
     crowd.start("a", "b")
-    crowd.line_up("c", "d")
-    assert crowd.lifetime(crowd.keys.line(PIPELINE)) > 0
+    crowd.put_in_queue("c", "d")
+    assert crowd.lifetime(crowd.keys.wait_queue(PIPELINE)) > 0
 
     for tenant in "ab":
         crowd.settle(tenant)
@@ -313,12 +313,12 @@ def test_a_cap_that_is_lowered_is_kept_once_the_runs_that_are_on_have_ended(crow
     crowd.most_runs = 4
     crowd.start(*"abcd")
     crowd.most_runs = 2
-    crowd.line_up("e")
+    crowd.put_in_queue("e")
     for tenant in "ab":
         crowd.settle(tenant)
         assert crowd.begin("e") is Answer.POSTPONED, "it was called, and two others are on"
-        assert "e" not in crowd.places()
+        assert "e" not in crowd.slots()
 
     crowd.settle("c")
     assert isinstance(crowd.begin("e"), Begun)
-    assert crowd.places() == {"d", "e"}
+    assert crowd.slots() == {"d", "e"}
