@@ -361,7 +361,7 @@ def _no_circuit(course: Callable[..., Course]) -> None:
 def _runs_that_were_on_before_it_opened(course: Callable[..., Course]) -> None:
     for how in HOW:
         for wait, probe in ((0, None), (1_000, None), (1_000, 2)):
-            one = course(most_runs=2)
+            one = course(most_runs=3)
             one.begins(0)
             one.opens()
             one.time_passes(wait)

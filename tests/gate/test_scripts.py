@@ -20,6 +20,7 @@ from taskbridge.common.names import check_pipeline_name, check_tenant
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement, State
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 
@@ -95,10 +96,20 @@ def _bindings_of_each(names: str, values: str) -> list[tuple[str, str, int, int]
     return [(name, of, int(stride), int(start)) for name, (of, stride, start) in zip(listed, positions, strict=True)]
 
 
-def _constants(name: str) -> set[str]:
-    """Numbers that have a name in the parts of a script."""
-    parts = "".join(read(f"{part}.lua") for part in ("prelude", *SCRIPTS[name].uses))
-    return set(re.findall(r"^local ([A-Z][A-Z_]+) = \d+$", parts, re.MULTILINE))
+NUMBERS = {one.name for one in Constant}
+
+
+@scripts
+def test_a_number_with_a_name_that_does_not_stand_among_the_constants(name: str) -> None:
+    text = "".join(read(f"{part}.lua") for part in (*SCRIPTS[name].uses, name))
+
+    assert re.findall(r"^\s*local ([A-Z][A-Z_]+) = [\d.]+$", text, re.MULTILINE) == []
+
+
+def test_a_constant_that_no_script_uses() -> None:
+    text = "".join(read(f"{part}.lua") for script in SCRIPTS.values() for part in (*script.uses, script.name))
+
+    assert NUMBERS - set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r"--.*", "", text))) == set()
 
 
 def _argument(variable: str) -> str:
@@ -163,7 +174,7 @@ def test_an_answer_that_is_a_number_or_that_the_header_does_not_tell_of(name: st
     source = Source(name)
     names = {answer.name for answer in Answer}
 
-    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r'"[^"]*"', "", source.rest))) - _constants(name)
+    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r'"[^"]*"', "", source.rest))) - NUMBERS
 
     assert used <= names
     assert used == set(re.findall(r"\{(\w+)", source.declared("RETURNS"))) & names

@@ -33,7 +33,7 @@ class Stalls:
     sums: MutableSequence[float]
 
     def between(self, since: float, until: float) -> float:
-        """Return the seconds of stalls between two moments."""
+        """Return the seconds of stalls between two times."""
         return max(0.0, self._sum(until) - self._sum(since))
 
     def _sum(self, moment: float) -> float:
