@@ -86,6 +86,9 @@ class Record:
     `external_id` is the source's own key (an invoice number), unique within the tenant. `revision` is another
     number with each change of the row, higher than all before it, and never one that was used before; a record that
     changed after it was handled comes again with its new one.
+
+    Of an adopted table the document is the row, its numerics as text; `deleted` says that the row is gone, and then the
+    document is empty.
     """
 
     pipeline: str
@@ -93,6 +96,7 @@ class Record:
     external_id: str
     revision: int
     document: Mapping[str, Any] = field(repr=False)
+    deleted: bool = False
 
     @property
     def idempotency_key(self) -> str:

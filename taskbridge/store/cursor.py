@@ -33,10 +33,11 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
-from taskbridge.errors import HandlerMistake
+from taskbridge.errors import HandlerMistake, InvalidInput
+from taskbridge.store.adopted import described, known
 from taskbridge.store.documents import decoded
 from taskbridge.store.engine import Bounded, NoAnswer, distrust, within
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import queries, query, schema_of
 
 __all__ = [
     "Broken",
@@ -72,6 +73,7 @@ Postgres compresses what takes more, to a hundredth at the very least. So 500 of
 SLICE: Final = 1_048_576
 """Stored bytes of a slice. Postgres compresses large documents, so as text it may be several times as much."""
 BATCH_BYTES: Final = 64 * 2**20
+ANY_SIZE: Final = 2**31 - 1
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
     "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
@@ -96,6 +98,10 @@ class StaleToken(Exception):
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
         self.owner = owner
+
+
+class _OtherAdoption(Exception):
+    """The source was adopted, or adopted anew, since this process has looked."""
 
 
 class Unread(Exception):
@@ -228,6 +234,7 @@ class Cursors:
         self._transaction_timeout = transaction_timeout
         self._source = source
         self._query = queries(engine)
+        self._rows = RECORDED
         self._idle_timeout = f"{round(runner_ttl * 1000)}ms"
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
@@ -300,15 +307,20 @@ class Cursors:
             Unread: as `read` does.
         """
         which = {"source": self._source, "tenant": record.tenant, "key": record.external_id}
+        values = {**which, "revision": record.revision, "small": ANY_SIZE}
         try:
             with driving(self._engine) as driver:
-                row = driver.execute(self._query("document"), {**which, "revision": record.revision}).fetchone()
+                row = driver.execute(self._reading("document"), values).fetchone()
             if row is None:
                 return None
-            document, reason = decoded(row[0])
+            text, deleted = row
+            document, reason = ({}, None) if text is None else decoded(text)
         except (psycopg.Error, MemoryError) as error:
             raise Unread(error, 1, bisecting=False) from error
-        return replace(record, document=document) if reason is None else None
+        return replace(record, document=document, deleted=deleted) if reason is None else None
+
+    def _reading(self, name: str) -> str:
+        return query(name, schema_of(self._engine), self._rows.document)
 
     def _read(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in one round trip, and once more if its connection broke.
@@ -317,14 +329,47 @@ class Cursors:
         """
         try:
             try:
-                return self._read_once(key, limit, bisecting, documents, *before)
+                return self._read_known(key, limit, bisecting, documents, *before)
             except Broken:
                 distrust(self._engine)
-                return self._read_once(key, limit, bisecting, documents, *before)
-        except (psycopg.Error, MemoryError) as error:
+                return self._read_known(key, limit, bisecting, documents, *before)
+        except (psycopg.Error, MemoryError, InvalidInput) as error:
             # What was read so far would fill the memory until the failure is written down.
             traceback.clear_frames(error.__traceback__)
             raise Unread(error, limit, bisecting=bisecting) from error
+
+    def _read_known(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
+        """Read one batch; once more where the source was adopted, or its table changed, since this process has looked.
+
+        Raises:
+            InvalidInput: the adopted table is not what it was, so that its rows cannot be read.
+        """
+        seen = self._rows
+        try:
+            return self._read_once(key, limit, bisecting, documents, *before)
+        except _OtherAdoption:
+            # What came before the read is committed.
+            before = (self._query("plan_by_index"),)
+        except psycopg.ProgrammingError:
+            # As where the table, or a column, was renamed.
+            if seen is RECORDED:
+                raise
+        self._look_up()
+        return self._read_once(key, limit, bisecting, documents, *before)
+
+    def _look_up(self) -> None:
+        """Look what the source is now: that of records with their documents, or an adopted table.
+
+        Raises:
+            InvalidInput: the table was dropped, or cannot be a source as it is now.
+        """
+        with self._engine.begin() as connection:
+            found = known(connection, self._source)
+            if not found:
+                self._rows = RECORDED
+                return
+            adopted = described(connection, found[0].relation, found[0].definition)
+            self._rows = _Rows(found[0].version, adopted.document)
 
     def _read_once(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
@@ -344,13 +389,15 @@ class Cursors:
                     "bisecting": bisecting,
                     "small": small,
                 }
-                cursor.execute(self._query("read_batch"), values)
+                cursor.execute(self._reading("read_batch"), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
             rows = cursor.fetchall()
-            whole = True
-            if documents and any(row[_STORED] for row in rows):
+            whole, is_known = True, not rows or rows[0][_ADOPTED] == self._rows.version
+            if is_known and documents and any(row[_STORED] for row in rows):
                 rows, whole = self._with_documents(driver, key, rows)
+        if not is_known:
+            raise _OtherAdoption
         return _page(key, rows, whole=whole) if rows else None
 
     def _with_documents(
@@ -368,14 +415,16 @@ class Cursors:
             at += len(part)
             large = [row for row in part if row[_STORED]]
             names = {"source": self._source, "tenant": key.tenant}
-            values = {**names, "ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large]}
-            texts = dict(driver.execute(self._query("documents"), values).fetchall()) if large else {}
-            left -= sum(map(len, texts.values()))
-            kept += [
-                (*row[:_TEXT], texts[row[_ID]], *row[_STORED:]) if row[_STORED] else row
-                for row in part
-                if not row[_STORED] or row[_ID] in texts
-            ]
+            which = {"ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large], "small": ANY_SIZE}
+            found = driver.execute(self._reading("documents"), {**names, **which}).fetchall() if large else []
+            texts = {row_id: (text, deleted) for row_id, text, deleted in found}
+            left -= sum(len(text or "") for text, _ in texts.values())
+            for row in part:
+                if not row[_STORED]:
+                    kept.append(row)
+                elif row[_ID] in texts:
+                    text, deleted = texts[row[_ID]]
+                    kept.append((*row[:_TEXT], text, *row[_STORED:-1], deleted))
         return kept or [(*rows[0][:_ID], *[None] * (len(rows[0]) - _ID))], len(kept) == len(rows)
 
     def _owner(self, key: RunKey) -> str | None:
@@ -385,7 +434,7 @@ class Cursors:
     @contextmanager
     def transaction(self, key: RunKey) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key, self._idle_timeout, self._transaction_timeout)
+        transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout)
         try:
             yield transaction
         finally:
@@ -559,9 +608,21 @@ class _Standing(NamedTuple):
     size: int
     target: str
     resumed: bool
+    adopted: int | None
+
+
+class _Rows(NamedTuple):
+    """Where the documents of a source are: the version of its adoption, and the part of SQL that reads them."""
+
+    version: int | None
+    document: str | None
+
+
+RECORDED: Final = _Rows(None, None)
 
 
 # After them comes the record, if there is one. No named tuple: a batch is thousands of rows.
+_ADOPTED: Final = _Standing._fields.index("adopted")
 _ID: Final = len(_Standing._fields)
 _XID, _TEXT, _STORED = _ID + 1, _ID + 4, _ID + 5
 
@@ -578,11 +639,11 @@ def _page(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
     found = [row[columns:] for row in rows if row[columns] is not None]
     pipeline, tenant = key.pipeline, key.tenant
     records, undecodable = [], {}
-    for _, _, external_id, revision, text, *_ in found:
+    for _, _, external_id, revision, text, *_, deleted in found:
         document, reason = ({}, None) if text is None else decoded(text)
         if reason is not None:
             undecodable[external_id] = reason
-        records.append(Record(pipeline, tenant, external_id, revision, document))
+        records.append(Record(pipeline, tenant, external_id, revision, document, deleted))
     return Page(
         records=tuple(records),
         undecodable=undecodable,
@@ -591,9 +652,9 @@ def _page(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
         finished=whole and len(found) < cursor.size,
         resumed=cursor.resumed,
         paused=cursor.paused,
-        retried=sum(retried for *_, retried, _ in found),
-        positions=tuple((xid, row_id) for row_id, xid, *_, retried, _ in found if not retried),
-        quarantined=frozenset(external_id for _, _, external_id, *_, quarantined in found if quarantined),
+        retried=sum(retried for *_, retried, _, _ in found),
+        positions=tuple((xid, row_id) for row_id, xid, *_, retried, _, _ in found if not retried),
+        quarantined=frozenset(external_id for _, _, external_id, *_, quarantined, _ in found if quarantined),
         bisection=Bisection(
             cursor.batch_limit,
             cursor.suspects,
@@ -629,8 +690,9 @@ class Transaction:
     seconds that the session may be idle before the advance, or wait for one answer of Postgres.
     """
 
-    def __init__(self, engine: Engine, key: RunKey, idle_timeout: str, timeout: float) -> None:
+    def __init__(self, engine: Engine, key: RunKey, source: str, idle_timeout: str, timeout: float) -> None:
         self._engine = engine
+        self._source = source
         self._query = queries(engine)
         self._key = key
         self._idle_timeout = idle_timeout
@@ -684,9 +746,8 @@ class Transaction:
                 driver.execute("SET LOCAL statement_timeout TO DEFAULT")
                 driver.execute(self._query("end_replaced"), _successor(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
-                driver.execute(
-                    self._query("announce"), {**self._key._asdict(), "session": session_name(self._key), "idle": idle}
-                )
+                whose = {**self._key._asdict(), "source": self._source}
+                driver.execute(self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle})
         except BaseException:
             connection.invalidate()
             connection.close()

@@ -1,7 +1,8 @@
 """The named queries: one `.sql` file each, whose comment says what it is for.
 
 `{schema}` in a text is the Postgres schema of TaskBridge's tables, and `{after_cursor}`, `{pending}` are the texts of
-the files of that name: how what lies after a cursor is found is written once.
+the files of that name: how what lies after a cursor is found is written once. `{document}` is where a record's
+document comes from: from `recorded_document.sql`, unless another text is given.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def queries(where: Engine | Connection) -> Queries:
 
 
 @cache
-def query(name: str, schema: str = DEFAULT_SCHEMA) -> str:
+def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None) -> str:
     """Return the text of `sql/{name}.sql` for a schema, with psycopg's `%(name)s` placeholders."""
     text = files(__package__).joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
     text = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
     text = _FRAGMENT.sub(lambda found: query(found[1], schema), text)
-    return text.replace("{schema}", quoted(schema))
+    text = text.replace("{schema}", quoted(schema))
+    return text.replace("{document}", document or query("recorded_document", schema)) if "{document}" in text else text
 
 
 def schema_of(where: Engine | Connection) -> str:

@@ -21,6 +21,7 @@ SET owner = excluded.owner,
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
 RETURNING set_config('application_name', %(session)s, true),
           set_config('synchronous_commit', 'off', true),
+          set_config('row_security', 'off', true),
           set_config('enable_seqscan', 'off', true),
           set_config('enable_bitmapscan', 'off', true),
           set_config('max_parallel_workers_per_gather', '0', true)

@@ -1,5 +1,10 @@
 -- The documents of some records that `read_batch.sql` left out for their size. A record that was changed or deleted since is
 -- missing: its new revision lies behind the cursor.
-SELECT i.id, i.document::text
-FROM unnest(%(xids)s::xid8[], %(ids)s::bigint[]) AS one (xid, id)
-JOIN {schema}.records i ON i.source = %(source)s AND i.tenant = %(tenant)s AND i.xid = one.xid AND i.id = one.id
+SELECT r.id, d.text, d.deleted
+FROM (
+    SELECT i.*, i.key AS external_id
+    FROM unnest(%(xids)s::xid8[], %(ids)s::bigint[]) AS one (xid, id)
+    JOIN {schema}.records i
+        ON i.source = %(source)s AND i.tenant = %(tenant)s AND i.xid = one.xid AND i.id = one.id
+) r
+CROSS JOIN LATERAL {document} d

@@ -7,17 +7,19 @@
 -- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
 -- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
 -- document. With `small` below zero no document is read.
+-- The rows of an adopted table are read in this statement too: a record's revision and its row go together. `adopted` says
+-- which adoption of the source the reader has to know.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
        coalesce(p.target, pg_current_snapshot())::text AS target,
        p.target IS NOT NULL AS resumed,
+       (SELECT a.version FROM {schema}.adopted a WHERE a.source = %(source)s) AS adopted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
-       CASE WHEN pg_column_size(r.document) <= %(small)s THEN r.document::text END AS document,
-       CASE WHEN pg_column_size(r.document) > %(small)s THEN pg_column_size(r.document) END AS stored, r.retried,
+       d.text AS document, d.stored, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
            SELECT FROM {schema}.quarantine q
            WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.external_id = r.external_id
-       ) AS quarantined
+       ) AS quarantined, d.deleted
 FROM (
     SELECT c.*, h.paused, h.quarantined,
            CASE WHEN h.paused THEN 0 ELSE least(%(limit)s, CASE WHEN %(bisecting)s THEN c.batch_limit END) END AS size
@@ -32,7 +34,7 @@ FROM (
 ) p
 LEFT JOIN LATERAL (
     (
-        SELECT i.id, i.xid, i.key AS external_id, i.revision, i.document, true AS retried
+        SELECT i.id, i.xid, i.key AS external_id, i.tenant, i.revision, i.document, i.deleted, true AS retried
         FROM {schema}.quarantine q
         JOIN {schema}.records i
             ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
@@ -42,8 +44,9 @@ LEFT JOIN LATERAL (
     )
     UNION ALL
     (
-        SELECT i.id, i.xid, i.key, i.revision, i.document, false
+        SELECT i.id, i.xid, i.key, i.tenant, i.revision, i.document, i.deleted, false
         FROM {after_cursor} i
     )
     LIMIT p.size
 ) r ON true
+CROSS JOIN LATERAL {document} d

@@ -1,0 +1,270 @@
+"""Adopted tables: what a table of the user's own is as a source, and how a batch reads its rows.
+
+The record of a row is thin: source, tenant, key, and no document. Triggers write it in the transaction that changes the
+row (`adopting.py`); a batch reads the row as it is when the batch is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection
+
+from taskbridge.errors import InvalidInput
+from taskbridge.store.queries import queries, query, schema_of
+
+__all__ = ["Adopted", "Definition", "Known", "Table", "described", "filled", "known", "literal", "name_of"]
+
+_KEYS: Final = frozenset(
+    {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
+    | {"date", "timestamp", "timestamptz"}
+)
+"""Types whose text says which value it is, whatever the session's settings are; enums as well."""
+_WORDS: Final = frozenset(("text", "varchar", "bpchar", "citext", "numeric"))
+_MOMENTS: Final = {
+    "date": "to_char({0}, 'YYYY-MM-DD')",
+    "timestamp": "to_char({0}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US')",
+    "timestamptz": "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
+}
+_KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+_PLACE: Final = re.compile(r"\{(\w+)\}")
+
+
+class Column(NamedTuple):
+    """A column: how its type is written, and the type below all domains."""
+
+    written: str
+    is_not_null: bool
+    is_virtual: bool
+    is_enum: bool
+    base: str
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether Python would read numbers of JSON with fewer digits than it has."""
+        return self.base in ("numeric", "_numeric")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the database says of a table.
+
+    `unique`: the columns of the index by which a row is found. `emptied`: the tables that a TRUNCATE names, which are
+    the partitions where there are some. `by_row`: statement triggers would miss changes. `rows`: an estimate.
+    """
+
+    relation: int
+    name: str
+    columns: Mapping[str, Column]
+    unique: tuple[str, ...]
+    emptied: tuple[str, ...]
+    by_row: bool
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a source is made of: tenant and key columns, and those that are watched beside them; none: all."""
+
+    source: str
+    tenant: str
+    keys: tuple[str, ...]
+    watched: tuple[str, ...] = ()
+
+
+class Known(NamedTuple):
+    """What was adopted as a source; `called`: the table's present name, None if it was dropped."""
+
+    source: str
+    relation: int
+    name: str
+    tenant_column: str
+    key_columns: Sequence[str]
+    watched_columns: Sequence[str] | None
+    digest: str
+    version: int
+    ended: bool
+    backfilled: int
+    backfill_done: bool
+    called: str | None
+
+    @property
+    def definition(self) -> Definition:
+        """What was asked for."""
+        return Definition(self.source, self.tenant_column, tuple(self.key_columns), tuple(self.watched_columns or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """An adopted table, or one that is about to be."""
+
+    definition: Definition
+    table: Table
+    schema: str
+
+    def tenant_of(self, row: str) -> str:
+        """Return the tenant of a row as SQL."""
+        return f'({self._text(row, self.definition.tenant)}) COLLATE "C"'
+
+    def key_of(self, row: str) -> str:
+        """Return the key of a row's record: the text of the column, or a JSON array of the texts of several."""
+        texts = [self._text(row, column) for column in self.definition.keys]
+        text = texts[0] if len(texts) == 1 else f"jsonb_build_array({', '.join(texts)})::text"
+        return f'({text}) COLLATE "C"'
+
+    def places_of(self, row: str) -> str:
+        """Return where a row stands in the order of the unique index, as an array of texts."""
+        return f"ARRAY[{', '.join(self._text(row, column) for column in self.table.unique)}]"
+
+    def typed(self, text: str, column: str) -> str:
+        """Return what `text` is as a value of the column's type."""
+        return f"({text})::{self.table.columns[column].written}"
+
+    @property
+    def fits_always(self) -> bool:
+        """Whether no value can be a tenant or key that is not allowed: one number or id is short and has no space."""
+        columns = {self.definition.tenant, *self.definition.keys}
+        return len(self.definition.keys) == 1 and not any(self.table.columns[one].base in _WORDS for one in columns)
+
+    @property
+    def document(self) -> str:
+        """The row of a record `r` as JSON: a part of queries, with psycopg's placeholders."""
+        row = "to_jsonb(t.*)"
+        for name, column in self.table.columns.items():
+            if column.is_numeric:
+                texts = "::text[]" if column.base.startswith("_") else "::text"
+                row += f" || jsonb_build_object({literal(name)}, t.{name_of(name)}{texts})"
+        key = self.definition.keys
+        texts_of = ["r.external_id"] if len(key) == 1 else [f"r.external_id::jsonb ->> {at}" for at in range(len(key))]
+        # A record that has a document is no row's, and its key may be any text.
+        match = [
+            f"t.{name_of(column)} = {self.typed(f'CASE WHEN r.document IS NULL THEN {text} END', column)}"
+            for column, text in zip(key, texts_of, strict=True)
+        ]
+        tenant = self.typed("CASE WHEN r.document IS NULL THEN r.tenant END", self.definition.tenant)
+        match.append(f"t.{name_of(self.definition.tenant)} = {tenant}")
+        match.append(f"{self.key_of('t')} = r.external_id AND {self.tenant_of('t')} = r.tenant")
+        parts = {"json": row, "table": self.table.name, "match": " AND ".join(match)}
+        escaped = {name: part.replace("%", "%%") for name, part in parts.items()}
+        return filled("adopted_document", self.schema, escaped)
+
+    def _text(self, row: str, column: str) -> str:
+        value, base = f"{row}.{name_of(column)}", self.table.columns[column].base
+        if base in _MOMENTS:
+            # How `::text` writes them depends on the session; infinity has one form.
+            return f"CASE WHEN isfinite({value}) THEN {_MOMENTS[base].format(value)} ELSE {value}::text END"
+        return f"{value}::text"
+
+
+def described(connection: Connection, relation: int, definition: Definition, *, needs_rights: bool = False) -> Adopted:
+    """Look a table up, and see that it can be a source; if it `needs_rights`, that this role may adopt it.
+
+    Raises:
+        InvalidInput: it cannot; the message says why, and what to do.
+    """
+    schema, sql = schema_of(connection), queries(connection)
+    # So that types come with their schemas.
+    connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
+    parts = {"schema_name": literal(schema), "records_name": literal(f'"{schema}".records')}
+    found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
+    if found is None:
+        raise InvalidInput(f"source {definition.source!r}: its table was dropped: `taskbridge unadopt` it")
+    if why := _unfit(found, needs_rights=needs_rights):
+        raise InvalidInput(f"{found.name} {why}")
+    columns = {
+        row.name: Column(row.written, row.is_not_null, row.is_virtual, row.is_enum, row.base)
+        for row in connection.exec_driver_sql(sql("adoptable_columns"), {"relation": relation})
+    }
+    _check_columns(found.name, definition, columns)
+    names = list({definition.tenant, *definition.keys})
+    unique = connection.exec_driver_sql(
+        sql("adoptable_index"), {"relation": relation, "columns": names}
+    ).scalar_one_or_none()
+    if unique is None:
+        raise InvalidInput(
+            f"{found.name}: two rows could be one record, for no unique index consists of {', '.join(sorted(names))} "
+            "or some of these: name the columns of the primary key with --key, or create a unique index (not partial, "
+            "not deferrable)"
+        )
+    is_partitioned = found.kind == "p"
+    table = Table(
+        relation,
+        found.name,
+        columns,
+        tuple(unique),
+        tuple(found.partitions) if is_partitioned else (found.name,),
+        is_partitioned or found.is_subscribed,
+        max(0, found.rows),
+    )
+    return Adopted(definition, table, schema)
+
+
+def _unfit(found: Any, *, needs_rights: bool) -> str | None:
+    """Return what keeps a table from being a source; None: nothing."""
+    guarded = (
+        "has row-level security, which may hide rows from this role, and a row that a worker cannot see would count as "
+        "deleted: use a role with BYPASSRLS here and for workers"
+    )
+    foreign = (
+        "is another's, or this role does not own TaskBridge's schema: take a role that has the rights of both owners, "
+        "or give the statements of --print-sql to somebody who has"
+    )
+    checks = (
+        (found.is_ours, "is a table of TaskBridge's own: adopt one of yours"),
+        (found.kind not in ("r", "p"), f"is {_KINDS.get(found.kind, 'no table')}: adopt the table that has the rows"),
+        (found.is_partition, "is a partition: adopt its parent, whose writes would be missed"),
+        (found.inherits, "inherits, or is inherited from, so writes would be missed: adopt tables that do not"),
+        (found.has_foreign, "has a foreign table as a partition, whose writes no trigger here sees"),
+        (found.relpersistence == "t", "is temporary: make it a permanent table"),
+        (found.relpersistence == "u", "is unlogged, and a crash would empty it unseen: ALTER TABLE ... SET LOGGED"),
+        (found.is_guarded, guarded),
+        (needs_rights and not found.is_readable, "cannot be read by this role: grant it SELECT"),
+        (needs_rights and not (found.is_owned and found.may_record), foreign),
+    )
+    return next((why for is_so, why in checks if is_so), None)
+
+
+def _check_columns(table: str, definition: Definition, columns: Mapping[str, Column]) -> None:
+    """Raise InvalidInput where a column is missing, or is of a kind that will not do."""
+    for name in (definition.tenant, *definition.keys, *definition.watched):
+        if name not in columns:
+            raise InvalidInput(f"{table} has no column {name!r}: it has {', '.join(columns)}")
+        if columns[name].is_virtual:
+            raise InvalidInput(
+                f"{table}: {name} is a virtual generated column, which no trigger sees: name a stored one"
+            )
+    for name in (definition.tenant, *definition.keys):
+        if columns[name].base not in _KEYS and not columns[name].is_enum:
+            raise InvalidInput(
+                f"{table}: {name} is of type {columns[name].written}, which has no text of its own for each value: "
+                "take a column of numbers, text, uuid, boolean, date, time or an enum"
+            )
+    for name in definition.keys:
+        if not columns[name].is_not_null:
+            raise InvalidInput(f"{table}: {name} may be null, and a record needs a key: make it NOT NULL")
+    if len(set(definition.keys)) != len(definition.keys):
+        raise InvalidInput(f"{table}: a key column is named twice")
+
+
+def known(connection: Connection, source: str | None = None) -> list[Known]:
+    """Return what was adopted as a source, or as any."""
+    rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
+    return [Known(*row) for row in rows]
+
+
+def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:
+    """Return a query with its places filled, once: what is filled in has no places."""
+    return _PLACE.sub(lambda place: parts[place[1]], query(name, schema))
+
+
+def name_of(name: str) -> str:
+    """Return a name as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL."""
+    return "'" + text.replace("'", "''") + "'"

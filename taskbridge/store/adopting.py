@@ -1,0 +1,317 @@
+"""Adopting a table as a source, and giving it up: the statements, and how they are run without holding writers up."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge.common.names import check_source_name
+from taskbridge.errors import InvalidInput, InvalidName, Unavailable
+from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal, name_of
+from taskbridge.store.engine import within
+from taskbridge.store.queries import queries, quoted, schema_of
+
+__all__ = ["Left", "adopt", "adopting", "adoption", "examined", "unadopt", "unadopting"]
+
+LOCK_WAIT: Final = 0.1
+"""Seconds that a statement waits for writers; those that come after it wait as long."""
+PAUSE: Final = 0.4
+PATIENCE: Final = 60.0
+"""Seconds after which no further try is made."""
+_BUSY: Final = ("55P03", "40P01")
+"""SQLSTATEs of a lock that did not come in time, and of a deadlock."""
+LIMIT: Final = f"SET LOCAL lock_timeout = '{round(LOCK_WAIT * 1000)}ms'"
+
+
+class _Trigger(NamedTuple):
+    name: str
+    table: str
+    kind: str
+
+    def statements(self, function: str) -> list[str]:
+        timing, each = self.kind.split("; ")
+        made = f"CREATE OR REPLACE TRIGGER {name_of(self.name)} {timing} ON {self.table}\n    {each} EXECUTE FUNCTION "
+        # Always: also where a session, or logical replication, plays the rows of another server.
+        return [f"{made}{function}()", f"ALTER TABLE {self.table} ENABLE ALWAYS TRIGGER {name_of(self.name)}"]
+
+
+class Left(NamedTuple):
+    """What remains of a source that is one no more: its records, and the pipelines that read them."""
+
+    table: str
+    records: int
+    pipelines: Sequence[str]
+
+
+def adoption(
+    engine: Engine,
+    table: str,
+    tenant: str,
+    keys: Sequence[str],
+    *,
+    source: str | None = None,
+    watched: Sequence[str] = (),
+    needs_rights: bool = True,
+) -> Adopted:
+    """Look at a table, as SQL writes its name, that is to be adopted; nothing is changed.
+
+    Raises:
+        InvalidInput, InvalidName: it cannot be adopted so; the message says why, and what to do.
+    """
+    with engine.begin() as connection:
+        relation = _relation(connection, table)
+        if source is None:
+            called = connection.exec_driver_sql("SELECT relname FROM pg_class WHERE oid = %s", (relation,)).scalar_one()
+            try:
+                source = check_source_name(called)
+            except InvalidName as error:
+                raise InvalidName(f"{error}: give the source a name with --source") from None
+        definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
+        found = described(connection, relation, definition, needs_rights=needs_rights)
+        _check_source(connection, definition, relation)
+        return found
+
+
+def _relation(connection: Connection, table: str) -> int:
+    try:
+        with connection.begin_nested():
+            found = connection.exec_driver_sql("SELECT to_regclass(%s)::oid::bigint", (table,)).scalar_one()
+    except DBAPIError:
+        found = None
+    if found is None:
+        raise InvalidInput(
+            f"there is no table {table}: write its name as SQL has it, with its schema where that is not in the search "
+            "path, and with quotation marks where it has capital letters"
+        )
+    return int(found)
+
+
+def _check_source(connection: Connection, wanted: Definition, relation: int) -> None:
+    """Raise InvalidInput where the source has records that the table's would be mistaken for."""
+    for before in known(connection, wanted.source):
+        if before.relation != relation:
+            raise InvalidInput(
+                f"the source {wanted.source!r} is that of the table {before.called or before.name}: choose another "
+                "with --source"
+            )
+        if replace(before.definition, watched=()) != replace(wanted, watched=()):
+            raise InvalidInput(
+                f"{before.called} was adopted with --tenant {before.tenant_column}"
+                + "".join(f" --key {key}" for key in before.key_columns)
+                + f", and the records of the source {wanted.source!r} have these: choose another with --source"
+            )
+        return
+    sql = f"SELECT EXISTS (SELECT FROM {quoted(schema_of(connection))}.records WHERE source = %s)"  # noqa: S608 - our own name
+    if connection.exec_driver_sql(sql, (wanted.source,)).scalar_one():
+        raise InvalidInput(
+            f"the source {wanted.source!r} has records that were written by record(): choose another with --source"
+        )
+
+
+def adopting(adopted: Adopted) -> list[str]:
+    """Return the statements that make a table a source, in their order. Each may be run again."""
+    made, triggers = _function(adopted), _triggers(adopted)
+    wanted = adopted.definition
+    parts = {
+        "source": literal(wanted.source),
+        "table_name": literal(adopted.table.name),
+        "tenant_name": literal(wanted.tenant),
+        "key_names": _texts(wanted.keys),
+        "watched_names": _texts(wanted.watched) if wanted.watched else "NULL",
+        "digest": literal(_digest(adopted)),
+    }
+    function = _function_name(adopted)
+    return [
+        LIMIT,
+        made,
+        filled("adopt_register", adopted.schema, parts),
+        *(line for one in triggers for line in one.statements(function)),
+    ]
+
+
+def unadopting(adopted: Known, triggers: Sequence[tuple[str, str]], schema: str) -> list[str]:
+    """Return the statements that end it; `triggers` are those that are there, as table and name."""
+    source = adopted.source
+    return [
+        LIMIT,
+        *(f"DROP TRIGGER IF EXISTS {name_of(name)} ON {table}" for table, name in triggers),
+        f"DROP FUNCTION IF EXISTS {_function_of(source, schema)}()",
+        f"UPDATE {quoted(schema)}.adopted SET ended_at = now() WHERE source = {literal(source)}",  # noqa: S608 - quoted
+    ]
+
+
+def adopt(engine: Engine, adopted: Adopted, patience: float = PATIENCE) -> bool:
+    """Make the table a source; return whether anything was to be done.
+
+    Open writers of the table are waited for; those that come meanwhile wait for `LOCK_WAIT` seconds at the most, and
+    then go on before the next try.
+
+    Raises:
+        Unavailable: somebody wrote the table in one transaction for as long as `patience`; nothing was changed.
+    """
+    if not examined(engine, adopted):
+        return False
+    _run(engine, adopting(adopted), adopted.table.name, patience)
+    return True
+
+
+def unadopt(engine: Engine, source: str, patience: float = PATIENCE) -> Left:
+    """Take the triggers of a source away; return what remains.
+
+    Raises:
+        InvalidInput: there is no such source.
+        Unavailable: as `adopt`.
+    """
+    with engine.begin() as connection:
+        found = _the_one(connection, source)
+        triggers = [(table, name) for table, name, _, is_clone in _found(connection, source) if not is_clone]
+        sql = queries(engine)
+        readers = [row.pipeline for row in connection.exec_driver_sql(sql("pipelines")) if row.source == source]
+        counted = f"SELECT count(*) FROM {quoted(schema_of(engine))}.records WHERE source = %s"  # noqa: S608 - our own name
+        with within(connection, None):
+            records = connection.exec_driver_sql(counted, (source,)).scalar_one()
+    table = found.called or found.name
+    _run(engine, unadopting(found, triggers, schema_of(engine)), table, patience)
+    return Left(table, records, readers)
+
+
+def _the_one(connection: Connection, source: str) -> Known:
+    for one in known(connection, source):
+        return one
+    names = ", ".join(one.source for one in known(connection)) or "none"
+    raise InvalidInput(f"no table was adopted as the source {source!r}; there are: {names}")
+
+
+def examined(engine: Engine, adopted: Adopted) -> list[str]:
+    """Return what is wrong with the triggers of an adopted table, or that it is none; nothing: all is well."""
+    with engine.begin() as connection:
+        before = known(connection, adopted.definition.source)
+        if not before or before[0].ended:
+            return ["it is not adopted"]
+        found = _found(connection, adopted.definition.source)
+    there = {(table, name): is_on for table, name, is_on, _ in found}
+    wrong = [
+        f"{one.table} has no trigger {one.name}" for one in _triggers(adopted) if (one.table, one.name) not in there
+    ]
+    wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
+    if not wrong and before[0].digest != _digest(adopted):
+        wrong = ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
+    return wrong
+
+
+def _found(connection: Connection, source: str) -> list[tuple[str, str, bool, bool]]:
+    """Return the triggers that are there: table, name, whether it is on, and whether it is a parent's."""
+    function = f"{_function_of(source, schema_of(connection))}()"
+    rows = connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function})
+    return [(row.name, row.trigger, row.is_on, row.is_clone) for row in rows]
+
+
+def _run(engine: Engine, statements: Sequence[str], table: str, patience: float) -> None:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            with engine.begin() as connection, _unhurried(connection):
+                for statement in statements:
+                    connection.exec_driver_sql(statement.replace("%", "%%"))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in _BUSY:
+                raise
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"{table} has been in use by long transactions for {patience:g} s (pg_stat_activity shows them), "
+                    "so nothing was changed: try again when they are over"
+                ) from error
+            time.sleep(PAUSE)
+        else:
+            return
+
+
+@contextmanager
+def _unhurried(connection: Connection) -> Iterator[None]:
+    with within(connection, None, LOCK_WAIT):
+        yield
+
+
+def _function(adopted: Adopted) -> str:
+    wanted, table = adopted.definition, adopted.table
+    new, old = ("(SELECT NEW.*)", "(SELECT OLD.*)") if table.by_row else ("new_rows", "old_rows")
+    parts = {
+        "source": literal(wanted.source),
+        "tenant_column": name_of(wanted.tenant),
+        "new": new,
+        "old": old,
+        "muted": "muted",
+    }
+    watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
+    for word, row in (("new", "n"), ("old", "o")):
+        columns = ", ".join(f"{row}.{name_of(column)}" for column in watched)
+        parts[f"{word}_tenant"], parts[f"{word}_key"] = adopted.tenant_of(row), adopted.key_of(row)
+        parts[f"{word}_watched"] = f"ROW({columns})::record" if columns else row
+
+    def changes(name: str, **others: str) -> str:
+        rows = filled(name, adopted.schema, {**parts, **others})
+        records = "adopted_changes" if adopted.fits_always else "adopted_unfit"
+        return filled(records, adopted.schema, {**parts, "changes": rows})
+
+    before, after = changes("adopted_went", old="\0", muted="$1").split("\0")
+    body = {
+        "function": _function_name(adopted),
+        "came": changes("adopted_came"),
+        "changed": changes("adopted_changed"),
+        "went": changes("adopted_went"),
+        "emptied_before": before,
+        "emptied_after": after,
+    }
+    made = filled("adopt_function", adopted.schema, body)
+    if made.count("$taskbridge$") + made.count("$truncate$") != 6:
+        raise InvalidInput(f"{table.name}: a name holds $taskbridge$ or $truncate$, which mark parts of the function")
+    return made
+
+
+def _triggers(adopted: Adopted) -> list[_Trigger]:
+    prefix, table = f"taskbridge_{_short(adopted.definition.source)}", adopted.table
+    emptied = [_Trigger(f"{prefix}_truncate", name, "BEFORE TRUNCATE; FOR EACH STATEMENT") for name in table.emptied]
+    if table.by_row:
+        return [_Trigger(f"{prefix}_row", table.name, "AFTER INSERT OR UPDATE OR DELETE; FOR EACH ROW"), *emptied]
+    tables = {
+        "insert": "NEW TABLE AS new_rows",
+        "update": "OLD TABLE AS old_rows NEW TABLE AS new_rows",
+        "delete": "OLD TABLE AS old_rows",
+    }
+    return [
+        *(
+            _Trigger(f"{prefix}_{verb}", table.name, f"AFTER {verb.upper()}; REFERENCING {rows} FOR EACH STATEMENT")
+            for verb, rows in tables.items()
+        ),
+        *emptied,
+    ]
+
+
+def _digest(adopted: Adopted) -> str:
+    """Return what changes with the function and the kinds of triggers, and not with the name of a table."""
+    kinds = sorted({one.kind for one in _triggers(adopted)})
+    return hashlib.sha256("\n".join((_function(adopted), *kinds)).encode()).hexdigest()
+
+
+def _function_name(adopted: Adopted) -> str:
+    return _function_of(adopted.definition.source, adopted.schema)
+
+
+def _function_of(source: str, schema: str) -> str:
+    return f"{quoted(schema)}.{name_of('adopted_' + _short(source))}"
+
+
+def _short(source: str) -> str:
+    """Return a name's part for a source: a name has 63 bytes at the most."""
+    return source if len(source) <= 40 else f"{source[:31]}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+
+
+def _texts(names: Sequence[str]) -> str:
+    return f"ARRAY[{', '.join(map(literal, names))}]"

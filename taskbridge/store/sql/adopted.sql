@@ -1,0 +1,9 @@
+-- One adopted table, or all of them, with what the table is called now; null: it was dropped.
+SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns, a.digest,
+       a.version, a.ended_at IS NOT NULL AS ended, a.backfilled, a.backfilled_at IS NOT NULL AS backfill_done,
+       quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS called
+FROM {schema}.adopted a
+LEFT JOIN pg_class c ON c.oid = a.relation
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE %(source)s::text IS NULL OR a.source = %(source)s
+ORDER BY a.source

@@ -1,0 +1,60 @@
+"""Adopted tables of tests: how one is made a source, and what a batch of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Engine
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.batch import Record
+from taskbridge.store import Adopted, Cursors, adopt, adoption
+
+ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric(10, 2), note text)"
+TOKEN = "0000000000000001-aaaaaaaaaaaa"
+
+
+def run(engine: Engine, *statements: str) -> None:
+    """Run statements, each committed."""
+    for statement in statements:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
+    """Ask something."""
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(statement.replace("%", "%%"))]
+
+
+def adopted(engine: Engine, table: str = "orders", tenant: str = "customer", *keys: str, **options: Any) -> Adopted:
+    """Adopt a table, by `id` unless keys are named."""
+    found = adoption(engine, table, tenant, keys or ("id",), **options)
+    assert adopt(engine, found, patience=5)
+    return found
+
+
+class Reader:
+    """Takes the batches of a source, as the runs of one worker do."""
+
+    def __init__(self, engine: Engine, source: str = "orders", pipeline: str = "orders") -> None:
+        self.cursors = Cursors(engine, source)
+        self.pipeline = pipeline
+
+    def records(self, tenant: str, limit: int = 1000) -> list[Record]:
+        """One batch, handled."""
+        who = RunKey(self.pipeline, tenant, TOKEN)
+        page = self.cursors.claim(who, limit, events=1, new_events=1, runs=1)
+        with self.cursors.transaction(who) as transaction:
+            transaction.advance(page)
+        return list(page.decoded)
+
+    def keys(self, tenant: str) -> list[str]:
+        """The keys of one batch, sorted; those of deleted rows with a minus before them."""
+        return sorted(f"{'-' if one.deleted else ''}{one.external_id}" for one in self.records(tenant))
+
+    def seen(self, tenants: Sequence[str] = ("acme", "bolt")) -> dict[str, list[str]]:
+        """The keys of one batch of each tenant that has any."""
+        found = {tenant: self.keys(tenant) for tenant in tenants}
+        return {tenant: keys for tenant, keys in found.items() if keys}

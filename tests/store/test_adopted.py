@@ -1,0 +1,588 @@
+"""Tables of the user's own as sources: whoever changes a row, in whichever way, its tenant's pipelines see it."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from threading import Barrier
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import DataError, ProgrammingError
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.errors import InvalidInput, InvalidName, Unavailable
+from taskbridge.store import Cursors, Unread, adopt, adopting, adoption, connect, examined, record, unadopt
+from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, rows, run
+
+PSQL = shutil.which("psql") or "psql"
+FOUR = "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'acme', 2, 'b'), (3, 'bolt', 3, 'c'), (4, NULL, 4, 'd')"
+
+
+@pytest.fixture
+def reader(engine: Engine) -> Reader:
+    """The table `orders`, adopted, with three rows that were seen, and one of nobody."""
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, FOUR)
+    made = Reader(engine)
+    assert made.seen() == {"acme": ["1", "2"], "bolt": ["3"]}
+    return made
+
+
+def test_rows_that_are_there_are_not_pending_and_later_ones_are(engine: Engine) -> None:
+    run(engine, ORDERS, FOUR)
+    adopted(engine)
+    reader = Reader(engine)
+    assert reader.seen() == {}
+    run(engine, "UPDATE orders SET note = 'new' WHERE id = 2", "INSERT INTO orders VALUES (5, 'bolt', 5, 'e')")
+    assert reader.seen() == {"acme": ["2"], "bolt": ["5"]}
+
+
+def test_a_record_has_the_row_as_it_is(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric, parts numeric[], n bigint, "
+        "at timestamptz, document jsonb, double numeric GENERATED ALWAYS AS (total * 2) STORED)",
+    )
+    adopted(engine)
+    run(
+        engine,
+        "INSERT INTO orders VALUES (1, 'acme', 1234567890123456789.10, '{0.10,2}', 9007199254740993, "
+        "'2026-01-02 03:04:05.678+00', '{\"a\": [1.50]}')",
+        "ALTER TABLE orders ADD COLUMN late text DEFAULT 'x'",
+    )
+    (one,) = Reader(engine).records("acme")
+    assert (one.external_id, one.deleted) == ("1", False)
+    document = dict(one.document)
+    assert document.pop("at").startswith("2026-01-02T")
+    assert document == {
+        "id": 1,
+        "customer": "acme",
+        "total": "1234567890123456789.10",
+        "parts": ["0.10", "2"],
+        "n": 9007199254740993,
+        "document": {"a": [1.5]},
+        "double": "2469135780246913578.20",
+        "late": "x",
+    }
+    assert Decimal(document["total"]) * 2 == Decimal(document["double"])
+
+
+def test_updates_deletes_and_upserts_are_seen(engine: Engine, reader: Reader) -> None:
+    run(engine, "UPDATE orders SET total = total + 1 WHERE id IN (1, 3)")
+    assert reader.seen() == {"acme": ["1"], "bolt": ["3"]}
+    run(engine, "DELETE FROM orders WHERE id = 1")
+    (gone,) = reader.records("acme")
+    assert (gone.external_id, gone.deleted, dict(gone.document)) == ("1", True, {})
+    upsert = "INSERT INTO orders VALUES {} ON CONFLICT (id) DO UPDATE SET note = excluded.note"
+    run(engine, upsert.format("(2, 'acme', 2, 'new'), (3, 'bolt', 3, 'c'), (5, 'bolt', 5, 'e')"))
+    assert reader.seen() == {"acme": ["2"], "bolt": ["5"]}
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'again')")
+    assert reader.seen() == {"acme": ["1"]}
+    run(engine, "UPDATE orders o SET note = 'joined' FROM (VALUES (2), (3)) v (id) WHERE v.id = o.id")
+    assert reader.seen() == {"acme": ["2"], "bolt": ["3"]}
+    run(
+        engine,
+        "MERGE INTO orders o USING (VALUES (2), (9)) v (id) ON v.id = o.id WHEN MATCHED THEN DELETE "
+        "WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'bolt', 9, 'm')",
+    )
+    assert reader.seen() == {"acme": ["-2"], "bolt": ["9"]}
+
+
+def test_a_revision_and_the_row_go_together(engine: Engine, reader: Reader) -> None:
+    revisions = []
+    for note in ("x", "y"):
+        run(engine, f"UPDATE orders SET note = '{note}' WHERE id = 1")  # noqa: S608 - our constant
+        (one,) = reader.records("acme")
+        revisions.append(one.revision)
+        assert one.document["note"] == note
+    assert revisions[0] < revisions[1]
+
+
+def test_copy_and_truncate_are_seen(engine: Engine, reader: Reader) -> None:
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url) as copier, copier.cursor().copy("COPY orders FROM STDIN") as copy:
+        for number in range(10, 15):
+            copy.write_row((number, "bolt", number, "copied"))
+    assert reader.seen() == {"bolt": ["10", "11", "12", "13", "14"]}
+    run(engine, "TRUNCATE orders")
+    assert reader.seen() == {"acme": ["-1", "-2"], "bolt": ["-10", "-11", "-12", "-13", "-14", "-3"]}
+
+
+def test_a_row_that_moves_is_seen_by_both_tenants(engine: Engine, reader: Reader) -> None:
+    run(engine, "UPDATE orders SET customer = 'bolt' WHERE id = 1")
+    assert reader.seen() == {"acme": ["-1"], "bolt": ["1"]}
+    run(engine, "UPDATE orders SET customer = NULL WHERE id = 2", "UPDATE orders SET customer = 'acme' WHERE id = 4")
+    assert reader.seen() == {"acme": ["-2", "4"]}
+    run(engine, "UPDATE orders SET id = 40 WHERE id = 4")
+    assert reader.seen() == {"acme": ["-4", "40"]}
+
+
+def test_an_update_that_changes_nothing_makes_no_record(engine: Engine, reader: Reader) -> None:
+    run(engine, "UPDATE orders SET note = note, total = total", "DELETE FROM orders WHERE id = 99")
+    assert reader.seen() == {}
+
+
+def test_what_is_rolled_back_is_no_record_and_a_savepoint_that_stays_is(engine: Engine, reader: Reader) -> None:
+    with engine.begin() as connection:
+        savepoint = connection.begin_nested()
+        connection.exec_driver_sql("UPDATE orders SET note = 'x' WHERE id = 1")
+        savepoint.rollback()
+        with connection.begin_nested():
+            connection.exec_driver_sql("UPDATE orders SET note = 'y' WHERE id = 2")
+        # Nobody sees it before it is committed, though a subtransaction has another id.
+        assert Reader(engine, pipeline="other").seen() == {"acme": ["1", "2"], "bolt": ["3"]}
+        assert reader.seen() == {}
+    assert reader.seen() == {"acme": ["2"]}
+    with engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orders")
+        connection.rollback()
+    assert reader.seen() == {}
+
+
+def test_many_changes_of_one_transaction_are_one_record(engine: Engine, reader: Reader) -> None:
+    with engine.begin() as connection:
+        for note in "abc":
+            connection.exec_driver_sql("UPDATE orders SET note = %s WHERE id = 1", (note + note,))
+        connection.exec_driver_sql("DELETE FROM orders WHERE id = 2")
+        connection.exec_driver_sql("INSERT INTO orders VALUES (2, 'acme', 2, 'again')")
+    assert [one.document["note"] for one in reader.records("acme")] == ["cc", "again"]
+    assert rows(engine, "SELECT key FROM taskbridge.records WHERE deleted") == []
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_session_that_replays_rows_is_seen(engine: Engine, partitioned: bool) -> None:
+    run(engine, ORDERS if not partitioned else f"{ORDERS} PARTITION BY RANGE (id)")
+    if partitioned:
+        run(engine, "CREATE TABLE p PARTITION OF orders DEFAULT")
+    adopted(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        connection.exec_driver_sql(FOUR)
+    assert Reader(engine).seen() == {"acme": ["1", "2"], "bolt": ["3"]}
+
+
+def test_rows_of_partitions_are_seen_however_they_are_written(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE TABLE orders (id int, note text, customer text, region text, PRIMARY KEY (region, id)) "
+        "PARTITION BY LIST (region)",
+        # The columns of a partition may stand in another order.
+        "CREATE TABLE north (region text NOT NULL, customer text, note text, id int NOT NULL)",
+        "ALTER TABLE orders ATTACH PARTITION north FOR VALUES IN ('n')",
+        "CREATE TABLE south PARTITION OF orders FOR VALUES IN ('s')",
+    )
+    adopted(engine, "orders", "customer", "region", "id")
+    reader = Reader(engine)
+    run(engine, "CREATE TABLE west PARTITION OF orders FOR VALUES IN ('w')")
+    insert = "INSERT INTO {} (id, customer, region) VALUES ({}, 'acme', '{}')"
+    run(engine, insert.format("orders", 1, "n"), insert.format("south", 2, "s"), insert.format("west", 3, "w"))
+    assert reader.seen() == {"acme": ['["n", "1"]', '["s", "2"]', '["w", "3"]']}
+    run(engine, "UPDATE north SET note = 'x'", "UPDATE orders SET note = note")
+    assert reader.seen() == {"acme": ['["n", "1"]']}
+    run(engine, "UPDATE orders SET region = 's' WHERE id = 1")
+    assert reader.seen() == {"acme": ['-["n", "1"]', '["s", "1"]']}
+    run(engine, "UPDATE orders SET customer = 'bolt' WHERE id = 2", "DELETE FROM west")
+    assert reader.seen() == {"acme": ['-["s", "2"]', '-["w", "3"]'], "bolt": ['["s", "2"]']}
+    run(engine, "TRUNCATE south")
+    assert reader.seen() == {"acme": ['-["s", "1"]'], "bolt": ['-["s", "2"]']}
+
+
+def test_a_partition_that_came_later_is_emptied_in_sight_after_another_adoption(engine: Engine) -> None:
+    run(engine, f"{ORDERS} PARTITION BY RANGE (id)")
+    found = adopted(engine)
+    run(engine, "CREATE TABLE late PARTITION OF orders DEFAULT", "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    again = adoption(engine, "orders", "customer", ["id"])
+    assert examined(engine, again) == ["public.late has no trigger taskbridge_orders_truncate"]
+    assert adopt(engine, again)
+    assert not adopt(engine, again)
+    assert found.definition == again.definition
+    reader = Reader(engine)
+    assert reader.seen() == {"acme": ["1"]}
+    run(engine, "TRUNCATE orders")
+    assert reader.seen() == {"acme": ["-1"]}
+
+
+KEYS = {
+    "uuid": ("uuid", "'5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001'", "5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001"),
+    "numeric": ("numeric", "1.50", "1.50"),
+    "char": ("char(5)", "'ab'", "ab"),
+    "date": ("date", "'2026-02-01'", "2026-02-01"),
+    "timestamptz": ("timestamptz", "'2026-02-01 10:00:00.5+02'", "2026-02-01T08:00:00.500000Z"),
+    "infinity": ("timestamp", "'infinity'", "infinity"),
+    "enum": ("mood", "'so so'", "so so"),
+    "domain": ("code", "'x-1'", "x-1"),
+    "boolean": ("boolean", "true", "true"),
+}
+
+
+@pytest.mark.parametrize(("kind", "value", "text"), KEYS.values(), ids=KEYS)
+def test_a_key_is_found_again_whatever_the_session_writes_it_like(
+    engine: Engine, kind: str, value: str, text: str
+) -> None:
+    run(
+        engine,
+        "CREATE TYPE mood AS ENUM ('so so')",
+        "CREATE DOMAIN code AS varchar(9)",
+        f"CREATE TABLE orders (k {kind} PRIMARY KEY, customer int NOT NULL, at {kind})",
+    )
+    adopted(engine, "orders", "customer", "k")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL datestyle = 'German'; SET LOCAL timezone = 'Asia/Tokyo'")
+        connection.exec_driver_sql(f"INSERT INTO orders VALUES ({value}, 7, {value})")  # noqa: S608
+    reader = Reader(engine)
+    (one,) = reader.records("7")
+    assert (one.external_id, one.deleted, one.document["customer"]) == (text, False, 7)
+    run(engine, "DELETE FROM orders")
+    assert reader.keys("7") == [f"-{text}"]
+
+
+def test_a_composite_key_is_a_json_array_of_texts(engine: Engine) -> None:
+    run(engine, "CREATE TABLE lines (o uuid, line int, customer text, PRIMARY KEY (o, line))")
+    adopted(engine, "lines", "customer", "o", "line")
+    one = "5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001"
+    run(engine, f"INSERT INTO lines VALUES ('{one}', 1, 'acme'), ('{one}', 2, 'acme')")  # noqa: S608 - our constant
+    reader = Reader(engine, "lines")
+    assert reader.keys("acme") == [f'["{one}", "1"]', f'["{one}", "2"]']
+    run(engine, "DELETE FROM lines WHERE line = 1")
+    assert reader.keys("acme") == [f'-["{one}", "1"]']
+
+
+def test_names_that_need_quotes_and_other_schemas_will_do(engine: Engine) -> None:
+    run(
+        engine,
+        'CREATE SCHEMA "My Shop"',
+        'CREATE TABLE "My Shop"."The ""Orders"" 100%" '
+        '("Id" int PRIMARY KEY, "kunde :x" text, "%s" numeric, "a{b}c" int)',
+    )
+    table = '"My Shop"."The ""Orders"" 100%"'
+    adopted(engine, table, "kunde :x", "Id", source="sales", watched=["%s", "a{b}c"])
+    run(engine, f"INSERT INTO {table} VALUES (1, 'acme', 0.10, 5)")  # noqa: S608
+    reader = Reader(engine, "sales")
+    (one,) = reader.records("acme")
+    assert dict(one.document) == {"Id": 1, "kunde :x": "acme", "%s": "0.10", "a{b}c": 5}
+    run(engine, f"TRUNCATE {table}")
+    assert reader.keys("acme") == ["-1"]
+
+
+def test_only_watched_columns_count_and_tenant_and_key_always_do(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine, watched=["total"])
+    reader = Reader(engine)
+    run(engine, FOUR)
+    reader.seen()
+    run(engine, "UPDATE orders SET note = 'x'")
+    assert reader.seen() == {}
+    run(engine, "UPDATE orders SET total = 9 WHERE id = 1", "UPDATE orders SET customer = 'acme' WHERE id = 3")
+    assert reader.seen() == {"acme": ["1", "3"], "bolt": ["-3"]}
+
+
+def test_types_without_an_equality_can_be_watched(engine: Engine) -> None:
+    run(engine, "CREATE TABLE orders (id int PRIMARY KEY, customer text, doc json, at point)")
+    adopted(engine, watched=["doc", "at"])
+    reader = Reader(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', '{\"a\": 1}', '(1,2)')")
+    reader.seen()
+    run(engine, "UPDATE orders SET doc = doc, at = '(1,2)'")
+    assert reader.seen() == {}
+    run(engine, "UPDATE orders SET doc = '{\"a\": 2}'")
+    assert reader.seen() == {"acme": ["1"]}
+
+
+def write_in_a_batch(reader: Reader, *statements: str) -> None:
+    """What a handler does through `batch.connection`."""
+    who = RunKey(reader.pipeline, "acme", TOKEN)
+    page = reader.cursors.claim(who, 10, events=1, new_events=1, runs=1)
+    with reader.cursors.transaction(who) as transaction:
+        for statement in statements:
+            transaction.connect().exec_driver_sql(statement)
+        transaction.advance(page)
+
+
+def test_what_a_handler_writes_back_does_not_wake_it_and_other_work_is_seen(engine: Engine, reader: Reader) -> None:
+    write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
+    assert reader.seen() == {}
+    write_in_a_batch(
+        reader,
+        "UPDATE orders SET note = 'sent' WHERE id = 3",
+        "INSERT INTO orders VALUES (6, 'acme', 6, 'split')",
+        "UPDATE orders SET customer = 'bolt' WHERE id = 1",
+    )
+    assert reader.seen() == {"acme": ["6"], "bolt": ["1", "3"]}
+    run(engine, "UPDATE orders SET note = 'by hand' WHERE id = 6")
+    assert reader.seen() == {"acme": ["6"]}
+
+
+def test_another_pipeline_of_the_source_sees_what_a_handler_writes_back(engine: Engine, reader: Reader) -> None:
+    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders'), ('audit', 'orders')")
+    audit = Reader(engine, pipeline="audit")
+    audit.seen()
+    write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1")
+    assert audit.seen() == {"acme": ["1"]}
+
+
+def test_a_row_whose_tenant_is_not_allowed_is_kept_as_unmatched_and_breaks_nothing(
+    engine: Engine, reader: Reader
+) -> None:
+    run(engine, "INSERT INTO orders VALUES (5, ' acme', 5, 'e'), (6, '', 6, 'f')")
+    assert reader.seen() == {}
+    unmatched = "SELECT key, reason FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL ORDER BY key"
+    found = rows(engine, unmatched)
+    assert [(key[:3], reason.partition(":")[0]) for key, reason in found] == [
+        ("'5'", "the tenant ' acme' begins or ends with space"),
+        ("'6'", "the tenant is empty"),
+    ]
+    run(engine, "UPDATE orders SET customer = 'acme' WHERE id = 5", "DELETE FROM orders WHERE id = 6")
+    assert reader.seen() == {"acme": ["5"]}
+    assert rows(engine, unmatched) == []
+
+
+def test_a_key_that_is_too_long_breaks_nothing(engine: Engine) -> None:
+    run(engine, "CREATE TABLE orders (id text PRIMARY KEY, customer int)")
+    adopted(engine)
+    run(engine, "INSERT INTO orders SELECT repeat('x', n), 7 FROM generate_series(198, 203) n")
+    assert len(Reader(engine).keys("7")) == 3
+    assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE reason LIKE 'tenant ''7'': the key%'") == [(3,)]
+
+
+def test_writers_of_the_same_rows_in_opposite_order_do_not_end_each_other(engine: Engine) -> None:
+    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'c' || n % 7, n, 'x' FROM generate_series(1, 400) n")
+    adopted(engine)
+    barrier = Barrier(2)
+
+    def write(order: str) -> None:
+        with connect(engine.url.render_as_string(hide_password=False)).connect() as connection:
+            for at in range(15):
+                barrier.wait(20)
+                # The rows themselves are taken in one order, and changed in another.
+                connection.exec_driver_sql("SELECT FROM orders ORDER BY id FOR UPDATE")
+                connection.exec_driver_sql(
+                    f"UPDATE orders o SET note = '{order}{at}' FROM (SELECT id FROM orders ORDER BY id {order}) v "  # noqa: S608 - ours
+                    "WHERE v.id = o.id"
+                )
+                connection.commit()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, ("ASC", "DESC")))
+
+
+def test_adopting_again_with_other_watched_columns_reaches_a_worker_that_runs(engine: Engine) -> None:
+    run(engine, ORDERS)
+    reader = Reader(engine)
+    assert reader.seen() == {}  # before there is anything to know
+    adopted(engine)
+    run(engine, FOUR)
+    assert reader.seen() == {"acme": ["1", "2"], "bolt": ["3"]}
+    adopted(engine, watched=["total"])
+    run(engine, "UPDATE orders SET note = 'x'", "UPDATE orders SET total = 7 WHERE id = 3")
+    assert reader.seen() == {"bolt": ["3"]}
+
+
+def test_a_table_that_is_renamed_is_read_all_the_same(engine: Engine, reader: Reader) -> None:
+    run(engine, "CREATE SCHEMA shop", "ALTER TABLE orders RENAME TO sales", "ALTER TABLE sales SET SCHEMA shop")
+    run(engine, "INSERT INTO shop.sales VALUES (7, 'acme', 7, 'g')")
+    assert reader.seen() == {"acme": ["7"]}
+    run(engine, "TRUNCATE shop.sales")
+    assert reader.seen(["bolt"]) == {"bolt": ["-3"]}
+
+
+def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> None:
+    run(
+        engine,
+        "INSERT INTO orders SELECT n, 'acme', n, string_agg(md5(m::text || n), '') FROM "
+        "generate_series(100, 104) n, generate_series(1, 1000) m GROUP BY n",
+        "DELETE FROM orders WHERE id = 102",
+    )
+    found = sorted(reader.records("acme"), key=lambda one: one.external_id)
+    assert [(one.external_id, one.deleted, len(one.document.get("note", ""))) for one in found] == [
+        (str(at), at == 102, 0 if at == 102 else 32_000) for at in range(100, 105)
+    ]
+    who = RunKey("other", "acme", TOKEN)
+    page = reader.cursors.claim(who, 100, events=1, new_events=1, runs=1, documents=False)
+    bare = {one.external_id: one for one in page.records}
+    assert (dict(bare["100"].document), bare["100"].deleted, bare["102"].deleted) == ({}, False, True)
+    loaded = [reader.cursors.load(bare[name]) for name in ("100", "102")]
+    assert [(one.deleted, len(one.document)) for one in loaded if one] == [(False, 4), (True, 0)]
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_record_without_a_document_is_refused_where_no_table_was_adopted(engine: Engine) -> None:
+    bare = "INSERT INTO taskbridge.records (source, tenant, key) VALUES ('{}', 'acme', 'x')"
+    with pytest.raises(DataError, match="no JSON object"):
+        run(engine, bare.format("others"))
+    run(engine, bare.format("orders"))
+
+
+def test_a_record_that_somebody_writes_into_the_source_is_delivered_with_its_document(
+    engine: Engine, reader: Reader
+) -> None:
+    record(engine, "orders", "acme", "no number", {"a": 1})
+    run(engine, "INSERT INTO orders VALUES (8, 'acme', 8, 'h')")
+    found = {one.external_id: dict(one.document) for one in reader.records("acme")}
+    assert found["no number"] == {"a": 1}
+    assert found["8"]["note"] == "h"
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
+    "no table": ((), {}, "there is no table orders"),
+    "a view": (("CREATE VIEW orders AS SELECT 1 id, 'a' customer",), {}, "is a view: adopt the table"),
+    "unlogged": ((ORDERS.replace("TABLE", "UNLOGGED TABLE"),), {}, "is unlogged"),
+    "inherited": ((ORDERS, "CREATE TABLE more () INHERITS (orders)"), {}, "is inherited from"),
+    "a partition": (
+        (
+            f"{ORDERS.replace('orders', 'whole')} PARTITION BY RANGE (id)",
+            "CREATE TABLE orders PARTITION OF whole DEFAULT",
+        ),
+        {},
+        "is a partition: adopt its parent",
+    ),
+    "no column": ((ORDERS,), {"tenant": "Customer"}, "no column 'Customer': it has id, customer, total, note"),
+    "not unique": ((ORDERS,), {"keys": ["note"]}, "note may be null"),
+    "no index": (
+        ("CREATE TABLE orders (id int NOT NULL, customer text)", "CREATE UNIQUE INDEX ON orders (id) WHERE id > 0"),
+        {},
+        "two rows could be one record, for no unique index consists of customer, id",
+    ),
+    "deferrable": (
+        ("CREATE TABLE orders (id int PRIMARY KEY DEFERRABLE, customer text)",),
+        {},
+        "two rows could be one record",
+    ),
+    "a type": (("CREATE TABLE orders (id int PRIMARY KEY, customer jsonb)",), {}, "customer is of type jsonb"),
+    "a name": (
+        ('CREATE TABLE "Orders" (id int PRIMARY KEY, customer text)',),
+        {"table": '"Orders"'},
+        "give the source a name with --source",
+    ),
+    "ours": ((), {"table": "taskbridge.pauses", "tenant": "tenant", "keys": ["pipeline"]}, "TaskBridge's own"),
+    "other records": (
+        (ORDERS, "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('orders', 'a', '1', '{}')"),
+        {},
+        "has records that were written by record",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "options", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_table_that_cannot_be_a_source_is_refused_with_the_reason(
+    engine: Engine, made: tuple[str, ...], options: dict[str, Any], reason: str
+) -> None:
+    run(engine, *made)
+    wanted = {"table": "orders", "tenant": "customer", "keys": ["id"], **options}
+    with pytest.raises((InvalidInput, InvalidName), match=reason):
+        adoption(engine, **wanted)
+
+
+def test_a_source_is_one_table_with_one_tenant_and_key(engine: Engine, reader: Reader) -> None:
+    run(engine, "CREATE TABLE others (id int PRIMARY KEY, customer text)", "CREATE UNIQUE INDEX ON orders (id, note)")
+    run(engine, "ALTER TABLE orders ALTER note SET NOT NULL")
+    with pytest.raises(InvalidInput, match=r"is that of the table public\.orders"):
+        adoption(engine, "others", "customer", ["id"], source="orders")
+    with pytest.raises(InvalidInput, match="adopted with --tenant customer --key id"):
+        adoption(engine, "orders", "note", ["id"])
+    # The same table may be a second source, with another tenant.
+    run(engine, "CREATE TABLE x ()")
+    adopted(engine, "orders", "note", "id", source="by-note")
+    run(engine, "INSERT INTO orders VALUES (9, 'bolt', 9, 'acme')")
+    assert (reader.seen(), Reader(engine, "by-note", "p").seen()) == ({"bolt": ["9"]}, {"acme": ["9"]})
+
+
+@pytest.fixture
+def role(engine: Engine) -> Any:
+    """A role that owns nothing, dropped in the end."""
+    name = f"shop_{secrets.token_hex(4)}"
+    run(engine, f"CREATE ROLE {name} LOGIN PASSWORD 'secret'", f"GRANT USAGE ON SCHEMA public, taskbridge TO {name}")
+    own = connect(make_url(engine.url).set(username=name, password="secret").render_as_string(hide_password=False))
+    yield name, own
+    own.dispose()
+    run(engine, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def test_who_writes_the_table_needs_no_right_of_ours_and_who_adopts_needs_both(engine: Engine, role: Any) -> None:
+    name, own = role
+    run(engine, ORDERS, f"GRANT ALL ON orders TO {name}")
+    with pytest.raises(InvalidInput, match="has the rights of both owners"):
+        adoption(own, "orders", "customer", ["id"])
+    run(engine, f"GRANT SELECT ON taskbridge.adopted, taskbridge.records TO {name}")
+    assert adopting(adoption(own, "orders", "customer", ["id"], needs_rights=False))
+    adopted(engine)
+    run(own, FOUR, "UPDATE orders SET note = 'x' WHERE id = 1", "DELETE FROM orders WHERE id = 2", "TRUNCATE orders")
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        run(own, "UPDATE taskbridge.records SET deleted = true")
+    assert Reader(engine).seen() == {"acme": ["-1", "-2"], "bolt": ["-3"]}
+
+
+def test_row_level_security_is_refused_and_hides_nothing_later(engine: Engine, role: Any) -> None:
+    name, own = role
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, FOUR)
+    run(engine, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+    run(engine, f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA taskbridge TO {name}")
+    reader = Reader(own)
+    assert reader.seen(["bolt"]) == {"bolt": ["3"]}
+    run(engine, "ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(InvalidInput, match="row-level security"):
+        adoption(own, "orders", "customer", ["id"], needs_rights=False)
+    adoption(engine, "orders", "customer", ["id"])  # the owner is not bound by it
+    with pytest.raises(Unread, match="row-level security"):
+        reader.seen()
+    assert Reader(engine).seen() == {"acme": ["1", "2"]}
+
+
+def test_a_writer_that_does_not_end_keeps_nobody_waiting_and_nothing_half_done(engine: Engine) -> None:
+    run(engine, ORDERS)
+    wanted = adoption(engine, "orders", "customer", ["id"])
+    with engine.connect() as writer:
+        writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+        with pytest.raises(Unavailable, match="in use by long transactions"):
+            adopt(engine, wanted, patience=0.3)
+        writer.commit()
+    assert rows(engine, "SELECT FROM taskbridge.adopted") == []
+    assert adopt(engine, wanted, patience=0.3)
+
+
+def test_what_is_printed_can_be_run_by_psql_once_and_again(engine: Engine) -> None:
+    run(engine, ORDERS)
+    wanted = adoption(engine, "orders", "customer", ["id"])
+    text = "".join(f"{one};\n" for one in adopting(wanted))
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    for single in ([], ["-1"]):
+        subprocess.run([PSQL, *single, "-qX", "-v", "ON_ERROR_STOP=1", url], input=text, text=True, check=True)
+    assert examined(engine, wanted) == []
+    assert not adopt(engine, wanted)
+    run(engine, FOUR)
+    assert Reader(engine).seen() == {"acme": ["1", "2"], "bolt": ["3"]}
+
+
+def test_unadopting_ends_records_and_what_was_recorded_is_still_read(engine: Engine, reader: Reader) -> None:
+    run(engine, "INSERT INTO orders VALUES (5, 'acme', 5, 'e')")
+    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
+    left = unadopt(engine, "orders")
+    assert (left.table, left.records, left.pipelines) == ("public.orders", 4, ["orders"])
+    run(engine, "INSERT INTO orders VALUES (6, 'acme', 6, 'f')", "TRUNCATE orders")
+    run(engine, "INSERT INTO orders VALUES (5, 'acme', 5, 'e')")
+    assert reader.seen() == {"acme": ["5"]}
+    assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
+    assert rows(engine, "SELECT FROM pg_proc WHERE proname LIKE 'adopted%'") == []
+    with pytest.raises(InvalidInput, match="there are: orders"):
+        unadopt(engine, "sales")
+    adopted(engine)
+    run(engine, "UPDATE orders SET note = 'x'")
+    assert reader.seen() == {"acme": ["5"]}
+
+
+def test_a_row_that_json_cannot_hold_costs_no_other(engine: Engine, reader: Reader) -> None:
+    run(engine, "ALTER TABLE orders ADD COLUMN raw json", 'UPDATE orders SET raw = \'{"a": "\\u0000"}\' WHERE id = 1')
+    who = RunKey("orders", "acme", TOKEN)
+    with pytest.raises(Unread, match="unsupported Unicode"):
+        reader.records("acme")
+    # Where it is looked for without documents, as after a failure, it can be told from the others.
+    page = Cursors(engine, "orders").claim(who, 10, events=1, new_events=1, runs=1, documents=False)
+    assert [one.external_id for one in page.records] == ["1"]
