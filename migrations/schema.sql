@@ -83,9 +83,12 @@ BEGIN
         END IF;
     END IF;
     IF NEW.tenant <> '' AND NOT NEW.deleted AND jsonb_typeof(NEW.document) IS DISTINCT FROM 'object' THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
-            'tenant %s, record %s: the document is no JSON object: pass one',
-            taskbridge.shown(NEW.tenant), taskbridge.shown(NEW.key));
+        -- The document of an adopted table's record is the row.
+        IF NEW.document IS NOT NULL OR NOT EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = NEW.source) THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
+                'tenant %s, record %s: the document is no JSON object: pass one',
+                taskbridge.shown(NEW.tenant), taskbridge.shown(NEW.key));
+        END IF;
     END IF;
     NEW.xid := pg_current_xact_id();
     NEW.revision := nextval('taskbridge.revisions');
@@ -102,16 +105,8 @@ BEGIN
         WHEN NEW.tenant <> '' AND NEW.source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
             'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
             taskbridge.shown(NEW.source))
-        WHEN NEW.tenant = '' AND NEW.reason IS NULL THEN
-            'the tenant is empty: pass the key of the business that the work belongs to'
-        WHEN char_length(NEW.tenant) > 200 OR NEW.tenant ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]' THEN format(
-            'the tenant %s is not allowed: use 1 to 200 characters, none of them a control character',
-            taskbridge.shown(NEW.tenant))
-        WHEN NEW.tenant ~ '^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$' THEN
-            format('the tenant %s begins or ends with space: strip it', taskbridge.shown(NEW.tenant))
-        WHEN NEW.key = '' OR char_length(NEW.key) > 200 OR NEW.key ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]' THEN format(
-            'tenant %s: the key %s is not allowed: use 1 to 200 characters, none of them a control character',
-            taskbridge.shown(NEW.tenant), taskbridge.shown(NEW.key))
+        WHEN NEW.tenant <> '' OR NEW.reason IS NULL THEN taskbridge.unfit(NEW.tenant, NEW.key)
+        ELSE taskbridge.unfit('-', NEW.key)
     END;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
@@ -135,6 +130,46 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+CREATE FUNCTION taskbridge.unfit(tenant text, key text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN (tenant = ''::text) THEN 'the tenant is empty: pass the key of the business that the work belongs to'::text WHEN ((char_length(tenant) > 200) OR (tenant ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]'::text)) THEN (('the tenant '::text || taskbridge.shown(tenant)) || ' is not allowed: use 1 to 200 characters, none of them a control character'::text) WHEN (tenant ~ '^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$'::text) THEN (('the tenant '::text || taskbridge.shown(tenant)) || ' begins or ends with space: strip it'::text) WHEN ((key = ''::text) OR (char_length(key) > 200) OR (key ~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]'::text)) THEN (((('tenant '::text || taskbridge.shown(tenant)) || ': the key '::text) || taskbridge.shown(key)) || ' is not allowed: use 1 to 200 characters, none of them a control character'::text) ELSE NULL::text END;
+
+COMMENT ON FUNCTION taskbridge.unfit(tenant text, key text) IS 'Why a tenant, or a key, is not allowed; null: both are.';
+
+CREATE SEQUENCE taskbridge.revisions
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+COMMENT ON SEQUENCE taskbridge.revisions IS 'Revisions of records. Each change of a record takes the next, so that none is used twice.';
+
+CREATE TABLE taskbridge.adopted (
+    source text NOT NULL COLLATE "C",
+    relation regclass NOT NULL,
+    name text NOT NULL,
+    tenant_column text NOT NULL,
+    key_columns text[] NOT NULL,
+    watched_columns text[],
+    digest text NOT NULL,
+    version bigint DEFAULT nextval('taskbridge.revisions'::regclass) NOT NULL,
+    adopted_at timestamp with time zone DEFAULT now() NOT NULL,
+    ended_at timestamp with time zone,
+    backfill_after text[],
+    backfilled bigint DEFAULT 0 NOT NULL,
+    backfilled_at timestamp with time zone
+);
+
+COMMENT ON TABLE taskbridge.adopted IS 'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
+COMMENT ON COLUMN taskbridge.adopted.relation IS 'The table, whatever it is called by now; a dump has its name.';
+COMMENT ON COLUMN taskbridge.adopted.name IS 'What it was called when it was adopted, for messages.';
+COMMENT ON COLUMN taskbridge.adopted.watched_columns IS 'A change of these makes a record; null: of any column.';
+COMMENT ON COLUMN taskbridge.adopted.digest IS 'Of the statements that made the triggers: others are needed where it has changed.';
+COMMENT ON COLUMN taskbridge.adopted.version IS 'Another with each adoption, by which a worker sees that it knows an older one.';
+COMMENT ON COLUMN taskbridge.adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row up to which a backfill has come, by the unique index.';
 
 CREATE TABLE taskbridge.deliveries (
     id bigint NOT NULL,
@@ -310,15 +345,6 @@ CREATE VIEW taskbridge.record_states AS
 
 COMMENT ON VIEW taskbridge.record_states IS 'Per pipeline and record: pending, handled (also: older than the pipeline''s start), quarantined, or discarded.';
 
-CREATE SEQUENCE taskbridge.revisions
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1;
-
-COMMENT ON SEQUENCE taskbridge.revisions IS 'Revisions of records. Each change of a record takes the next, so that none is used twice.';
-
 CREATE TABLE taskbridge.tails (
     pipeline text NOT NULL COLLATE "C",
     kind text NOT NULL COLLATE "C",
@@ -336,6 +362,9 @@ CREATE TABLE taskbridge.taskbridge_cluster (
 );
 
 COMMENT ON TABLE taskbridge.taskbridge_cluster IS 'The cluster whose transaction ids the records and cursors hold.';
+
+ALTER TABLE ONLY taskbridge.adopted
+    ADD CONSTRAINT pk_adopted PRIMARY KEY (source);
 
 ALTER TABLE ONLY taskbridge.deliveries
     ADD CONSTRAINT pk_deliveries PRIMARY KEY (id);

@@ -17,6 +17,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing.parking import count_parked
 from taskbridge.store import (
+    check_adoptions,
     check_cluster,
     check_schema,
     check_version,
@@ -91,6 +92,7 @@ def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
         )
     if postgres and usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM):
         usable(_cluster, "cluster")
+        usable(_adopted, "tables")
     redis = usable(_redis, "Redis")
     if postgres and redis:
         usable(_clocks, "clocks")
@@ -130,6 +132,15 @@ def _schema(runtime: Runtime) -> Findings:
 def _cluster(runtime: Runtime) -> Findings:
     check_cluster(runtime.engine)
     yield Finding(Level.OK, "cluster", "the one whose transaction ids the cursors hold")
+
+
+def _adopted(runtime: Runtime) -> Findings:
+    """Look at the tables that were adopted: whether their changes are recorded, and their rows can be read."""
+    for source, wrong in check_adoptions(runtime.engine).items():
+        for what, remedy in wrong:
+            yield Finding(Level.PROBLEM, "tables", f"{source}: {what}", remedy)
+        if not wrong:
+            yield Finding(Level.OK, "tables", f"{source}: its changes are recorded, and its rows can be read")
 
 
 def _redis(runtime: Runtime) -> Findings:

@@ -17,6 +17,7 @@ __all__ = ["cli", "main"]
 
 
 COMMANDS: Final = {
+    "adopt": ("adopt", "Make a table of yours a source."),
     "doctor": ("doctor", "Check a deployment, with remedies."),
     "drain": ("pause", "Wait until all is handled, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),
@@ -31,6 +32,7 @@ COMMANDS: Final = {
     "record": ("record", "Record messages from JSON lines."),
     "resume": ("pause", "Let a tenant, or a pipeline, go on."),
     "status": ("status", "Show how every tenant stands."),
+    "unadopt": ("adopt", "Take the triggers off an adopted table."),
     "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
     "up": ("up", "Run everything on this machine."),
 }

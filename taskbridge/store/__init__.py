@@ -1,7 +1,8 @@
 """The store: Postgres, which is the truth. It imports nothing of the gate."""
 
 from taskbridge.store.adopted import Adopted, Definition, described, known
-from taskbridge.store.adopting import Left, adopt, adopting, adoption, examined, unadopt, unadopting
+from taskbridge.store.adopting import Left, adopt, adopting, adoption, check_adoptions, examined, unadopt, unadopting
+from taskbridge.store.backfill import Backfilled, backfill
 from taskbridge.store.cluster import (
     FOREIGN_CLUSTER,
     FOREIGN_CLUSTER_STATE,
@@ -52,6 +53,7 @@ __all__ = [
     "PRUNED",
     "Adopted",
     "Ages",
+    "Backfilled",
     "Backlog",
     "Counters",
     "CursorLost",
@@ -84,6 +86,8 @@ __all__ = [
     "adopt",
     "adopting",
     "adoption",
+    "backfill",
+    "check_adoptions",
     "check_cluster",
     "check_schema",
     "check_version",

@@ -123,11 +123,13 @@ class Adopted:
         """Return what `text` is as a value of the column's type."""
         return f"({text})::{self.table.columns[column].written}"
 
-    @property
-    def fits_always(self) -> bool:
-        """Whether no value can be a tenant or key that is not allowed: one number or id is short and has no space."""
+    def records(self, changes: str, again: str) -> str:
+        """Return the statement that writes thin records of `changes`; `again`: what follows where there is one."""
         columns = {self.definition.tenant, *self.definition.keys}
-        return len(self.definition.keys) == 1 and not any(self.table.columns[one].base in _WORDS for one in columns)
+        # One number or id is short and has no space, so it is always allowed.
+        fits = len(self.definition.keys) == 1 and not any(self.table.columns[one].base in _WORDS for one in columns)
+        parts = {"source": literal(self.definition.source), "changes": changes, "again": again}
+        return filled("adopted_changes" if fits else "adopted_unfit", self.schema, parts)
 
     @property
     def document(self) -> str:
@@ -171,7 +173,9 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     parts = {"schema_name": literal(schema), "records_name": literal(f'"{schema}".records')}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
-        raise InvalidInput(f"source {definition.source!r}: its table was dropped: `taskbridge unadopt` it")
+        raise InvalidInput(
+            f"the table of {definition.source} was dropped: run `taskbridge unadopt {definition.source}`"
+        )
     if why := _unfit(found, needs_rights=needs_rights):
         raise InvalidInput(f"{found.name} {why}")
     columns = {
@@ -231,7 +235,7 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
     """Raise InvalidInput where a column is missing, or is of a kind that will not do."""
     for name in (definition.tenant, *definition.keys, *definition.watched):
         if name not in columns:
-            raise InvalidInput(f"{table} has no column {name!r}: it has {', '.join(columns)}")
+            raise InvalidInput(f"{table} has no column {name!r}: adopt it by some of {', '.join(columns)}")
         if columns[name].is_virtual:
             raise InvalidInput(
                 f"{table}: {name} is a virtual generated column, which no trigger sees: name a stored one"

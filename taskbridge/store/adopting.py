@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal, name_of
 from taskbridge.store.engine import within
-from taskbridge.store.queries import queries, quoted, schema_of
+from taskbridge.store.queries import queries, query, quoted, schema_of
 
-__all__ = ["Left", "adopt", "adopting", "adoption", "examined", "unadopt", "unadopting"]
+__all__ = ["Left", "adopt", "adopting", "adoption", "check_adoptions", "examined", "unadopt", "unadopting"]
 
 LOCK_WAIT: Final = 0.1
 """Seconds that a statement waits for writers; those that come after it wait as long."""
@@ -206,6 +207,40 @@ def examined(engine: Engine, adopted: Adopted) -> list[str]:
     return wrong
 
 
+def check_adoptions(engine: Engine) -> dict[str, list[tuple[str, str]]]:
+    """Return, of each adopted table, what is wrong with it, each with the remedy."""
+    with engine.begin() as connection:
+        adoptions = [one for one in known(connection) if not one.ended]
+    return {one.source: list(_troubles(engine, one)) for one in adoptions}
+
+
+def _troubles(engine: Engine, one: Known) -> Iterator[tuple[str, str]]:
+    try:
+        with engine.begin() as connection:
+            adopted = described(connection, one.relation, one.definition)
+            readable = connection.exec_driver_sql("SELECT has_table_privilege(%s::oid, 'SELECT')", (one.relation,))
+            is_readable = readable.scalar_one()
+    except InvalidInput as error:
+        what, _, remedy = str(error).rpartition(": ")
+        yield what, remedy
+        return
+    if not is_readable:
+        yield f"this role has no right to read {adopted.table.name}", "grant SELECT on it to the workers' role"
+    for wrong in examined(engine, adopted):
+        yield wrong, f"run again: {command(one.definition, adopted.table.name)}"
+
+
+def command(wanted: Definition, table: str) -> str:
+    """Return the command that adopts a table."""
+    words = ["taskbridge", "adopt", table, "--tenant", wanted.tenant]
+    for key in wanted.keys:
+        words += ["--key", key]
+    words += ["--source", wanted.source]
+    if wanted.watched:
+        words += ["--columns", ",".join(wanted.watched)]
+    return shlex.join(words)
+
+
 def _found(connection: Connection, source: str) -> list[tuple[str, str, bool, bool]]:
     """Return the triggers that are there: table, name, whether it is on, and whether it is a parent's."""
     function = f"{_function_of(source, schema_of(connection))}()"
@@ -249,6 +284,7 @@ def _function(adopted: Adopted) -> str:
         "old": old,
         "muted": "muted",
     }
+    again = query("adopted_again", adopted.schema)
     watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
     for word, row in (("new", "n"), ("old", "o")):
         columns = ", ".join(f"{row}.{name_of(column)}" for column in watched)
@@ -256,9 +292,7 @@ def _function(adopted: Adopted) -> str:
         parts[f"{word}_watched"] = f"ROW({columns})::record" if columns else row
 
     def changes(name: str, **others: str) -> str:
-        rows = filled(name, adopted.schema, {**parts, **others})
-        records = "adopted_changes" if adopted.fits_always else "adopted_unfit"
-        return filled(records, adopted.schema, {**parts, "changes": rows})
+        return adopted.records(filled(name, adopted.schema, {**parts, **others}), again)
 
     before, after = changes("adopted_went", old="\0", muted="$1").split("\0")
     body = {

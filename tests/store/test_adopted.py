@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from itertools import islice
 from threading import Barrier
 from typing import Any
 
@@ -17,10 +18,25 @@ from sqlalchemy.exc import DataError, ProgrammingError
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store import Cursors, Unread, adopt, adopting, adoption, connect, examined, record, unadopt
+from taskbridge.store import (
+    Adopted,
+    Cursors,
+    Unread,
+    adopt,
+    adopting,
+    adoption,
+    backfill,
+    check_adoptions,
+    connect,
+    examined,
+    record,
+    unadopt,
+)
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, rows, run
+from tests.waiting import wait_until
 
 PSQL = shutil.which("psql") or "psql"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 FOUR = "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'acme', 2, 'b'), (3, 'bolt', 3, 'c'), (4, NULL, 4, 'd')"
 
 
@@ -442,7 +458,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
         {},
         "is a partition: adopt its parent",
     ),
-    "no column": ((ORDERS,), {"tenant": "Customer"}, "no column 'Customer': it has id, customer, total, note"),
+    "no column": (
+        (ORDERS,),
+        {"tenant": "Customer"},
+        "no column 'Customer': adopt it by some of id, customer, total, note",
+    ),
     "not unique": ((ORDERS,), {"keys": ["note"]}, "note may be null"),
     "no index": (
         ("CREATE TABLE orders (id int NOT NULL, customer text)", "CREATE UNIQUE INDEX ON orders (id) WHERE id > 0"),
@@ -586,3 +606,116 @@ def test_a_row_that_json_cannot_hold_costs_no_other(engine: Engine, reader: Read
     # Where it is looked for without documents, as after a failure, it can be told from the others.
     page = Cursors(engine, "orders").claim(who, 10, events=1, new_events=1, runs=1, documents=False)
     assert [one.external_id for one in page.records] == ["1"]
+
+
+def backfilled(engine: Engine, found: Adopted, pages: int | None = None, size: int = 3) -> list[int]:
+    """The rows after each page; with `pages`, as of a process that ends after so many."""
+    return [page.rows for page in islice(backfill(engine, found, size), pages)]
+
+
+@pytest.mark.parametrize("keys", [("id",), ("region", "id"), ("at",)])
+def test_a_backfill_that_is_cut_twice_records_each_row_once(engine: Engine, keys: tuple[str, ...]) -> None:
+    run(
+        engine,
+        "CREATE TABLE orders (id int NOT NULL, region text NOT NULL, customer text, at timestamptz NOT NULL UNIQUE, "
+        "PRIMARY KEY (region, id))",
+        "INSERT INTO orders SELECT n, 'r' || n % 3, 'acme', timestamptz '2026-01-01 01:00:00.5+02' "
+        "+ n * interval '1 h' FROM generate_series(1, 20) n",
+        "INSERT INTO orders VALUES (98, 'r0', NULL, 'infinity'), (99, 'r9', ' x', '-infinity')",
+        "CREATE UNIQUE INDEX ON orders (id)",
+    )
+    found = adopted(engine, "orders", "customer", *keys)
+    run(engine, "UPDATE orders SET customer = 'bolt' WHERE id = 7", "DELETE FROM orders WHERE id = 3")
+    before = rows(engine, "SELECT tenant, key, revision FROM taskbridge.records ORDER BY revision")
+    assert backfilled(engine, found, 2) == [3, 6]
+    run(engine, "INSERT INTO orders VALUES (30, 'r0', 'acme', '2027-01-01'), (0, 'r0', 'acme', '2025-01-01')")
+    assert backfilled(engine, found, 1) == [9]
+    total = rows(engine, "SELECT count(*) FROM orders")[0][0]
+    # What came meanwhile may lie before the place or after it.
+    assert total - 2 <= backfilled(engine, found)[-1] <= total
+    assert len(backfilled(engine, found)) == 1
+    after = rows(engine, "SELECT tenant, key, revision FROM taskbridge.records ORDER BY revision")
+    assert after[: len(before)] == before
+    assert len(after) == len({one[:2] for one in after})
+    reader = Reader(engine)
+    live = [one for one in reader.records("acme") if not one.deleted]
+    assert sorted(int(one.document["id"]) for one in live) == sorted({*range(21), 30} - {3, 7})
+    assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE tenant = ''") == [(1,)]
+
+
+def test_a_backfill_lets_a_writer_go_first(engine: Engine) -> None:
+    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'acme', n, 'x' FROM generate_series(1, 30) n")
+    found = adopted(engine)
+    with engine.connect() as writer, ThreadPoolExecutor(1) as pool:
+        writer.exec_driver_sql("UPDATE orders SET note = 'y' WHERE id = 20")
+        pages = pool.submit(backfilled, engine, found, None, 25)
+        wait_until(lambda: pages.running() and rows(engine, WAITING) != [(0,)], "the backfill waits")
+        # It holds records up to 19 at this moment, and gives them up.
+        for at in range(1, 19):
+            writer.exec_driver_sql("UPDATE orders SET note = 'y' WHERE id = %s", (at,))
+        writer.commit()
+        assert pages.result(30)[-1] == 30
+    assert len(Reader(engine).keys("acme")) == 30
+
+
+def test_a_backfill_of_partitions_takes_all_of_them(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE TABLE orders (id int, customer int, PRIMARY KEY (customer, id)) PARTITION BY HASH (customer)",
+        *(f"CREATE TABLE o{at} PARTITION OF orders FOR VALUES WITH (MODULUS 3, REMAINDER {at})" for at in range(3)),
+        "INSERT INTO orders SELECT n, n % 5 FROM generate_series(1, 20) n",
+    )
+    found = adopted(engine)
+    assert backfilled(engine, found)[-1] == 20
+    reader = Reader(engine)
+    assert sum(len(reader.keys(str(tenant))) for tenant in range(5)) == 20
+
+
+TROUBLES = {
+    "dropped": ("DROP TRIGGER taskbridge_orders_update ON orders", "has no trigger taskbridge_orders_update"),
+    "disabled": (
+        "ALTER TABLE orders DISABLE TRIGGER taskbridge_orders_delete",
+        "orders_delete of public.orders is off",
+    ),
+    "all disabled": ("ALTER TABLE orders DISABLE TRIGGER USER", "taskbridge_orders_truncate of public.orders is off"),
+    "not always": (
+        "ALTER TABLE orders ENABLE TRIGGER taskbridge_orders_insert",
+        "orders_insert of public.orders is off",
+    ),
+    "column renamed": ("ALTER TABLE orders RENAME customer TO client", "has no column 'customer'"),
+    "type changed": ("ALTER TABLE orders ALTER customer TYPE date USING NULL", "its columns have changed"),
+    "index dropped": ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "two rows could be one record"),
+    "table dropped": ("DROP TABLE orders", "the table of orders was dropped"),
+}
+
+
+@pytest.mark.parametrize(("statement", "text"), TROUBLES.values(), ids=TROUBLES)
+def test_what_was_changed_under_an_adopted_table_is_found(engine: Engine, statement: str, text: str) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    assert check_adoptions(engine) == {"orders": []}
+    run(engine, statement)
+    (wrong,) = check_adoptions(engine).values()
+    assert any(text in what for what, _ in wrong)
+    assert all(remedy for _, remedy in wrong)
+
+
+def test_rights_that_were_lost_are_found(engine: Engine, role: Any) -> None:
+    name, own = role
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, f"GRANT SELECT ON taskbridge.adopted, orders TO {name}")
+    assert check_adoptions(own) == {"orders": []}
+    run(engine, f"REVOKE SELECT ON orders FROM {name}")  # noqa: S608 - no query
+    assert check_adoptions(own)["orders"][0][0] == "this role has no right to read public.orders"
+    run(engine, f"GRANT SELECT ON orders TO {name}", "ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    assert "row-level security" in check_adoptions(own)["orders"][0][0]
+    assert check_adoptions(engine) == {"orders": []}
+
+
+def test_what_has_changed_is_mended_by_adopting_again(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "ALTER TABLE orders ALTER id TYPE text", "ALTER TABLE orders DISABLE TRIGGER USER")
+    adopted(engine)
+    assert check_adoptions(engine) == {"orders": []}

@@ -1,7 +1,10 @@
 -- What is adopted, for workers and for the doctor.
-INSERT INTO {schema}.adopted (source, relation, name, tenant_column, key_columns, watched_columns, digest)
+INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest})
 ON CONFLICT (source) DO UPDATE
 SET relation = excluded.relation, name = excluded.name, tenant_column = excluded.tenant_column,
     key_columns = excluded.key_columns, watched_columns = excluded.watched_columns, digest = excluded.digest,
-    version = DEFAULT, adopted_at = now(), ended_at = NULL
+    version = DEFAULT, adopted_at = now(), ended_at = NULL,
+    backfill_after = CASE WHEN a.ended_at IS NULL THEN a.backfill_after END,
+    backfilled = CASE WHEN a.ended_at IS NULL THEN a.backfilled ELSE 0 END,
+    backfilled_at = CASE WHEN a.ended_at IS NULL THEN a.backfilled_at END

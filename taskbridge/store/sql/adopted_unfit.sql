@@ -16,7 +16,4 @@ FROM (
     ) w
 ) u
 ORDER BY u.tenant, u.key, u.gone
-ON CONFLICT (source, tenant, key) DO UPDATE
-SET document = NULL, deleted = excluded.deleted, revision = 0, reason = excluded.reason,
-    discarded_at = excluded.discarded_at
-WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()
+ON CONFLICT (source, tenant, key) {again}

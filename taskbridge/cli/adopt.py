@@ -1,0 +1,148 @@
+"""`taskbridge adopt` and `taskbridge unadopt`: a table of the user's own as a source."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from taskbridge.cli import console, environment
+from taskbridge.cli.environment import Origin
+from taskbridge.cli.interrupts import Interrupted, uninterrupted
+from taskbridge.cli.options import data_dir_option, examples
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from taskbridge.store import Adopted
+
+__all__ = ["adopt", "unadopt"]
+
+TELLS_EVERY: Final = 5.0
+"""Seconds between two lines about a backfill where there is no terminal."""
+
+
+@click.command(
+    short_help="Make a table of yours a source.",
+    epilog=examples(
+        "taskbridge adopt orders --tenant customer_id --key id",
+        "taskbridge adopt shop.lines --tenant customer_id --key order_id --key line --columns status,amount",
+        "taskbridge adopt orders --tenant customer_id --key id --print-sql",
+    ),
+)
+@click.argument("table")
+@click.option("--tenant", required=True, metavar="COLUMN", help="The column whose value is the tenant.")
+@click.option(
+    "--key", "keys", required=True, multiple=True, metavar="COLUMN", help="The key's column; again for each of several."
+)
+@click.option("--source", metavar="NAME", help="What the source is called.  [default: the table's name]")
+@click.option(
+    "--columns",
+    metavar="COLUMN,...",
+    help="Only changes of these, of tenant and of key count.  [default: all]",
+)
+@click.option("--backfill", is_flag=True, help="Make records of the rows that are there already.")
+@click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
+@data_dir_option
+def adopt(
+    table: str,
+    tenant: str,
+    keys: tuple[str, ...],
+    source: str | None,
+    columns: str | None,
+    backfill: bool,
+    print_sql: bool,
+    data_dir: Path,
+) -> None:
+    """Make TABLE, a table of yours, a source: from now on each change of a row is a record of its tenant.
+
+    Triggers write the records, in the transaction that changes the row, whoever it is. TABLE is written as in SQL,
+    with its schema and quotation marks where it needs them; columns are written as they are. The key has to be unique,
+    alone or together with the tenant. The table stays as it is.
+
+    To run it again changes nothing, unless --columns or the table have changed; --backfill goes on where it was
+    stopped.
+
+    Exit status: 0 done, or nothing to do; 1 the table was in use, or a server went away; 2 it cannot be adopted so.
+    """
+    if backfill and print_sql:
+        raise click.UsageError("--backfill is no statement: leave it out here, and run it after the migration")
+    from taskbridge import store
+
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        engine = _engine(migrate=origin is Origin.OURS)
+        watched = [] if columns is None else columns.split(",")
+        found = store.adoption(engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql)
+        if print_sql:
+            for statement in store.adopting(found):
+                click.echo(f"{statement};\n")
+            return
+        what = f"{found.definition.source}: {found.table.name}"
+        if store.adopt(engine, found):
+            click.echo(f"{what} is adopted: each change from now on is a record")
+        else:
+            click.echo(f"{what} was adopted before: nothing to do")
+        if backfill:
+            _backfill(engine, found)
+
+
+def _engine(*, migrate: bool) -> Engine:
+    from taskbridge import store
+
+    engine = environment.runtime().engine
+    store.check_version(engine)
+    if migrate:
+        store.migrate(engine)
+    store.check_schema(engine)
+    store.check_cluster(engine)
+    return engine
+
+
+def _backfill(engine: Engine, adopted: Adopted) -> None:
+    """Make the pages, with a progress bar, or lines where there is no terminal; a signal ends it between two."""
+    from taskbridge import store
+    from taskbridge.process.translation import speaking_plainly
+
+    pages, rows, told = store.backfill(engine, adopted), 0, time.monotonic()
+    with console.progress(of=True, time_left=True) as progress:
+        task = progress.add_task("backfill", total=adopted.table.rows or None)
+        try:
+            while True:
+                with uninterrupted(), speaking_plainly():
+                    page = next(pages, None)
+                if page is None:
+                    break
+                rows = page.rows
+                progress.update(task, completed=rows, total=max(rows, adopted.table.rows))
+                if progress.disable and time.monotonic() - told > TELLS_EVERY:
+                    told = time.monotonic()
+                    console.tell(f"{rows:,} of about {max(rows, adopted.table.rows):,} rows")
+        except Interrupted:
+            console.tell(f"The backfill was stopped after {rows:,} rows. Run the command again: it goes on there.")
+            raise
+    click.echo(f"{adopted.definition.source}: {rows:,} rows have their records")
+
+
+@click.command(short_help="Take the triggers off an adopted table.", epilog=examples("taskbridge unadopt orders"))
+@click.argument("source")
+@data_dir_option
+def unadopt(source: str, data_dir: Path) -> None:
+    """Take the triggers off the table that was adopted as SOURCE, and say what remains.
+
+    Changes are no records any more. What was recorded until then is handled as before, so the table has to stay until
+    nothing is pending.
+
+    Exit status: 0; 1 the table was in use, or a server went away; 2 no table was adopted as SOURCE.
+    """
+    from taskbridge import store
+
+    environment.need_data(data_dir)
+    with environment.enter(data_dir) as origin:
+        left = store.unadopt(_engine(migrate=origin is Origin.OURS), source)
+    click.echo(f"{source}: {left.table} is adopted no more")
+    readers = ", ".join(left.pipelines) or "no pipeline"
+    remain = "1 record remains" if left.records == 1 else f"{left.records:,} records remain"
+    click.echo(f"{remain}, with the cursors of {readers}: what is pending is handled as before")

@@ -1,0 +1,40 @@
+"""A table of a shop, plain SQL, and a real worker."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from taskbridge.store import adopt, adoption
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+def test_what_plain_sql_does_to_an_adopted_table_is_seen_once(deployment: Deployment) -> None:
+    def seen() -> list[tuple[object, ...]]:
+        return [tuple(row) for row in deployment.rows("SELECT tenant, key, note, deleted FROM seen ORDER BY id")]
+
+    engine = deployment.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE seen (id bigserial, tenant text, key text, note text, deleted bool)")
+        connection.exec_driver_sql(
+            "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, note text, seen timestamptz)"
+        )
+    with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_adopted"):
+        # A worker that runs before there is such a source learns of it.
+        adopt(engine, adoption(engine, "orders", "customer", ["id"]))
+        with engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 'new'), (2, 'bolt', 'new')")
+        wait_until(lambda: len(seen()) == 2, "both are seen")
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE orders SET note = 'paid' WHERE id = 1")
+            connection.exec_driver_sql("DELETE FROM orders WHERE id = 2")
+        wait_until(lambda: len(seen()) == 4, "the changes are seen")
+        # What the handler wrote back wakes nobody: it would be seen by now.
+        time.sleep(1.5)
+    assert sorted(seen()[:2]) == [("acme", "1", "new", False), ("bolt", "2", "new", False)]
+    assert sorted(seen()[2:]) == [("acme", "1", "paid", False), ("bolt", "2", None, True)]
+    assert deployment.rows("SELECT FROM orders WHERE seen IS NULL") == []
