@@ -373,7 +373,7 @@ def test_writers_of_the_same_rows_in_opposite_order_do_not_end_each_other(engine
     barrier = Barrier(2)
 
     def write(order: str) -> None:
-        with connect(engine.url.render_as_string(hide_password=False)).connect() as connection:
+        with engine.connect() as connection:
             for at in range(15):
                 barrier.wait(20)
                 # The rows themselves are taken in one order, and changed in another.
