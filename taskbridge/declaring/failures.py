@@ -7,11 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-import psycopg
-import redis
-from kombu.exceptions import OperationalError as BrokerError
-from sqlalchemy.exc import DBAPIError
-
+from taskbridge.common.lost_connections import is_away
 from taskbridge.declaring.batch import RetryAfter
 
 __all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_downstream"]
@@ -20,10 +16,6 @@ FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
 LONGEST_OUTAGE_BACKOFF: Final = 30.0
 """Of a tenant whose downstream seems to be away; as often an open circuit is probed."""
-
-DOWNSTREAM: Final = (ConnectionError, TimeoutError, redis.ConnectionError, redis.TimeoutError, BrokerError)
-_PIPELINES_DOWN: Final = ("08", "53", "57P")
-"""SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
 
 
 def backoff(failures: int, longest: float | None = None) -> float:
@@ -37,7 +29,7 @@ def backoff(failures: int, longest: float | None = None) -> float:
 
 def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
     """Whether `error`, or what it was raised from, says that something the handler calls cannot be used now."""
-    return any(isinstance(one, (*DOWNSTREAM, *also)) or _is_lost_database(one) for one in _with_causes(error))
+    return any(isinstance(one, also) or is_away(one) for one in _with_causes(error))
 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:
@@ -67,21 +59,6 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         left.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))
         if isinstance(one, BaseExceptionGroup):
             left += one.exceptions
-
-
-def _is_lost_database(error: BaseException) -> bool:
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or _says_so(error.orig)
-    return _says_so(error)
-
-
-def _says_so(error: BaseException | None) -> bool:
-    """Whether an error of a driver has a state that says so, or none at all, as where psycopg's connection broke."""
-    try:
-        state = getattr(error, "sqlstate", None)
-    except Exception:  # an attribute of somebody's own, which may raise anything
-        state = None
-    return state.startswith(_PIPELINES_DOWN) if isinstance(state, str) else type(error) is psycopg.OperationalError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ redis-py's client, which connects anew, tries again and loads scripts.
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,25 +15,14 @@ from weakref import WeakKeyDictionary
 
 import redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import (
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoScriptError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.retry import Retry
 
-__all__ = ["SWITCHED", "Call", "Wire", "client"]
+from taskbridge.common.lost_connections import REDIS_AWAY, REDIS_SWITCHED, is_switched
+
+__all__ = ["Call", "Wire", "client"]
 
 CHUNK: Final = 500
-
-SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
-"""Errors of a server that is not, or not yet, the one to talk to: after a switchover an open connection leads there."""
-_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
-"""The same inside of a script's error, where redis-py makes no class of it."""
 
 _kept: WeakKeyDictionary[redis.ConnectionPool, tuple[int, deque[Any]]] = WeakKeyDictionary()
 
@@ -56,7 +44,7 @@ def client(url: str) -> redis.Redis:
         "socket_timeout": 10,
         "socket_connect_timeout": 5,
         "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 3),
-        "retry_on_error": list(SWITCHED),
+        "retry_on_error": list(REDIS_SWITCHED),
     }
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if "max_connections=" in url:
@@ -89,10 +77,10 @@ class Wire:
         for start in range(0, len(calls), CHUNK):
             chunk = calls[start : start + CHUNK]
             answers = self._exchange(script.sha, chunk) or [NoScriptError()] * len(chunk)
-            if any(map(_is_switched, answers)):
+            if any(map(is_switched, answers)):
                 self._drop()
             replies += [
-                script(*call) if isinstance(answer, NoScriptError) or _is_switched(answer) else answer
+                script(*call) if isinstance(answer, NoScriptError) or is_switched(answer) else answer
                 for call, answer in zip(chunk, answers, strict=True)
             ]
         for reply in replies:
@@ -134,7 +122,7 @@ class Wire:
             # A reply that was not read must not become the next call's.
             connection.disconnect()
             self._pool.release(connection)
-            if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+            if isinstance(error, REDIS_AWAY):
                 return None
             raise
         if self._keeps:
@@ -142,10 +130,6 @@ class Wire:
         else:
             self._pool.release(connection)
         return replies
-
-
-def _is_switched(reply: Any) -> bool:
-    return isinstance(reply, SWITCHED) or (isinstance(reply, ResponseError) and bool(_NESTED.search(str(reply))))
 
 
 def _reply(connection: Any) -> Any:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import redis
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from taskbridge.common.lost_connections import POSTGRES_AWAY, is_broker_error, sqlstate
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
-
-if TYPE_CHECKING:
-    from kombu.exceptions import KombuError
 
 __all__ = ["speaking_plainly"]
 
@@ -41,13 +38,11 @@ class speaking_plainly:  # noqa: N801 - used as a function is
 def _meaning(error: BaseException) -> Unavailable | None:
     if isinstance(error, redis.RedisError):
         return Unavailable(_redis_text(error))
-    # Who only looks loads no client of the broker.
-    kombu = sys.modules.get("kombu.exceptions")
-    if kombu is not None and isinstance(error, kombu.KombuError):
+    if is_broker_error(error):
         return Unavailable(_broker_text(error))
     if not isinstance(error, DBAPIError):
         return None
-    if getattr(error.orig, "sqlstate", None) == FOREIGN_CLUSTER_STATE:
+    if sqlstate(error.orig) == FOREIGN_CLUSTER_STATE:
         return ForeignCluster(FOREIGN_CLUSTER)
     text = _postgres_text(error)
     return None if text is None else Unavailable(text)
@@ -68,7 +63,7 @@ def _redis_text(error: redis.RedisError) -> str:
     return f"Redis refuses the command: {text}"
 
 
-def _broker_text(error: KombuError) -> str:
+def _broker_text(error: BaseException) -> str:
     text = str(error).lower()
     if any(part in text for part in ("password", "authentication", "access_refused", "noauth")):
         return "the broker refuses the password: correct it in TASKBRIDGE_BROKER_URL"
@@ -87,17 +82,21 @@ _POSTGRES_TEXTS: Final = (
 )
 
 
+_REFUSED: Final = ("28", "3D")
+"""SQLSTATE classes of a login that is refused, and of a database that does not exist."""
+
+
 def _postgres_text(error: DBAPIError) -> str | None:
     """Say what keeps Postgres from being used; None where it is something else."""
     text = str(error.orig)
-    state = getattr(error.orig, "sqlstate", None)
+    state = sqlstate(error.orig)
     if state == "42P01":  # undefined table
         return "the database has no schema of TaskBridge: run `taskbridge migrate`"
     if state in ("25006", "42501"):  # read only, no privilege
         return f"Postgres refuses the statement: {text.splitlines()[0]}"
     if not isinstance(error, OperationalError):
         return None
-    if state is not None and not state.startswith(("08", "28", "3D", "53", "57P")):
+    if state and not state.startswith((*POSTGRES_AWAY, *_REFUSED)):
         return f"Postgres ended the statement: {text.splitlines()[0]}"
     if "resolve host" in text:
         return "the host in TASKBRIDGE_POSTGRES_URL is not known: correct it, or the name service"

@@ -26,6 +26,7 @@ from celery import Celery
 from celery.exceptions import Reject
 from sqlalchemy.exc import DataError, DBAPIError
 
+from taskbridge.common.lost_connections import POSTGRES_AWAY, sqlstate
 from taskbridge.common.names import check_pipeline_name
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Match, Unmatched
@@ -175,19 +176,15 @@ def _store(runtime: Runtime, message: Message) -> str:
 
 def _is_about_the_payload(error: DBAPIError) -> bool:
     """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
-    return isinstance(error, DataError) or _state(error).startswith(("22", "54"))
+    return isinstance(error, DataError) or sqlstate(error.orig).startswith(("22", "54"))
 
 
 def _is_away(error: Exception) -> bool:
     """Whether Postgres cannot be used. Where it refused one statement, or something else failed, it can."""
     if not isinstance(error, Unavailable) or not isinstance(error.__cause__, DBAPIError):
         return False
-    state = _state(error.__cause__)
-    return not state or state.startswith(("08", "53", "57P"))
-
-
-def _state(error: DBAPIError) -> str:
-    return str(getattr(error.orig, "sqlstate", None) or "")
+    state = sqlstate(error.__cause__.orig)
+    return not state or state.startswith(POSTGRES_AWAY)
 
 
 def _give_up(runtime: Runtime, message: Message, reason: str) -> str:

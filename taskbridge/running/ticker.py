@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final
 
-import redis
 from celery import bootsteps
 from celery.worker import state as worker_state
 
+from taskbridge.common.lost_connections import REDIS_AWAY
 from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.running.tail import Rounds
@@ -40,7 +40,7 @@ def fire_due(runtime: Runtime) -> float:
             continue
         try:
             due = _fire(runtime, pipeline)
-        except (redis.ConnectionError, redis.TimeoutError):
+        except REDIS_AWAY:
             raise  # there is nothing to be had for the others either
         except Exception as error:
             # One pipeline's trouble is not the others'.

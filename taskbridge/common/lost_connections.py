@@ -1,0 +1,74 @@
+"""Which errors of redis-py, kombu, psycopg and SQLAlchemy say that a server is away, or another one took its place.
+
+An error exists only where its library was loaded. So those that not every process loads are not loaded here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Final
+
+import redis
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+__all__ = ["POSTGRES_AWAY", "REDIS_AWAY", "REDIS_SWITCHED", "is_away", "is_broker_error", "is_switched", "sqlstate"]
+
+REDIS_AWAY: Final = (redis.ConnectionError, redis.TimeoutError)
+REDIS_SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
+"""Errors of a server that is not, or not yet, the one to talk to: after a switchover an open connection leads there."""
+_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
+"""The same inside of a script's error, where redis-py makes no class of it."""
+
+POSTGRES_AWAY: Final = ("08", "53", "57P")
+"""SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the error itself says that Redis, the broker, Postgres or any other server cannot be used now."""
+    if isinstance(error, (ConnectionError, TimeoutError, *REDIS_AWAY)):
+        return True
+    if isinstance(error, _loaded("kombu.exceptions", "OperationalError")):
+        return True
+    if isinstance(error, _loaded("sqlalchemy.exc", "DBAPIError")):
+        wrapped: Any = error
+        return bool(wrapped.connection_invalidated) or _is_postgres_away(wrapped.orig)
+    return _is_postgres_away(error)
+
+
+def is_switched(reply: object) -> bool:
+    """Whether what Redis answered is an error of a server that is not the one to talk to."""
+    return isinstance(reply, REDIS_SWITCHED) or (isinstance(reply, ResponseError) and bool(_NESTED.search(str(reply))))
+
+
+def is_broker_error(error: BaseException) -> bool:
+    """Whether kombu raised it, where the broker is another server than the gate's."""
+    return isinstance(error, _loaded("kombu.exceptions", "KombuError"))
+
+
+def sqlstate(error: BaseException | None) -> str:
+    """Return the state that a driver's error has; "" where it has none, as where the connection broke."""
+    try:
+        state = getattr(error, "sqlstate", None)
+    except Exception:  # an attribute of somebody's own, which may raise anything
+        state = None
+    return state if isinstance(state, str) else ""
+
+
+def _is_postgres_away(error: BaseException | None) -> bool:
+    # psycopg has classes of its own for what the server says, and this one for a connection that broke.
+    state = sqlstate(error)
+    return state.startswith(POSTGRES_AWAY) if state else type(error) is _loaded("psycopg", "OperationalError")
+
+
+def _loaded(module: str, name: str) -> Any:
+    """Return a class of a library; none (of which nothing is an instance) where that was not loaded."""
+    found = sys.modules.get(module)
+    return () if found is None else getattr(found, name)
