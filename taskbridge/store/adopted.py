@@ -24,7 +24,7 @@ _KEYS: Final = frozenset(
 )
 """Types whose text says which value it is, whatever the session's settings are; enums as well."""
 _WORDS: Final = frozenset(("text", "varchar", "bpchar", "citext", "numeric"))
-_MOMENTS: Final = {
+_TIMES: Final = {
     "date": "to_char({0}, 'YYYY-MM-DD')",
     "timestamp": "to_char({0}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US')",
     "timestamptz": "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
@@ -155,9 +155,9 @@ class Adopted:
 
     def _text(self, row: str, column: str) -> str:
         value, base = f"{row}.{name_of(column)}", self.table.columns[column].base
-        if base in _MOMENTS:
+        if base in _TIMES:
             # How `::text` writes them depends on the session; infinity has one form.
-            return f"CASE WHEN isfinite({value}) THEN {_MOMENTS[base].format(value)} ELSE {value}::text END"
+            return f"CASE WHEN isfinite({value}) THEN {_TIMES[base].format(value)} ELSE {value}::text END"
         return f"{value}::text"
 
 

@@ -24,7 +24,7 @@ __all__ = ["Left", "adopt", "adopting", "adoption", "check_adoptions", "examined
 LOCK_WAIT: Final = 0.1
 """Seconds that a statement waits for writers; those that come after it wait as long."""
 PAUSE: Final = 0.4
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
 _BUSY: Final = ("55P03", "40P01")
 """SQLSTATEs of a lock that did not come in time, and of a deadlock."""
@@ -148,22 +148,22 @@ def unadopting(adopted: Known, triggers: Sequence[tuple[str, str]], schema: str)
     ]
 
 
-def adopt(engine: Engine, adopted: Adopted, patience: float = PATIENCE) -> bool:
+def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
     """Make the table a source; return whether anything was to be done.
 
     Open writers of the table are waited for; those that come meanwhile wait for `LOCK_WAIT` seconds at the most, and
     then go on before the next try.
 
     Raises:
-        Unavailable: somebody wrote the table in one transaction for as long as `patience`; nothing was changed.
+        Unavailable: somebody wrote the table in one transaction for as long as `timeout`; nothing was changed.
     """
     if not examined(engine, adopted):
         return False
-    _run(engine, adopting(adopted), adopted.table.name, patience)
+    _run(engine, adopting(adopted), adopted.table.name, timeout)
     return True
 
 
-def unadopt(engine: Engine, source: str, patience: float = PATIENCE) -> Left:
+def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Left:
     """Take the triggers of a source away; return what remains.
 
     Raises:
@@ -179,7 +179,7 @@ def unadopt(engine: Engine, source: str, patience: float = PATIENCE) -> Left:
         with within(connection, None):
             records = connection.exec_driver_sql(counted, (source,)).scalar_one()
     table = found.called or found.name
-    _run(engine, unadopting(found, triggers, schema_of(engine)), table, patience)
+    _run(engine, unadopting(found, triggers, schema_of(engine)), table, timeout)
     return Left(table, records, readers)
 
 
@@ -248,8 +248,8 @@ def _found(connection: Connection, source: str) -> list[tuple[str, str, bool, bo
     return [(row.name, row.trigger, row.is_on, row.is_clone) for row in rows]
 
 
-def _run(engine: Engine, statements: Sequence[str], table: str, patience: float) -> None:
-    until = time.monotonic() + patience
+def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) -> None:
+    until = time.monotonic() + timeout
     while True:
         try:
             with engine.begin() as connection, _unhurried(connection):
@@ -260,7 +260,7 @@ def _run(engine: Engine, statements: Sequence[str], table: str, patience: float)
                 raise
             if time.monotonic() > until:
                 raise Unavailable(
-                    f"{table} has been in use by long transactions for {patience:g} s (pg_stat_activity shows them), "
+                    f"{table} has been in use by long transactions for {timeout:g} s (pg_stat_activity shows them), "
                     "so nothing was changed: try again when they are over"
                 ) from error
             time.sleep(PAUSE)

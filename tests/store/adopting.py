@@ -31,7 +31,7 @@ def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
 def adopted(engine: Engine, table: str = "orders", tenant: str = "customer", *keys: str, **options: Any) -> Adopted:
     """Adopt a table, by `id` unless keys are named."""
     found = adoption(engine, table, tenant, keys or ("id",), **options)
-    assert adopt(engine, found, patience=5)
+    assert adopt(engine, found, timeout=5)
     return found
 
 

@@ -562,10 +562,10 @@ def test_a_writer_that_does_not_end_keeps_nobody_waiting_and_nothing_half_done(e
     with engine.connect() as writer:
         writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
         with pytest.raises(Unavailable, match="in use by long transactions"):
-            adopt(engine, wanted, patience=0.3)
+            adopt(engine, wanted, timeout=0.3)
         writer.commit()
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
-    assert adopt(engine, wanted, patience=0.3)
+    assert adopt(engine, wanted, timeout=0.3)
 
 
 def test_what_is_printed_can_be_run_by_psql_once_and_again(engine: Engine) -> None:
