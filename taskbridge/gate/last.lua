@@ -2,7 +2,11 @@
 
 -- The start of the last run, and until when no run may start since one took nothing; false for what is not known.
 local function last_run(last_key)
-  local began, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*):?(%d*)$")
+  local last = redis.call("GET", last_key)
+  if not last then
+    return false, false
+  end
+  local began, earliest = string.match(last, "^(%d*):?(%d*)$")
   return tonumber(began) or false, tonumber(earliest) or false
 end
 

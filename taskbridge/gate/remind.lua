@@ -16,23 +16,26 @@ local room = by_base and 0 or most_reminded - queued(reminded_key, milliseconds(
 
 local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local now = milliseconds(own_us)
-  local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay", "events", "swept",
-    "earliest")
-  local state, token, held, began, pending_ms =
-    runner[1], runner[2], runner[3], tonumber(runner[4]), tonumber(runner[5])
-  local events, swept, earliest = tonumber(runner[6]), tonumber(runner[7]), tonumber(runner[8])
-
+  -- Most have no runner, or a run that is coming: of these nothing else is asked.
+  local state = redis.call("HGET", runner_key, "state")
+  local token, held, began, pending_ms, events, swept, earliest
   if state then
     -- A runner without a deadline, because a part of Redis was lost, would wait for ever.
     redis.call("ZADD", due_key, "NX", now, tenant)
-  end
-  if state == "queued" or held or state == "running" and by_base then
-    return ABSORBED, false
+    if state == "queued" or state == "running" and by_base then
+      return ABSORBED, false
+    end
+    local runner = redis.call("HMGET", runner_key, "token", "held", "began", "delay", "events", "swept", "earliest")
+    token, held, began, pending_ms = runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4])
+    events, swept, earliest = tonumber(runner[5]), tonumber(runner[6]), tonumber(runner[7])
+    if held then
+      return ABSORBED, false
+    end
   end
 
   local fresh = {}
   if not state then
-    fresh = { "events", "1", "swept", "0", "runs", "0", "first", now, "delay", delay_ms }
+    fresh = { "events", "1", "swept", "0", "runs", "0", "first", text(now), "delay", text(delay_ms) }
     began, earliest = last_run(last_key)
     -- A clock of Postgres that is ahead says nothing; and Redis may have come back with an older one.
     if last_ms and last_ms > now then

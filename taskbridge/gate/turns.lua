@@ -2,12 +2,23 @@
 -- the order in which all tenants of the deployment, whatever their pipeline, came to wait. Members are
 -- `{pipeline}:{tenant}`; a pipeline's name has no colon.
 
+-- A number as Redis is given it. Redis's own way costs as much as a command, and many tenants have the same numbers.
+local texts = {}
+local function text(number)
+  local found = texts[number]
+  if not found then
+    found = string.format("%.0f", number)
+    texts[number] = found
+  end
+  return found
+end
+
 -- The deadline is for when the set of turns was lost; else it only moves on.
 -- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet. `...` are
 -- further fields of the runner and their values. The caller says `keep_turns` afterwards.
 local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, why, ...)
   redis.call("HSET", runner_key, "state", "waiting", "held", why, ...)
-  redis.call("ZADD", due_key, milliseconds(us) + TURN_DEADLINE_MS, tenant)
+  redis.call("ZADD", due_key, text(milliseconds(us) + TURN_DEADLINE_MS), tenant)
   redis.call("ZADD", turns_key, us, pipeline .. ":" .. tenant)
 end
 

@@ -123,6 +123,16 @@ def test_a_forgotten_last_run_delays_all_the_same(crowd: Crowd) -> None:
     assert crowd.due("a") == crowd.now() - 100 + 60_000 or abs((crowd.due("a") or 0) - (59_900 + crowd.now())) <= 1
 
 
+def test_each_tenant_of_a_call_is_delayed_by_its_own_last_run(crowd: Crowd) -> None:
+    spacing, now_ms = Spacing(delay=60_000, last_ttl=300_000), crowd.gate.us // 1000
+    crowd.gate.remember_last(PIPELINE, [("a", now_ms - 20_000), ("b", now_ms - 90_000), ("d", now_ms)], spacing)
+
+    found = crowd.gate.remind(PIPELINE, [Reminder(tenant, 60_000) for tenant in "abcd"], most_reminded=4)
+
+    assert found == [Answer.DELAYED, Answer.STARTED, Answer.STARTED, Answer.DELAYED]
+    assert [crowd.due(tenant) for tenant in "ad"] == [pytest.approx(at, abs=1) for at in (40_000, 60_000)]
+
+
 def gate_of(client: redis.Redis, keys: Keys, broker: str) -> tuple[Gate, Callable[[], list[str]]]:
     """Return a gate, and what tells whose runs are in the queue of first events, the oldest first."""
     if broker == "its own":
