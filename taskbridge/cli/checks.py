@@ -289,8 +289,8 @@ def _work(runtime: Runtime) -> Findings:
         yield Finding(
             Level.WARNING, "work", f"{name}: {count:,} messages match no criterion", f"taskbridge unmatched list {name}"
         )
-    with runtime.app.connection_for_write() as connection:
-        parked = count_parked(runtime.app, connection)
+    with runtime.app.connection_for_write() as connection, connection.channel() as channel:
+        parked = count_parked(runtime.app, channel)
     if parked:
         sound = False
         yield Finding(

@@ -23,10 +23,9 @@ log = logging.getLogger(__name__)
 RECORD_TASK: Final = "taskbridge.record_event"
 
 
-def count_parked(app: Celery, connection: Any) -> int:
+def count_parked(app: Celery, channel: Any) -> int:
     """Return how many messages wait to be recorded."""
-    with connection.channel() as channel:
-        return int(bound(runtime_of(app), channel).queue_declare().message_count)
+    return int(bound(runtime_of(app), channel).queue_declare().message_count)
 
 
 def _parking(runtime: Runtime) -> KombuQueue:

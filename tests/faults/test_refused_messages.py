@@ -39,8 +39,8 @@ def test_what_one_message_is_refused_for_says_nothing_about_the_others(
     found = (0, 0, 0)
     for _ in range(100):
         intake.again(app)
-        with app.connection_for_write() as connection:
-            left = parking.count_parked(app, connection)
+        with app.connection_for_write() as broker, broker.channel() as channel:
+            left = parking.count_parked(app, channel)
         ((good, quarantined),) = deployment.rows(
             "SELECT count(*) FILTER (WHERE document ? 'good'), count(*) FILTER (WHERE document ? 'unstorable') "
             "FROM taskbridge.records"
