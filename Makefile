@@ -64,11 +64,12 @@ torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCH
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
 	$(BIN)/pytest -m search tests/model -v --durations=0 $(PYTEST_FLAGS)
 
-docs: $(READY) ## Print the schema, the transition table, the costs, the metrics and the measured figures into their pages
+docs: $(READY) ## Print the schema, the transition table, the costs, the metrics, the limits and the measured figures into their pages
 	$(BIN)/python -m tests.store.schema_text
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
 	$(BIN)/python -m tests.docs.metrics_text
+	$(BIN)/python -m tests.docs.limits_text
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays

@@ -1,4 +1,4 @@
-"""Every knob of a process: environment variable, unit, default, limits."""
+"""Every knob of a process: environment variable, unit, default. The limits are in `taskbridge.common.limits`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 from taskbridge.errors import ConfigurationError
 
 __all__ = ["Settings", "unknown_variables"]
-
-LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +36,37 @@ class Settings:
     schema: str = DEFAULT_SCHEMA
     """The Postgres schema of all tables, functions and views of TaskBridge, which is its own alone."""
     runner_ttl: float = 5.0
-    """After this many seconds without a heartbeat a run counts as dead and is replaced. 0.5 to 3600."""
+    """After this many seconds without a heartbeat a run counts as dead and is replaced."""
     republish_after: float = 5.0
-    """A run message that nobody began is published again after this many seconds, then doubling. 0.5 to 3600."""
+    """A run message that nobody began is published again after this many seconds, then doubling."""
     run_budget: float = 1.0
-    """A run that has used this many seconds ends, and its tenant waits for its next turn. 0.01 to 3600."""
+    """A run that has used this many seconds ends, and its tenant waits for its next turn."""
     ticker_interval: float = 0.05
-    """How often a worker looks for deadlines, at the least. 0.005 to 1."""
+    """How often a worker looks for deadlines, at the least."""
     tail_interval: float = 0.2
-    """How often new records are looked for, whether or not anybody notified, by one worker of all. 0.02 to 60."""
+    """How often new records are looked for, whether or not anybody notified, by one worker of all."""
     base_interval: float = 3.0
     """How often one worker looks at all that is pending, also at what was notified. After Redis lost its data, work
-    stands still no longer than this and 1 s. Longer where that would take more than a hundredth of the time. 0.1 to
-    3600."""
+    stands still no longer than this and 1 s. Longer where that would take more than a hundredth of the time."""
     tail_listens: bool = False
     """Whether a worker looks for new records at once where a source announces its commits (`taskbridge.announce`)."""
     statement_timeout: float = 10.0
-    """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up. 0.5 to 3600."""
+    """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up."""
     transaction_timeout: float = 300.0
-    """A handler's transaction may be idle for this many seconds, or wait as long for a statement. 1 to 86400."""
+    """A handler's transaction may be idle for this many seconds, or wait as long for a statement."""
 
     metrics_port: int = 0
-    """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none. 0 to 65535."""
+    """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none."""
     metrics_address: str = "127.0.0.1"
     """The address on which it does: whoever reaches it sees the metrics. 0.0.0.0 is every address of the machine."""
 
     def __post_init__(self) -> None:
         check_key_prefix(self.key_prefix)
         check_schema_name(self.schema)
-        if not 0 <= self.metrics_port <= LAST_PORT:
-            raise ConfigurationError(
-                f"{_variable('metrics_port')} is {self.metrics_port}, it must lie between 0 (off) and {LAST_PORT}"
-            )
-        for name, (low, high) in _LIMITS.items():
+        for name, limits in SETTINGS.items():
             value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigurationError(
-                    f"{_variable(name)} is {value:g}, it must lie between {low:g} and {high:g} seconds"
-                )
+            if not limits.has(value):
+                raise ConfigurationError(f"{_variable(name)} is {value:g}, it must lie {limits}")
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -106,17 +98,6 @@ class Settings:
         """The broker's URL: its own, else the gate's."""
         return self.broker_url or self.redis_url
 
-
-_LIMITS: dict[str, tuple[float, float]] = {
-    "runner_ttl": (0.5, 3600),
-    "republish_after": (0.5, 3600),
-    "run_budget": (0.01, 3600),
-    "ticker_interval": (0.005, 1),
-    "tail_interval": (0.02, 60),
-    "base_interval": (0.1, 3600),
-    "statement_timeout": (0.5, 3600),
-    "transaction_timeout": (1, 86_400),
-}
 
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
@@ -163,13 +144,13 @@ def _switch(name: str, text: str) -> bool:
 
 
 def _parse(name: str, text: str) -> object:
-    if name in _LIMITS:
+    if name == "metrics_port":
+        return _port(name, text)
+    if name in SETTINGS:
         try:
             return float(text)
         except ValueError:
             raise ConfigurationError(f"{_variable(name)} is {text!r}: give a number of seconds") from None
-    if name == "metrics_port":
-        return _port(name, text)
     if name == "tail_listens":
         return _switch(name, text)
     if name == "pipelines":

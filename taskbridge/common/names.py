@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from taskbridge.common.limits import NAMES
+from taskbridge.common.texts import shown
 from taskbridge.errors import InvalidInput, InvalidName
-
-MAX_TENANT_LENGTH = 200
 
 DEFAULT_PREFIX = "sync"
 """The key prefix of a deployment that was given none."""
@@ -19,12 +19,10 @@ DEFAULT_PREFIX = "sync"
 DEFAULT_SCHEMA = "taskbridge"
 """The Postgres schema of a deployment that was given none."""
 
-MAX_KEY_LENGTH = 200
-
-_PIPELINE = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_PIPELINE = re.compile(r"[a-z][a-z0-9_-]*")
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_SCHEMA = re.compile(r"(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]{0,62}")
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SCHEMA = re.compile(r"(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]*")
 
 
 def check_tenant(tenant: object) -> str:
@@ -38,10 +36,10 @@ def check_tenant(tenant: object) -> str:
         raise InvalidName(f"a tenant is a string, not {type(tenant).__name__}: pass str(tenant)")
     if not tenant:
         raise InvalidName("the tenant is empty: pass the key of the business that the work belongs to")
-    if len(tenant) > MAX_TENANT_LENGTH:
+    if len(tenant) > NAMES["tenant"].longest:
         raise InvalidName(
-            f"the tenant {tenant[:20]!r}... has {len(tenant)} characters, at most {MAX_TENANT_LENGTH} are allowed: "
-            "use a shorter key, such as the tenant's id"
+            f"the tenant {tenant[:20]!r}... has {len(tenant)} characters, at most {NAMES['tenant'].longest} are "
+            "allowed: use a shorter key, such as the tenant's id"
         )
     # Whatever can be printed has none, and that is known sooner.
     for position, character in enumerate("" if tenant.isprintable() else tenant):
@@ -61,19 +59,15 @@ def check_pipeline_name(name: object) -> str:
     A pipeline's name is 1 to 63 of a-z, 0-9, `_` and `-`, and begins with a letter. It holds no colon, so
     ("a:b", "c") and ("a", "b:c") cannot become one key.
     """
-    if not isinstance(name, str) or not _PIPELINE.fullmatch(name):
-        raise InvalidName(
-            f"the pipeline name {name!r} is not allowed: use 1 to 63 of a-z, 0-9, '_' and '-', beginning with a letter"
-        )
+    if not isinstance(name, str) or not _is_of("pipeline", _PIPELINE, name):
+        raise InvalidName(f"the pipeline name {name!r} is not allowed: use {_allowed('pipeline')}")
     return name
 
 
 def check_source_name(name: object) -> str:
     """Return `name` unchanged, or raise InvalidName: the rule is that of a pipeline's name."""
-    if not isinstance(name, str) or not _PIPELINE.fullmatch(name):
-        raise InvalidName(
-            f"the source {name!r} is not allowed: use 1 to 63 of a-z, 0-9, '_' and '-', beginning with a letter"
-        )
+    if not isinstance(name, str) or not _is_of("source", _PIPELINE, name):
+        raise InvalidName(f"the source {name!r} is not allowed: use {_allowed('source')}")
     return name
 
 
@@ -81,14 +75,14 @@ def check_key(tenant: str, key: object) -> str:
     """Return a record's key unchanged, or raise InvalidInput: 1 to 200 characters, as those of a tenant."""
     if (
         not isinstance(key, str)
-        or not 0 < len(key) <= MAX_KEY_LENGTH
+        or not 0 < len(key) <= NAMES["key"].longest
         or (
             not key.isprintable() and any(unicodedata.category(character) in _FORBIDDEN_CATEGORIES for character in key)
         )
     ):
         raise InvalidInput(
             f"tenant {tenant!r}: the key {str(key)[:20]!r} is not allowed: "
-            f"use a string of 1 to {MAX_KEY_LENGTH} characters, none of them a control character"
+            f"use a string of 1 to {NAMES['key'].longest} characters, none of them a control character"
         )
     return key
 
@@ -98,19 +92,34 @@ def check_schema_name(name: str) -> str:
 
     1 to 63 of a-z, 0-9 and `_`, not beginning with a digit or `pg_`. It is ours alone, so it is not `public`.
     """
-    if not _SCHEMA.fullmatch(name):
-        raise InvalidName(
-            f"the schema {name!r} is not allowed: use 1 to 63 of a-z, 0-9 and '_', beginning with a letter, and no "
-            "schema that others use, such as public (TASKBRIDGE_SCHEMA)"
-        )
+    if not _is_of("schema", _SCHEMA, name):
+        raise InvalidName(f"the schema {name!r} is not allowed: use {_allowed('schema')} (TASKBRIDGE_SCHEMA)")
     return name
 
 
 def check_key_prefix(prefix: str) -> str:
     """Return `prefix` unchanged, or raise InvalidName: 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
-    if not _PREFIX.fullmatch(prefix):
+    if not _is_of("key prefix", _PREFIX, prefix):
         raise InvalidName(
-            f"the key prefix {prefix!r} is not allowed: use 1 to 63 of A-Z, a-z, 0-9, '_', '.' and '-' "
-            "(TASKBRIDGE_KEY_PREFIX)"
+            f"the key prefix {prefix!r} is not allowed: use {_allowed('key prefix')} (TASKBRIDGE_KEY_PREFIX)"
         )
     return prefix
+
+
+def check_message_id(pipeline: str, message_id: object) -> str:
+    """Return a message's id unchanged, or raise InvalidInput."""
+    longest = NAMES["message id"].longest
+    if not isinstance(message_id, str) or not 0 < len(message_id) <= longest or not message_id.isprintable():
+        raise InvalidInput(
+            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not allowed: "
+            f"use a string of 1 to {longest} printable characters"
+        )
+    return message_id
+
+
+def _is_of(kind: str, pattern: re.Pattern[str], name: str) -> bool:
+    return len(name) <= NAMES[kind].longest and pattern.fullmatch(name) is not None
+
+
+def _allowed(kind: str) -> str:
+    return f"1 to {NAMES[kind].longest} of {NAMES[kind].allowed}"

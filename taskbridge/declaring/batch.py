@@ -16,11 +16,11 @@ from typing import Any, Final, Literal, overload
 
 from sqlalchemy import Connection
 
+from taskbridge.common.limits import OPTIONS
 from taskbridge.common.texts import storable
 
 __all__ = ["Batch", "Record", "RetryAfter"]
 
-LONGEST_WAIT: Final = 86_400
 WAIT_UNTOLD: Final = 30.0
 """Seconds to wait where the downstream asks to, and does not say for how long."""
 
@@ -48,7 +48,7 @@ class RetryAfter(Exception):
         if scope not in ("tenant", "pipeline"):
             raise ValueError(f"the scope of RetryAfter is 'tenant' or 'pipeline', not {scope!r}")
         super().__init__(seconds, scope)
-        self.seconds: Final = min(max(_seconds(seconds), 0.0), float(LONGEST_WAIT))
+        self.seconds: Final = min(max(_seconds(seconds), 0.0), OPTIONS["RetryAfter"].most)
         self.scope: Final = scope
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def _seconds(given: object) -> float:
         return _seconds_of_header(given)
     if not isinstance(given, int | float) or isinstance(given, bool) or given != given:
         raise ValueError(f"RetryAfter takes seconds or the text of a Retry-After header, not {given!r}")
-    return float(min(given, LONGEST_WAIT))
+    return float(min(given, OPTIONS["RetryAfter"].most))
 
 
 def _seconds_of_header(text: str) -> float:

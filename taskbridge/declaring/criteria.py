@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
+from taskbridge.common.limits import OPTIONS
 from taskbridge.common.names import check_tenant
 from taskbridge.errors import InvalidName, InvalidPolicy
 
@@ -21,8 +22,6 @@ __all__ = ["Criterion", "Match", "Unmatched", "check_criteria", "match"]
 
 Scalar: TypeAlias = str | int | float | bool | None
 
-SHORTEST_DELAY = 0.001
-LONGEST_DELAY = 30 * 24 * 3600.0
 
 _LONGEST_TEXT = 40
 _MOST_BITS = 128
@@ -201,11 +200,8 @@ def _check_delay(label: str, delay: object) -> None:
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)}: give seconds as a finite number")
     # False for NaN and the infinities too.
-    if not SHORTEST_DELAY <= delay <= LONGEST_DELAY:
-        raise InvalidPolicy(
-            f"criterion {label}: the delay is {_shown(delay)} s: it must lie between {SHORTEST_DELAY:g} s and "
-            f"{LONGEST_DELAY:.0f} s (30 days)"
-        )
+    if not OPTIONS["delay"].has(delay):
+        raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)} s: it must lie {OPTIONS['delay']}")
 
 
 def _apply(criterion: Criterion, payload: object) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from taskbridge.common.limits import OPTIONS
 from taskbridge.common.names import check_pipeline_name, check_source_name
 from taskbridge.common.texts import shown
 from taskbridge.declaring.batch import Batch
@@ -20,10 +21,6 @@ from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
 INVOICES: Final = "invoices"
-LARGEST_BATCH: Final = 100_000
-MOST_ATTEMPTS: Final = 1_000
-MOST_RUNS: Final = 100_000
-LONGEST_LIMIT: Final = 86_400
 
 Handler = Callable[[Batch], Awaitable[None] | None]
 H = TypeVar("H", bound=Handler)
@@ -68,14 +65,11 @@ class Pipeline:
             raise InvalidPolicy(
                 f"pipeline {self.name}: start is {start!r}, give 'everything', 'now' or a datetime with a time zone"
             )
-        self._check_whole("batch_size", 1, LARGEST_BATCH)
-        self._check_whole("max_attempts", 1, MOST_ATTEMPTS)
-        self._check_whole("max_runs", 0, MOST_RUNS)
-        limit = self.soft_time_limit
-        if limit is not None and (type(limit) not in (int, float) or not 0.001 <= limit <= LONGEST_LIMIT):
-            raise InvalidPolicy(
-                f"pipeline {self.name}: soft_time_limit is {limit!r}, give seconds between 0.001 and {LONGEST_LIMIT}"
-            )
+        for name in ("batch_size", "max_attempts", "max_runs"):
+            self._check_whole(name)
+        limit, limits = self.soft_time_limit, OPTIONS["soft_time_limit"]
+        if limit is not None and (type(limit) not in (int, float) or not limits.has(limit)):
+            raise InvalidPolicy(f"pipeline {self.name}: soft_time_limit is {limit!r}, give a number {limits}")
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
@@ -89,12 +83,12 @@ class Pipeline:
                     "would run nothing of it: write a function without `yield`"
                 )
 
-    def _check_whole(self, name: str, least: int, most: int) -> None:
+    def _check_whole(self, name: str) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a whole number")
-        if not least <= value <= most:
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value}, it must lie between {least} and {most}")
+        if not OPTIONS[name].has(value):
+            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value}, it must lie {OPTIONS[name]}")
 
 
 class Pipelines:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
+from taskbridge.common.limits import OPTIONS
 from taskbridge.declaring.criteria import Criterion, check_criteria
 from taskbridge.errors import InvalidPolicy
 
 __all__ = ["NO_LIMITS", "DelaySinceLastRun", "LatencyNeutral", "Limits", "Policy", "RateLimit", "Spacing"]
-
-LONGEST_LEASE = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ class LatencyNeutral:
     sweep_empty_ticks: bool = False
 
     def __post_init__(self) -> None:
-        _check_seconds("lease", self.lease, at_least=0)
-        _check_seconds("tick", self.tick, at_least=0.001)
+        _check_seconds("lease", self.lease)
+        _check_seconds("tick", self.tick)
         if 0 < self.lease < self.tick:
             raise InvalidPolicy(
                 f"the tick ({self.tick:g} s) is longer than the lease ({self.lease:g} s), so the runner would end "
@@ -203,13 +202,13 @@ _RATE: Final = re.compile(r"[0-9]{1,12}( records| calls)?/[smhd]")
 _PERIODS: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 
-def _check_seconds(name: str, value: object, *, at_least: float) -> None:
+def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
-    if not at_least <= value <= LONGEST_LEASE:
-        raise InvalidPolicy(f"the {name} is {value} s: it must lie between {at_least:g} and {LONGEST_LEASE:g} s")
+    if not OPTIONS[name].has(value):
+        raise InvalidPolicy(f"the {name} is {value} s: it must lie {OPTIONS[name]}")
 
 
 def _milliseconds(seconds: float) -> int:

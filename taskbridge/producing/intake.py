@@ -27,7 +27,7 @@ from celery.exceptions import Reject
 from sqlalchemy.exc import DataError, DBAPIError
 
 from taskbridge.common.lost_connections import POSTGRES_AWAY, sqlstate
-from taskbridge.common.names import check_pipeline_name
+from taskbridge.common.names import check_message_id, check_pipeline_name
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
@@ -192,7 +192,7 @@ def _give_up(runtime: Runtime, message: Message, reason: str) -> str:
     pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
     pipeline = printable(pipeline)[:200] or "(none)"
     try:
-        message_id = recording.check_message_id(pipeline, message.message_id or message.task_id)
+        message_id = check_message_id(pipeline, message.message_id or message.task_id)
     except InvalidInput:
         # The same for the same message, so that one that comes twice is stored once.
         message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 from sqlalchemy import Connection
 
-from taskbridge.common.texts import shown
+from taskbridge.common.names import check_message_id
 from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput
@@ -25,14 +25,11 @@ __all__ = [
     "MatchedAgain",
     "Prepared",
     "Recorded",
-    "check_message_id",
     "criteria_of",
     "match_again",
     "prepare",
     "record_event",
 ]
-
-LONGEST_MESSAGE_ID = 200
 
 
 class Recorded(NamedTuple):
@@ -142,22 +139,3 @@ def criteria_of(runtime: Runtime, pipeline: str) -> DelaySinceLastRun:
             f"({', '.join(others) or 'none is declared with DelaySinceLastRun in the modules of TASKBRIDGE_PIPELINES'})"
         )
     return policy
-
-
-def check_message_id(pipeline: str, message_id: object) -> str:
-    """Return `message_id` unchanged.
-
-    Raises:
-        InvalidInput: it is not 1 to 200 printable characters.
-    """
-    if (
-        not isinstance(message_id, str)
-        or not message_id
-        or len(message_id) > LONGEST_MESSAGE_ID
-        or not message_id.isprintable()
-    ):
-        raise InvalidInput(
-            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not allowed: "
-            f"use a string of 1 to {LONGEST_MESSAGE_ID} printable characters"
-        )
-    return message_id

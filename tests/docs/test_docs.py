@@ -11,7 +11,7 @@ import pytest
 
 from taskbridge.cli.main import cli
 from taskbridge.settings import Settings
-from tests.docs import protocol_text
+from tests.docs import limits_text, protocol_text
 
 COMMANDS = cli.all_commands()
 
@@ -33,10 +33,20 @@ def everywhere() -> list[tuple[str, str]]:
     return [(page.relative_to(ROOT).as_posix(), text) for page in PAGES for text in code(page)]
 
 
-def test_the_documents_are_found() -> None:
-    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/explanation/protocol.md"} <= {
-        page.relative_to(ROOT).as_posix() for page in PAGES
-    }
+def links(page: Path) -> list[tuple[Path, str]]:
+    """Return where the links of a page lead that are no addresses, each with the page."""
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return [(page, target) for target in targets if "://" not in target]
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, left = set[Path](), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page.suffix == ".md" and page.exists() and page not in reached:
+            reached.add(page)
+            left += [(page.parent / target).resolve() for _, target in links(page)]
+    assert sorted(page.relative_to(ROOT).as_posix() for page in set(PAGES) - reached) == []
 
 
 def test_every_path_exists() -> None:
@@ -50,14 +60,9 @@ def test_every_path_exists() -> None:
 
 
 def test_every_link_between_the_documents_leads_somewhere() -> None:
-    links = [
-        (page, target)
-        for page in PAGES
-        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-        if "://" not in target
-    ]
-    assert links
-    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
+    targets = [one for page in PAGES for one in links(page)]
+    assert targets
+    assert [(page.name, target) for page, target in targets if not (page.parent / target).exists()] == []
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -154,14 +159,15 @@ def test_the_protocol_page_shows_the_tables_that_the_code_has(part: str) -> None
     assert shown[part] == protocol_text.PARTS[part](), "run `make docs`"
 
 
-def test_the_readme_begins_with_claim_picture_and_code() -> None:
-    first = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30]
-    assert any("notify_event.delay" in line for line in first)
-    assert any(line.startswith("```") for line in first)
+def test_the_limits_are_those_that_the_code_has() -> None:
+    assert limits_text.shown(limits_text.PAGE.read_text(encoding="utf-8")) == limits_text.table(), "run `make docs`"
 
 
-def test_the_changelog_has_this_version() -> None:
+def test_the_changelog_has_what_is_new_first_and_no_version_that_does_not_exist_yet() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert "## Unreleased" in changelog
-    assert f"## {version}" in changelog or "## Unreleased" in changelog
+    titles = re.findall(r"^## (\S+)", changelog, re.MULTILINE)
+    versions = [tuple(map(int, title.split("."))) for title in titles if title != "Unreleased"]
+    (here,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    assert versions == sorted(set(versions), reverse=True)
+    assert [version for version in versions if version > tuple(map(int, here.split(".")))] == []

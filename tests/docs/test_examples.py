@@ -1,7 +1,8 @@
-"""Python blocks of the how-to pages that say `<!-- run -->` do what the page says."""
+"""Python blocks of the README, and those of the how-to pages that say `<!-- run -->`, do what the page says."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,23 @@ def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables
         totals = connection.exec_driver_sql("SELECT customer, amount::text FROM totals").all()
     assert [tuple(row) for row in totals] == [("acme", "6.75")]
     page["engine"].dispose()
+
+
+def test_the_code_of_the_readme_delivers_what_it_says(own_tables: Engine) -> None:  # noqa: ARG001 - for the servers
+    readme = (HOW_TO.parents[1] / "README.md").read_text(encoding="utf-8")
+    sent: list[object] = []
+    paged: list[tuple[str, list[object]]] = []
+    page: dict[str, Any] = {
+        "__name__": "readme",
+        "send": lambda document, _: sent.append(document),
+        "page": lambda tenant, documents: paged.append((tenant, documents)),
+    }
+    first, second, *_ = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+
+    exec(compile(first, "README.md", "exec"), page)  # noqa: S102 - the page's own code
+    drain("acme")
+    exec(compile(second, "README.md", "exec"), page)  # noqa: S102
+    drain("billing", "log-alerts")
+
+    assert sent == [{"total": "74.25"}]
+    assert paged == [("billing", [{"level": "ERROR", "service": "billing"}])]

@@ -100,6 +100,12 @@ def test_postgres_takes_the_names_that_python_takes_and_no_others(engine: Engine
     assert any(part in reason for part in ("not allowed", "strip it", "is empty"))
 
 
+@pytest.mark.parametrize("source", ["a", "a-b_7", "a" * 63])
+def test_a_source_that_python_takes_is_taken_by_sql(engine: Engine, source: str) -> None:
+    assert record(engine, source, "acme", "1", {})
+    assert by_sql(engine, source, "acme", "2", {})
+
+
 @pytest.mark.parametrize("source", ["", "Orders", "a:b", "a\n", "7up", "a" * 64])
 def test_a_source_that_could_be_mistaken_is_refused(engine: Engine, source: str) -> None:
     with pytest.raises(InvalidName, match="source"):

@@ -78,7 +78,7 @@ def test_a_match_value_that_no_payload_could_hold_is_refused(value: Any, text: s
 @pytest.mark.parametrize(
     ("delay", "text"),
     [
-        (0, "is 0 s: it must lie between 0.001 s and 2592000 s"),
+        (0, "is 0 s: it must lie between 0.001 and 2592000 s"),
         (-1, "is -1 s"),
         (0.0009, "is 0.0009 s"),
         (2_592_000.1, "must lie"),

@@ -40,11 +40,11 @@ def test_the_broker_is_the_gate_unless_it_is_named() -> None:
     ("name", "value", "text"),
     [
         ("RUNNER_TTL", "soon", "TASKBRIDGE_RUNNER_TTL is 'soon': give a number of seconds"),
-        ("RUNNER_TTL", "0", "TASKBRIDGE_RUNNER_TTL is 0, it must lie between 0.5 and 3600 seconds"),
+        ("RUNNER_TTL", "0", "TASKBRIDGE_RUNNER_TTL is 0, it must lie between 0.5 and 3600 s"),
         ("RUNNER_TTL", "nan", "must lie between"),
         ("RUN_BUDGET", "-1", "TASKBRIDGE_RUN_BUDGET"),
         ("METRICS_PORT", "9808/tcp", "TASKBRIDGE_METRICS_PORT is '9808/tcp': give a port's number, or 0 for none"),
-        ("METRICS_PORT", "65536", "TASKBRIDGE_METRICS_PORT is 65536, it must lie between 0 .off. and 65535"),
+        ("METRICS_PORT", "65536", "TASKBRIDGE_METRICS_PORT is 65536, it must lie between 0 and 65535"),
         ("POSTGRES_URL", "mysql://u:secret@h/d", "TASKBRIDGE_POSTGRES_URL must begin with one of postgresql"),
         ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with one of redis"),
     ],

@@ -1,0 +1,67 @@
+"""How long names may be and of what, and between what numbers lie. The docs print these tables."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["NAMES", "OPTIONS", "SETTINGS", "Name", "Range"]
+
+
+class Name(NamedTuple):
+    """A name has 1 to `longest` characters; `allowed` says which."""
+
+    longest: int
+    allowed: str
+
+
+class Range(NamedTuple):
+    """A number lies between `least` and `most`, both included; NaN does not."""
+
+    least: float
+    most: float
+    unit: str = "s"
+
+    def __str__(self) -> str:
+        return f"between {self.least:.15g} and {self.most:.15g}{f' {self.unit}' if self.unit else ''}"
+
+    def has(self, value: float) -> bool:
+        """Whether `value` lies in it."""
+        return self.least <= value <= self.most
+
+
+_SHORT: Final = "a-z, 0-9, '_' and '-', beginning with a letter"
+
+NAMES: Final = {
+    "tenant": Name(200, "any but control characters and line separators, and no space at either end"),
+    "key": Name(200, "any but control characters and line separators"),
+    "message id": Name(200, "printable ones"),
+    "pipeline": Name(63, _SHORT),
+    "source": Name(63, _SHORT),
+    "key prefix": Name(63, "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit"),
+    "schema": Name(63, "a-z, 0-9 and '_', beginning with a letter or '_', not with 'pg_'; not `public`"),
+}
+
+SETTINGS: Final = {
+    "runner_ttl": Range(0.5, 3_600),
+    "republish_after": Range(0.5, 3_600),
+    "run_budget": Range(0.01, 3_600),
+    "ticker_interval": Range(0.005, 1),
+    "tail_interval": Range(0.02, 60),
+    "base_interval": Range(0.1, 3_600),
+    "statement_timeout": Range(0.5, 3_600),
+    "transaction_timeout": Range(1, 86_400),
+    "metrics_port": Range(0, 65_535, ""),
+}
+"""Of `Settings`, by the names of its fields."""
+
+OPTIONS: Final = {
+    "batch_size": Range(1, 100_000, "records"),
+    "max_attempts": Range(1, 1_000, ""),
+    "max_runs": Range(0, 100_000, ""),
+    "soft_time_limit": Range(0.001, 86_400),
+    "lease": Range(0, 3_600),
+    "tick": Range(0.001, 3_600),
+    "delay": Range(0.001, 30 * 86_400),
+    "RetryAfter": Range(0, 86_400),
+}
+"""Of `@pipeline`, of its policy and criteria, and of what a handler raises. What a handler asks is cut to the range."""
