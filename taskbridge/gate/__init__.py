@@ -1,13 +1,15 @@
 """The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate.gate import (
-    OLDEST_REDIS,
+from taskbridge.gate.gate import Gate
+from taskbridge.gate.keys import OURS, Keys, Queue
+from taskbridge.gate.looking import OLDEST_REDIS
+from taskbridge.gate.transitions import Answer, State
+from taskbridge.gate.values import (
     Begun,
     Blame,
     CircuitStatus,
     Due,
-    Gate,
     Hold,
     Outcome,
     Reminder,
@@ -17,8 +19,6 @@ from taskbridge.gate.gate import (
     TailHold,
     Timing,
 )
-from taskbridge.gate.keys import OURS, Keys, Queue
-from taskbridge.gate.transitions import Answer, State
 from taskbridge.gate.wire import client
 
 __all__ = [

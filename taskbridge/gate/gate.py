@@ -1,38 +1,26 @@
-"""The one Python face of the gate: each method is one script, one round trip, and one answer."""
+"""The one Python face of the gate: what producers, runs and tickers call. Each method is one script and one round trip.
+
+What only looks is in `taskbridge.gate.looking`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
-from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys, Queue, beginning
+from taskbridge.gate.looking import Looking
 from taskbridge.gate.scripts import SCRIPTS, read, render
-from taskbridge.gate.transitions import Answer, State
+from taskbridge.gate.transitions import Answer
+from taskbridge.gate.values import Begun, Due, Reminder, Settlement, TailHold, Timing
 from taskbridge.gate.wire import Wire
 
-__all__ = [
-    "OLDEST_REDIS",
-    "Begun",
-    "Blame",
-    "CircuitStatus",
-    "Due",
-    "Gate",
-    "Hold",
-    "Outcome",
-    "Reminder",
-    "RunnerStatus",
-    "Settlement",
-    "Survey",
-    "Timing",
-]
+__all__ = ["Gate"]
 
 MOST_SENT: Final = 100
 """So many runs of a pipeline that deadlines published and that have not begun are enough; a ticker adds no more."""
@@ -41,179 +29,11 @@ REMINDED_AT_ONCE: Final = 100
 TICKER_HOLDS_MS: Final = 50
 """How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
 
-OLDEST_REDIS: Final = (6, 2)
-"""The first that knows `ZADD LT` (redis.io/commands/zadd)."""
-WAITS_FOR_TURN: Final = ("turn", "found")
-"""What the field `held` of a tenant's runner says when it waits for its turn."""
-
-
-class Blame(StrEnum):
-    """What a failed run says against; the value is what `circuit.lua` reads."""
-
-    NOBODY = ""
-    RECORD = "record"
-    DOWNSTREAM = "downstream"
-    PIPELINE = "pipeline"
-
-
-class Outcome(StrEnum):
-    """How a run ended; the value is what `settle.lua` reads.
-
-    MORE: records are left, and it is the next tenant's turn. STOPPED: the worker stops in the middle of its turn.
-    """
-
-    MORE = "more"
-    STOPPED = "stopped"
-    DONE = "done"
-    RETRY = "retry"
-    STALE = "stale"
-
-
-class Settlement(NamedTuple):
-    """What a run tells the gate at its end, in the order in which `settle.lua` reads it.
-
-    `took` is how many records the run took: where delays count from the last run, one that took none does not count.
-    `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
-    `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as
-    long, and then begins with one run at a time. With STALE goes `owner`, the token that Postgres holds.
-    """
-
-    outcome: Outcome
-    took: int = 1
-    handled: int = 0
-    failed: bool = True
-    blame: Blame = Blame.NOBODY
-    retry_ms: int = 0
-    owner: str = ""
-    all_wait: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Bounds of recovery, in whole milliseconds; see `taskbridge.settings`."""
-
-    runner_ttl: int = 5_000
-    republish: int = 5_000
-
-
-class Begun(NamedTuple):
-    """What a run learns when it begins.
-
-    Counts of this burst (all its events, those since the last run, its runs with this one), how many runs before this
-    one failed in a row, and in the burst's first run the milliseconds since its first event. `probe` is None unless the
-    run probes an open circuit: then it says which of the tenant's records to try, counted from 0. `died`: the tenant's
-    run before this one did not end, and was replaced.
-    """
-
-    events: int
-    new_events: int
-    runs: int
-    failures: int
-    age_ms: int
-    probe: int | None = None
-    died: bool = False
-
-
-class Hold(StrEnum):
-    """What a tenant that is held waits for."""
-
-    TURN = "turn"
-    WAIT_QUEUE = "wait queue"
-    """A free run slot of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
-    RATE = "rate"
-    RETRY = "retry"
-    """The time until which it is held: a back-off, or what its handler asked for."""
-
-
-class CircuitStatus(NamedTuple):
-    """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
-
-    `opened` counts how often it opened, `probes` how many probes failed since it did.
-    """
-
-    open: bool
-    until_ms: int | None
-    probes: int
-    opened: int
-    opened_at_ms: int | None
-    closed_at_ms: int | None
-    waiting: int
-    rests_until_ms: int | None = None
-    """The downstream asked the whole pipeline to wait until then."""
-
-
-class Due(NamedTuple):
-    """Whom a ticker should start. Milliseconds until it should look again, and since the oldest deadline that passed.
-
-    None: there is no deadline, or none has passed. `turns` is how many tenants, of all pipelines, wait for their turn.
-    """
-
-    tenants: list[str]
-    next_ms: int | None
-    late_ms: int | None
-    turns: int = 0
-
-
-class Reminder(NamedTuple):
-    """A tenant with records that no run has looked at.
-
-    `delay_ms` is the least time since its last run; `last_ms` when that was, in milliseconds of the Unix epoch, for a
-    Redis that has forgotten it (None: there was none, or it does not matter).
-    """
-
-    tenant: str
-    delay_ms: int
-    last_ms: int | None = None
-
-
-class TailHold(NamedTuple):
-    """Whether this process looks after a pipeline's tail: 0, or the milliseconds until another's hold ends.
-
-    `lost`: Redis lost its data, or came back with older data. `ends_ms`: when the hold ends, by the gate's clock.
-    """
-
-    wait_ms: int
-    lost: bool
-    ends_ms: int
-
-
-class Survey(NamedTuple):
-    """How a pipeline stands: the `tenants` with the earliest deadlines, and how many have a runner.
-
-    `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
-    replaced, `republished` messages that were published again, both as far back as Redis remembers.
-    """
-
-    tenants: list[str]
-    runners: int
-    overdue_ms: int
-    replaced: int
-    republished: int
-    circuit: CircuitStatus
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerStatus:
-    """One tenant as the gate sees it. Times are milliseconds of the Unix epoch by Redis's clock; None: not set."""
-
-    state: State
-    token: str | None
-    events: int
-    runs: int
-    held: bool
-    waits_for_turn: bool
-    began_ms: int | None
-    deadline_ms: int | None
-    lease_ends_ms: int | None
-    hold: Hold | None = None
-    """What it waits for; None: it is not held."""
-
-
 Publish = Callable[[Queue, str, str, str], None]
 """Publishes a run (queue, pipeline, tenant, token) where the scripts cannot do it themselves."""
 
 
-class Gate:
+class Gate(Looking):
     """The state machine of `taskbridge.gate.transitions` in Redis.
 
     Args:
@@ -237,10 +57,9 @@ class Gate:
     ) -> None:
         if (publish is None) == (message is None):
             raise TypeError("a gate takes either `publish` or `message`")
-        self._client = client
+        super().__init__(client, keys)
         self._wire = Wire(client)
         self._ticker = _nonce()
-        self._keys = keys
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
         self._publish = publish
@@ -370,35 +189,6 @@ class Gate:
         permitted, wait_ms = self._run("permit", run.pipeline, run.tenant, None, run.token, wanted, at_least, *limits)
         return permitted, wait_ms
 
-    def circuit(self, pipeline: str) -> CircuitStatus:
-        """Return how the pipeline's circuit stands."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.hgetall(self._keys.circuit(pipeline))
-            pipe.zcard(self._keys.wait_queue(pipeline))
-            return _circuit(*pipe.execute())
-
-    def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
-        """Return how pipelines stand, with up to `most` tenants of each, in one round trip that changes nothing."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.hmget(self._keys.clock, "offset", "mark")
-            for pipeline in pipelines:
-                pipe.zrange(self._keys.due(pipeline), 0, most - 1, withscores=True)
-                pipe.zcard(self._keys.due(pipeline))
-                pipe.hgetall(self._keys.circuit(pipeline))
-                pipe.zcard(self._keys.wait_queue(pipeline))
-                pipe.hgetall(self._keys.counts(pipeline))
-            time, clock, *replies = pipe.execute()
-        now_ms = _now_ms(time, clock)
-        return {name: _survey(now_ms, *replies[at * 5 : at * 5 + 5]) for at, name in enumerate(pipelines)}
-
-    def now_ms(self) -> int:
-        """Return the gate's time: milliseconds of the Unix epoch by Redis's clock, and never less than before."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.hmget(self._keys.clock, "offset", "mark")
-            return _now_ms(*pipe.execute())
-
     def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
         """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
         wait_ms, *tenants = self._run("peek", pipeline, "", None, limit)
@@ -446,21 +236,6 @@ class Gate:
             ],
         )
 
-    def look(self, pipeline: str, tenants: Sequence[str]) -> list[RunnerStatus]:
-        """Return how `tenants` stand, in one round trip, changing nothing."""
-        with self._client.pipeline(transaction=False) as pipe:
-            for tenant in tenants:
-                pipe.hgetall(self._keys.runner(pipeline, tenant))
-                pipe.zscore(self._keys.due(pipeline), tenant)
-                pipe.get(self._keys.lease(pipeline, tenant))
-            replies: list[Any] = pipe.execute()
-        return [_status(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
-
-    def active(self, pipeline: str) -> list[str]:
-        """Return the tenants that are not idle: those with a deadline."""
-        tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
-        return list(tenants)
-
     def remember_last(self, pipeline: str, starts: Sequence[tuple[str, int]], spacing: Spacing) -> None:
         """Keep when the last run of each tenant began, for as long as it can delay the next.
 
@@ -495,14 +270,6 @@ class Gate:
         had_until = 0 if last is None else last.ends_ms
         wait_ms, lost, ends_ms = self._run("hold_tail", pipeline, "", None, self._ticker, hold_ms, had_until)
         return TailHold(wait_ms, bool(lost), ends_ms)
-
-    def check_version(self) -> None:
-        """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""
-        info: Any = self._client.info("server")
-        found = str(info["redis_version"])
-        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_REDIS:
-            oldest = ".".join(map(str, OLDEST_REDIS))
-            raise Unavailable(f"Redis {found} is too old: upgrade it to {oldest} or newer, or use Valkey")
 
     def _notify_args(self, pipeline: str, tenant: str, spacing: Spacing) -> tuple[str | int, ...]:
         return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
@@ -544,62 +311,3 @@ class Gate:
 def _nonce() -> str:
     """Tell tokens of one microsecond apart, should a Redis whose clock stepped back make the same twice."""
     return os.urandom(3).hex()
-
-
-def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
-    """Return what `clock_us` does, in milliseconds."""
-    offset, mark = (int(text or 0) for text in clock)
-    seconds, microseconds = time
-    return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
-
-
-def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:
-    until, opened_at, closed_at, rests_until = (
-        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
-    )
-    probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
-    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, waiting, rests_until)
-
-
-def _survey(
-    now_ms: int,
-    first: list[tuple[str, float]],
-    runners: int,
-    circuit: dict[str, str],
-    waiting: int,
-    counts: dict[str, str],
-) -> Survey:
-    return Survey(
-        [tenant for tenant, _ in first],
-        runners,
-        max(0, now_ms - int(first[0][1])) if first else 0,
-        int(counts.get("replaced", 0)),
-        int(counts.get("republished", 0)),
-        _circuit(circuit, waiting),
-    )
-
-
-def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None) -> RunnerStatus:
-    return RunnerStatus(
-        state=State(runner.get("state", State.IDLE)),
-        token=runner.get("token"),
-        events=int(runner.get("events", 0)),
-        runs=int(runner.get("runs", 0)),
-        held="held" in runner,
-        waits_for_turn=runner.get("held") in WAITS_FOR_TURN,
-        began_ms=int(runner["began"]) if "began" in runner else None,
-        deadline_ms=None if deadline is None else int(deadline),
-        lease_ends_ms=None if lease_ends is None else int(lease_ends),
-        hold=_hold(runner),
-    )
-
-
-def _hold(runner: dict[str, str]) -> Hold | None:
-    if "held" not in runner:
-        return None
-    if runner["held"] in WAITS_FOR_TURN:
-        return Hold.TURN
-    if "joined" in runner:
-        return Hold.WAIT_QUEUE
-    # Only who waits for a rate limit has paid for what it may deliver.
-    return Hold.RATE if "permits" in runner else Hold.RETRY

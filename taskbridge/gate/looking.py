@@ -1,0 +1,139 @@
+"""How a deployment stands, as operators and metrics ask: one round trip each, and nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+
+from taskbridge.errors import Unavailable
+from taskbridge.gate.keys import Keys
+from taskbridge.gate.transitions import State
+from taskbridge.gate.values import CircuitStatus, Hold, RunnerStatus, Survey
+
+__all__ = ["OLDEST_REDIS", "Looking"]
+
+OLDEST_REDIS: Final = (6, 2)
+"""The first that knows `ZADD LT` (redis.io/commands/zadd)."""
+WAITS_FOR_TURN: Final = ("turn", "found")
+"""What the field `held` of a tenant's runner says when it waits for its turn."""
+
+
+class Looking:
+    """The part of the gate that only looks."""
+
+    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    def circuit(self, pipeline: str) -> CircuitStatus:
+        """Return how the pipeline's circuit stands."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.hgetall(self._keys.circuit(pipeline))
+            pipe.zcard(self._keys.wait_queue(pipeline))
+            return _circuit(*pipe.execute())
+
+    def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
+        """Return how pipelines stand, with up to `most` tenants of each, in one round trip that changes nothing."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.hmget(self._keys.clock, "offset", "mark")
+            for pipeline in pipelines:
+                pipe.zrange(self._keys.due(pipeline), 0, most - 1, withscores=True)
+                pipe.zcard(self._keys.due(pipeline))
+                pipe.hgetall(self._keys.circuit(pipeline))
+                pipe.zcard(self._keys.wait_queue(pipeline))
+                pipe.hgetall(self._keys.counts(pipeline))
+            time, clock, *replies = pipe.execute()
+        now_ms = _now_ms(time, clock)
+        return {name: _survey(now_ms, *replies[at * 5 : at * 5 + 5]) for at, name in enumerate(pipelines)}
+
+    def now_ms(self) -> int:
+        """Return the gate's time: milliseconds of the Unix epoch by Redis's clock, and never less than before."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.hmget(self._keys.clock, "offset", "mark")
+            return _now_ms(*pipe.execute())
+
+    def look(self, pipeline: str, tenants: Sequence[str]) -> list[RunnerStatus]:
+        """Return how `tenants` stand, in one round trip, changing nothing."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for tenant in tenants:
+                pipe.hgetall(self._keys.runner(pipeline, tenant))
+                pipe.zscore(self._keys.due(pipeline), tenant)
+                pipe.get(self._keys.lease(pipeline, tenant))
+            replies: list[Any] = pipe.execute()
+        return [_status(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
+
+    def active(self, pipeline: str) -> list[str]:
+        """Return the tenants that are not idle: those with a deadline."""
+        tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
+        return list(tenants)
+
+    def check_version(self) -> None:
+        """Raise Unavailable, with the remedy, where the server is older than Redis 6.2."""
+        info: Any = self._client.info("server")
+        found = str(info["redis_version"])
+        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_REDIS:
+            oldest = ".".join(map(str, OLDEST_REDIS))
+            raise Unavailable(f"Redis {found} is too old: upgrade it to {oldest} or newer, or use Valkey")
+
+
+def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
+    """Return what `clock_us` does, in milliseconds."""
+    offset, mark = (int(text or 0) for text in clock)
+    seconds, microseconds = time
+    return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
+
+
+def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:
+    until, opened_at, closed_at, rests_until = (
+        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
+    )
+    probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
+    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, waiting, rests_until)
+
+
+def _survey(
+    now_ms: int,
+    first: list[tuple[str, float]],
+    runners: int,
+    circuit: dict[str, str],
+    waiting: int,
+    counts: dict[str, str],
+) -> Survey:
+    return Survey(
+        [tenant for tenant, _ in first],
+        runners,
+        max(0, now_ms - int(first[0][1])) if first else 0,
+        int(counts.get("replaced", 0)),
+        int(counts.get("republished", 0)),
+        _circuit(circuit, waiting),
+    )
+
+
+def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None) -> RunnerStatus:
+    return RunnerStatus(
+        state=State(runner.get("state", State.IDLE)),
+        token=runner.get("token"),
+        events=int(runner.get("events", 0)),
+        runs=int(runner.get("runs", 0)),
+        held="held" in runner,
+        waits_for_turn=runner.get("held") in WAITS_FOR_TURN,
+        began_ms=int(runner["began"]) if "began" in runner else None,
+        deadline_ms=None if deadline is None else int(deadline),
+        lease_ends_ms=None if lease_ends is None else int(lease_ends),
+        hold=_hold(runner),
+    )
+
+
+def _hold(runner: dict[str, str]) -> Hold | None:
+    if "held" not in runner:
+        return None
+    if runner["held"] in WAITS_FOR_TURN:
+        return Hold.TURN
+    if "joined" in runner:
+        return Hold.WAIT_QUEUE
+    # Only who waits for a rate limit has paid for what it may deliver.
+    return Hold.RATE if "permits" in runner else Hold.RETRY
