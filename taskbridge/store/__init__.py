@@ -11,20 +11,10 @@ from taskbridge.store.cluster import (
     in_its_cluster,
     rebase,
 )
-from taskbridge.store.cursor import (
-    CursorLost,
-    Cursors,
-    Evidence,
-    Page,
-    Quarantined,
-    StaleToken,
-    Transaction,
-    Unread,
-    Waiting,
-    WaitingRecords,
-)
+from taskbridge.store.cursor import Cursors, Evidence, StaleToken, Unread, Waiting, WaitingRecords
 from taskbridge.store.engine import OLDEST_POSTGRES, NoAnswer, check_version, connect
 from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+from taskbridge.store.page import Page
 from taskbridge.store.pauses import Pause, Paused, Pauses
 from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines
 from taskbridge.store.prune import PRUNED, Prune, Step, prune
@@ -43,6 +33,7 @@ from taskbridge.store.records import (
 )
 from taskbridge.store.schema import check_schema, migrate
 from taskbridge.store.tail import Found, Kind, Tails
+from taskbridge.store.transaction import CursorLost, Quarantined, Transaction
 
 __all__ = [
     "EVERYTHING",

@@ -15,9 +15,10 @@ import psycopg
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.cursor import Broken, Waiting, driving
+from taskbridge.store.cursor import Waiting
 from taskbridge.store.engine import GRACE, Bounded, distrust
 from taskbridge.store.queries import queries
+from taskbridge.store.sessions import Broken, driving
 
 __all__ = ["Found", "Kind", "Tails"]
 

@@ -1,0 +1,144 @@
+"""One batch of records as it was read, and where the cursor goes when they are handled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.batch import Record
+from taskbridge.declaring.failures import Bisection
+from taskbridge.store.documents import decoded
+
+__all__ = ["Page", "Standing", "columns_of", "page_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One batch of records and where the cursor goes when they are handled.
+
+    `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
+    committed since are not part of it. `paused`: a pause holds the tenant or the pipeline, and nothing was read. The
+    first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
+    `quarantined` has the external ids of those of which quarantine has a row, be it of an earlier revision.
+    `undecodable` says by external id why a record's document cannot be decoded.
+    """
+
+    records: tuple[Record, ...]
+    sweeps: int
+    target: str
+    finished: bool
+    resumed: bool
+    paused: bool
+    retried: int
+    positions: tuple[tuple[str, int], ...]
+    quarantined: frozenset[str]
+    bisection: Bisection
+    failing_since: datetime | None
+    undecodable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def decoded(self) -> tuple[Record, ...]:
+        """The records that a handler can be given."""
+        if not self.undecodable:
+            return self.records
+        return tuple(record for record in self.records if record.external_id not in self.undecodable)
+
+    @property
+    def moves_cursor(self) -> bool:
+        """Whether there is anything to advance past. An empty sweep moves nothing, unless it ends a paged one."""
+        return bool(self.records) or (self.resumed and not self.paused)
+
+    @property
+    def position(self) -> tuple[str | None, int | None]:
+        """Where the cursor stands after this batch, in the middle of its sweep; nulls: where it stood before."""
+        return self.positions[-1] if self.positions else (None, None)
+
+    @property
+    def leaving(self) -> list[str]:
+        """External ids of the batch's records that leave quarantine when they are handled."""
+        return (
+            [one.external_id for one in self.records if one.external_id in self.quarantined] if self.quarantined else []
+        )
+
+    def first(self, count: int) -> Page:
+        """Return the batch of the first `count` records alone."""
+        if count >= len(self.records):
+            return self
+        records = self.records[:count]
+        ids = {record.external_id for record in records} if self.undecodable else ()
+        return replace(
+            self,
+            records=records,
+            undecodable={one: reason for one, reason in self.undecodable.items() if one in ids},
+            finished=False,
+            retried=min(self.retried, count),
+            positions=self.positions[: max(0, count - self.retried)],
+        )
+
+
+class Standing(NamedTuple):
+    """Where the cursor stands: the first columns of `read_batch.sql`, the same in each of its rows."""
+
+    sweeps: int
+    batch_limit: int | None
+    suspects: int
+    attempts: int
+    deaths: int
+    suspect_revision: int | None
+    outages: int
+    failing_since: datetime | None
+    paused: bool
+    size: int
+    target: str
+    resumed: bool
+    adopted: int | None
+
+
+def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
+    """Return the rows of `read_batch.sql` as a page."""
+    columns = len(Standing._fields)
+    cursor = Standing._make(rows[0][:columns])
+    found = [row[columns:] for row in rows if row[columns] is not None]
+    pipeline, tenant = key.pipeline, key.tenant
+    records, undecodable = [], {}
+    for _, _, external_id, revision, text, *_, deleted in found:
+        document, reason = ({}, None) if text is None else decoded(text)
+        if reason is not None:
+            undecodable[external_id] = reason
+        records.append(Record(pipeline, tenant, external_id, revision, document, deleted))
+    return Page(
+        records=tuple(records),
+        undecodable=undecodable,
+        sweeps=cursor.sweeps,
+        target=cursor.target,
+        finished=whole and len(found) < cursor.size,
+        resumed=cursor.resumed,
+        paused=cursor.paused,
+        retried=sum(retried for *_, retried, _, _ in found),
+        positions=tuple((xid, row_id) for row_id, xid, *_, retried, _, _ in found if not retried),
+        quarantined=frozenset(external_id for _, _, external_id, *_, quarantined, _ in found if quarantined),
+        bisection=Bisection(
+            cursor.batch_limit,
+            cursor.suspects,
+            cursor.attempts,
+            cursor.deaths,
+            cursor.suspect_revision,
+            cursor.outages,
+        ),
+        failing_since=cursor.failing_since,
+    )
+
+
+def columns_of(bisection: Bisection) -> dict[str, int | None]:
+    """Return what a cursor keeps of a search for a bad record."""
+    return {
+        "batch_limit": bisection.limit,
+        "suspects": bisection.suspects,
+        "attempts": bisection.attempts,
+        "deaths": bisection.deaths,
+        "suspect_revision": bisection.revision,
+        "outages": bisection.outages,
+    }

@@ -1,0 +1,239 @@
+"""The transaction of one batch: what a handler writes commits with the advance of the cursor, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Event
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge.common.histogram import bucket
+from taskbridge.common.run_key import RunKey
+from taskbridge.common.texts import storable
+from taskbridge.declaring.failures import Bisection
+from taskbridge.errors import HandlerMistake
+from taskbridge.store.engine import Bounded, NoAnswer, distrust
+from taskbridge.store.page import Page, columns_of
+from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, session_name, successor_of
+
+__all__ = ["NO_BISECTION", "CursorLost", "Quarantined", "Transaction"]
+
+NO_BISECTION: Final = Bisection()
+_AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
+ENDED_TRANSACTION: Final = (
+    "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
+    "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
+)
+BATCH_IS_OVER: Final = (
+    "the batch is over: a thread or a coroutine that its handler left behind cannot use `batch.connection` any more; "
+    "wait for it in the handler, or give it a connection of its own"
+)
+
+
+class CursorLost(Exception):
+    """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
+
+
+class Quarantined(NamedTuple):
+    """Records of a batch that go to quarantine: the reason by external id, and how often each failed alone.
+
+    `cause` is `failed` or `rejected`.
+    """
+
+    reasons: Mapping[str, str]
+    cause: str
+    attempts: int = 1
+
+
+class Transaction:
+    """One batch's transaction, opened when it is first needed.
+
+    `idle_timeout`: how long the session may be idle between the advance and the commit, such as `5000ms`. `timeout`:
+    seconds that the session may be idle before the advance, or wait for one answer of Postgres.
+    """
+
+    def __init__(self, engine: Engine, key: RunKey, source: str, idle_timeout: str, timeout: float) -> None:
+        self._engine = engine
+        self._source = source
+        self._query = queries(engine)
+        self._key = key
+        self._idle_timeout = idle_timeout
+        self._timeout = timeout
+        self._own_answer_timeout: float | None = None
+        self._connection: Connection | None = None
+        self._transaction: RootTransaction | None = None
+        self._over = Event()
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody asked for the connection."""
+        return self._connection is not None
+
+    def connect(self) -> Connection:
+        """Return the transaction's connection, opening it at the first call.
+
+        BEGIN takes along, in its round trip, what lets a successor end this session, and ends those of runs that this
+        one replaced: a frozen process keeps the locks on all that its handler wrote. So none may be opened after
+        `close`: it would end the session of what the same run does next.
+
+        Raises:
+            HandlerMistake: the batch is over.
+        """
+        if self._over.is_set():
+            raise HandlerMistake(BATCH_IS_OVER)
+        if self._connection is None:
+            try:
+                self._begin()
+            except NoAnswer:
+                raise
+            except psycopg.OperationalError:
+                # A server that restarted broke every connection that lies in the pool.
+                distrust(self._engine)
+                self._begin()
+            if self._over.is_set():
+                # Another thread closed it meanwhile, and saw no connection.
+                self.close()
+                raise HandlerMistake(BATCH_IS_OVER)
+        assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
+        return self._connection
+
+    def _begin(self) -> None:
+        connection = self._engine.connect()
+        try:
+            transaction = connection.begin()
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type
+            with driver.pipeline():  # psycopg sends BEGIN before the first of them
+                # The handler's statements have the limits of its role, not those of ours.
+                driver.execute("SET LOCAL statement_timeout TO DEFAULT")
+                driver.execute(self._query("end_replaced"), successor_of(self._key))
+                idle = f"{round(self._timeout * 1000)}ms"
+                whose = {**self._key._asdict(), "source": self._source}
+                driver.execute(self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle})
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        if isinstance(driver, Bounded) and driver.answer_timeout is not None:
+            self._own_answer_timeout, driver.answer_timeout = driver.answer_timeout, self._timeout
+        self._connection, self._transaction = connection, transaction
+
+    def _limit_own_statements(self) -> None:
+        """From here on the statements are ours, and not the handler's."""
+        connection = self._connection
+        if connection is None or self._own_answer_timeout is None or connection.closed or connection.invalidated:
+            return
+        driver = connection.connection.driver_connection
+        if isinstance(driver, Bounded):
+            driver.answer_timeout = self._own_answer_timeout
+
+    def advance(
+        self,
+        page: Page,
+        *,
+        bisection: Bisection = NO_BISECTION,
+        to_quarantine: Quarantined | None = None,
+        first_event_ms: int | None = None,
+    ) -> bool:
+        """Move the cursor past `page` and commit, together with all that was written through `connect`.
+
+        Records in `to_quarantine` are put into quarantine, and rows of quarantine whose records were handled are
+        deleted. Returns whether to call `note_success`: something of the pipeline failed before.
+
+        Raises:
+            CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
+            HandlerMistake: the handler ended the transaction.
+        """
+        reasons = to_quarantine.reasons if to_quarantine else {}
+        leaving = [external_id for external_id in page.leaving if external_id not in reasons]
+        values = {**self._key._asdict(), **self._moving(page, bisection), **_first_event(first_event_ms)}
+        if self._connection is None and not leaving and not reasons:
+            # Nothing goes with it: one statement that is its own transaction, in one round trip.
+            with driving(self._engine) as driver:
+                moved = driver.execute(self._query("advance"), values).fetchone()
+            if moved is None:
+                raise CursorLost
+            return bool(moved[-1])
+        connection = self.connect()
+        if connection.closed or connection.get_transaction() is not self._transaction:
+            raise HandlerMistake(ENDED_TRANSACTION)
+        self._limit_own_statements()
+        moved = connection.exec_driver_sql(self._query("advance"), values).first()
+        if moved is None or moved.batch != self._key.token:
+            connection.rollback()
+            raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
+        if leaving:
+            connection.exec_driver_sql(
+                self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving}
+            )
+        if to_quarantine is not None and reasons:
+            self._quarantine(page, to_quarantine)
+        connection.commit()
+        return bool(moved.asked)
+
+    def _moving(self, page: Page, bisection: Bisection) -> dict[str, Any]:
+        at_xid, at_id = page.position
+        return {
+            **columns_of(bisection),
+            "sweeps": page.sweeps,
+            "target": page.target,
+            "finished": page.finished,
+            "at_xid": at_xid,
+            "at_id": at_id,
+            "records": len(page.records),
+            "idle_timeout": self._idle_timeout,
+        }
+
+    def _quarantine(self, page: Page, quarantined: Quarantined) -> None:
+        records = [record for record in page.records if record.external_id in quarantined.reasons]
+        self.connect().exec_driver_sql(
+            self._query("quarantine_records"),
+            {
+                **self._key._asdict(),
+                "external_ids": [record.external_id for record in records],
+                "revisions": [record.revision for record in records],
+                "reasons": [storable(quarantined.reasons[record.external_id]) for record in records],
+                "attempts": quarantined.attempts,
+                "cause": quarantined.cause,
+                "failing_since": page.failing_since,
+            },
+        )
+
+    def close(self) -> bool:
+        """Roll back what was not committed and give the connection back; return whether its session may go on.
+
+        It does where the handler was interrupted inside a statement, and where that got no answer in time.
+        """
+        self._over.set()
+        connection = self._connection
+        if connection is None:
+            return False
+        if at_work := _is_at_work(connection):
+            connection.invalidate()
+        self._limit_own_statements()
+        # Where the session is gone, so is its transaction; what went wrong before says more than this.
+        with suppress(DBAPIError, psycopg.Error):
+            connection.close()
+        self._connection = None
+        return at_work
+
+
+def _is_at_work(connection: Connection) -> bool:
+    """Whether the session may be inside a statement, as far as its process here knows."""
+    if connection.closed:
+        return False
+    if connection.invalidated:
+        return True
+    driver = connection.connection.driver_connection
+    return isinstance(driver, psycopg.Connection) and driver.info.transaction_status in _AT_WORK
+
+
+def _first_event(milliseconds: int | None) -> dict[str, int | None]:
+    """Return how long a burst's first event took, and its bucket, as Postgres counts: from 1."""
+    return {"first_event_ms": milliseconds, "first_event_bucket": bucket(milliseconds or 0) + 1}
