@@ -130,7 +130,7 @@ def committed_late(scene: Scene, planned: Planned) -> Struck:
 
 
 def lease_outlasted(scene: Scene, planned: Planned) -> Struck:
-    """Events come while a handler outlasts the lease, in the first run of its burst or in the closing one."""
+    """Events come while a handler outlasts the lease, in the first run of its burst or in the one after it."""
     tenant = scene.new_tenant()
     slow = scene.some(tenant, count=1, seconds=POLICY.lease + 0.6)
     if planned.part < 0.5:
