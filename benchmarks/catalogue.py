@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from benchmarks.adopt import ADOPT
 from benchmarks.batches import BATCHES
 from benchmarks.benchmark import Benchmark
 from benchmarks.capacity import CAPACITY
@@ -28,6 +29,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     PATTERNS,
     FIRST_EVENT,
     NO_EVENT,
+    ADOPT,
     NOTIFY,
     SWEEP,
     TAIL,

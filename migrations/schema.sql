@@ -42,8 +42,7 @@ COMMENT ON FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snaps
 
 CREATE FUNCTION taskbridge.owns_records() RETURNS boolean
     LANGUAGE sql STABLE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$ SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = 'taskbridge.records'::regclass $$;
+    RETURN has_table_privilege('taskbridge.records'::text, 'TRIGGER WITH GRANT OPTION'::text);
 
 COMMENT ON FUNCTION taskbridge.owns_records() IS 'Whether the role has the rights of the owner of the records.';
 

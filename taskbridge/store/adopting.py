@@ -6,7 +6,6 @@ import hashlib
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -252,7 +251,7 @@ def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) 
     until = time.monotonic() + timeout
     while True:
         try:
-            with engine.begin() as connection, _unhurried(connection):
+            with engine.begin() as connection, within(connection, None):
                 for statement in statements:
                     connection.exec_driver_sql(statement.replace("%", "%%"))
         except DBAPIError as error:
@@ -266,12 +265,6 @@ def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) 
             time.sleep(PAUSE)
         else:
             return
-
-
-@contextmanager
-def _unhurried(connection: Connection) -> Iterator[None]:
-    with within(connection, None, LOCK_WAIT):
-        yield
 
 
 def _function(adopted: Adopted) -> str:

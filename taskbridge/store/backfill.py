@@ -44,7 +44,8 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
     source, busy = {"source": adopted.definition.source}, 0
     while True:
         try:
-            with engine.begin() as connection, within(connection, None, LOCK_WAIT):
+            with engine.begin() as connection, within(connection, None):
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{round(LOCK_WAIT * 1000)}ms'")
                 stands = connection.exec_driver_sql(queries(engine)("backfill_begin"), source).one_or_none()
                 if stands is None:
                     raise InvalidInput(f"no table is adopted as the source {source['source']!r}: adopt it first")

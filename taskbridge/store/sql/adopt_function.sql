@@ -1,6 +1,6 @@
 -- The trigger function of an adopted table. It has its owner's rights, so that whoever writes the table needs no other.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET row_security = off AS $taskbridge$
+SET search_path = pg_catalog, pg_temp SET row_security = off SET taskbridge.keep_ids = on AS $taskbridge$
 DECLARE
     -- A batch's transaction sets it: what a handler writes back must not wake the handler.
     muted text := current_setting('taskbridge.muted', true);

@@ -1,6 +1,6 @@
 -- A part of the trigger function of an adopted table: the row has a record. What the same transaction has recorded already
--- nobody can have read, so it stays; else another revision is asked for by changing it.
+-- nobody can have read, so it stays.
 DO UPDATE
-SET document = NULL, deleted = excluded.deleted, revision = 0, reason = excluded.reason,
-    discarded_at = excluded.discarded_at
+SET document = NULL, deleted = excluded.deleted, revision = excluded.revision, xid = excluded.xid, changed_at = now(),
+    reason = excluded.reason, discarded_at = excluded.discarded_at
 WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()

@@ -1,19 +1,26 @@
 -- The same where tenant or key may be one that is not allowed. Such a row is kept as unmatched, with the reason: a trigger must
 -- not break the program that writes the row.
-INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at)
-SELECT DISTINCT ON (u.tenant, u.key) {source}, u.tenant, u.key, u.gone, u.reason,
-       CASE WHEN u.reason IS NOT NULL AND u.gone THEN now() END
+INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at, id, revision, xid)
+SELECT {source}, s.tenant, s.key, s.gone, s.reason, CASE WHEN s.reason IS NOT NULL AND s.gone THEN now() END,
+       s.revision, s.revision, pg_current_xact_id()
 FROM (
-    SELECT CASE WHEN w.reason IS NULL THEN w.tenant ELSE '' END AS tenant,
-           CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(w.key) END COLLATE "C" AS key,
-           w.gone, w.reason
+    SELECT o.*, nextval('{schema}.revisions') AS revision
     FROM (
-        SELECT c.*, {schema}.unfit(c.tenant, c.key) AS reason
+        SELECT DISTINCT ON (u.tenant, u.key) u.*
         FROM (
+            SELECT CASE WHEN w.reason IS NULL THEN w.tenant ELSE '' END AS tenant,
+                   CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(w.key) END
+                       COLLATE "C" AS key,
+                   w.gone, w.reason
+            FROM (
+                SELECT c.*, {schema}.unfit(c.tenant, c.key) AS reason
+                FROM (
 {changes}
-        ) c
-        OFFSET 0
-    ) w
-) u
-ORDER BY u.tenant, u.key, u.gone
+                ) c
+                OFFSET 0
+            ) w
+        ) u
+        ORDER BY u.tenant, u.key, u.gone
+    ) o
+) s
 ON CONFLICT (source, tenant, key) {again}
