@@ -185,9 +185,9 @@ ADOPT: Final = Benchmark(
     _measure,
     (
         Option("rows", 50_000, 1, 1_000_000, "Rows of one statement."),
-        Option("singles", 300, 1, 100_000, "Rows of a round, each with its commit."),
-        Option("rounds", 5, 1, 1_000, "Rounds."),
-        Option("size", 1_000_000, 1, 100_000_000, "Rows of the table that is adopted and backfilled."),
+        Option("singles", 200, 1, 100_000, "Rows of a round, each with its commit."),
+        Option("rounds", 3, 1, 1_000, "Rounds."),
+        Option("size", 100_000, 1, 100_000_000, "Rows of the table that is adopted and backfilled."),
     ),
     {"rows": 100, "singles": 5, "rounds": 2, "size": 3_000},
 )

@@ -39,7 +39,7 @@ COMMENT ON COLUMN adopted.backfill_after IS 'The row up to which a backfill has 
 # The functions of 0006, which is released, with one more question about null documents, and with what is not allowed of
 # a tenant and a key in a function of its own, since triggers of adopted tables ask before they write.
 FUNCTIONS = r"""
--- Asked for each row that keeps its ids, so it is one expression: who may pass rights on is the owner, or has its rights.
+-- Asked for each row that keeps its ids, so it is one expression: who may pass rights on has those of the owner.
 CREATE OR REPLACE FUNCTION @schema.owns_records() RETURNS boolean LANGUAGE sql STABLE
 RETURN has_table_privilege('@schema.records', 'TRIGGER WITH GRANT OPTION');
 ALTER FUNCTION @schema.owns_records() RESET ALL;
