@@ -260,6 +260,16 @@ def test_a_key_is_found_again_whatever_the_session_writes_it_like(
     assert reader.keys("7") == [f"-{text}"]
 
 
+def test_two_texts_of_one_value_are_two_records(engine: Engine) -> None:
+    run(engine, "CREATE TABLE orders (id numeric PRIMARY KEY, customer int)")
+    adopted(engine)
+    reader = Reader(engine)
+    run(engine, "INSERT INTO orders VALUES (1.50, 7)")
+    assert reader.keys("7") == ["1.50"]
+    run(engine, "UPDATE orders SET id = 1.5")
+    assert reader.keys("7") == ["-1.50", "1.5"]
+
+
 def test_a_composite_key_is_a_json_array_of_texts(engine: Engine) -> None:
     run(engine, "CREATE TABLE lines (o uuid, line int, customer text, PRIMARY KEY (o, line))")
     adopted(engine, "lines", "customer", "o", "line")
