@@ -51,16 +51,15 @@ end
 
 local answer, wait_ms = PUBLISHED, republish_ms
 if state == "queued" then
-  wait_ms = math.min(waited_ms * 2, LONGEST_REPUBLISH_MS)
+  -- As soon as the first time: it may be lost a moment after this look.
   if still_queued() then
-    redis.call("HSET", runner_key, "patience", wait_ms)
     redis.call("ZADD", due_key, now + wait_ms, tenant)
     if is_queued(reminded_key, member, now) then
       note_queued(reminded_key, member, now + wait_ms)
     end
     return { POSTPONED }
   end
-  answer = REPUBLISHED
+  answer, wait_ms = REPUBLISHED, math.min(waited_ms * 2, LONGEST_REPUBLISH_MS)
 else
   token = new_token(us, token, nonce)
   if state == "running" then

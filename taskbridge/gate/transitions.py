@@ -308,7 +308,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_C.OVERDUE, _C.STILL_QUEUED),
         _Q,
         Answer.POSTPONED,
-        "none: the message is not lost; the wait doubles",
+        "none: the message is not lost; asked again after the first wait",
     ),
     Row(
         _Q, Verb.DEADLINE, (_C.OVERDUE,), _Q, Answer.REPUBLISHED, "publish again with the same token; the wait doubles"

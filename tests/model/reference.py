@@ -633,10 +633,10 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 
 def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     if Condition.STILL_QUEUED in row.when:
-        wait = min(tenant.republish * 2, Constant.LONGEST_REPUBLISH_MS)
+        deadline = now.ms + now.timing.republish
         if now.shared.turns.reminded.get(now.subject, 0) > now.ms - Constant.GRACE_MS:
-            now.shared.turns.reminded[now.subject] = now.ms + wait
-        return replace(tenant, republish=wait, deadline=now.ms + wait)
+            now.shared.turns.reminded[now.subject] = deadline
+        return replace(tenant, deadline=deadline)
     if Condition.IN_TURNS in row.when:
         return replace(tenant, deadline=now.ms + Constant.TURN_DEADLINE_MS)
     if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:
