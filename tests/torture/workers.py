@@ -101,7 +101,7 @@ class Workers:
         self._leaving: list[Worker] = []
         self._changing = threading.RLock()
         self._closed = threading.Event()
-        self._without: list[float] = []
+        self._without: list[tuple[float, float]] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
 
     def open(self, kinds: list[Kind]) -> None:
@@ -127,10 +127,10 @@ class Workers:
     def seconds_without(self, since: float, until: float) -> float:
         """Return for how long between these times fewer than two workers were ready.
 
-        One that is alone may have a single slot, and a handler in it that takes long. Give or take the supervisor's
-        interval.
+        One that is alone may have a single slot, and a handler in it that takes long. Give or take the time between
+        two looks of the supervisor.
         """
-        return sum(LOOKS_EVERY for at in [*self._without] if since <= at <= until)
+        return sum(seconds for at, seconds in [*self._without] if since <= at <= until)
 
     def kill(self, worker: Worker, successor: Kind) -> float:
         """Kill -9 the worker and its pool processes, as a machine that loses power would; return when."""
@@ -199,10 +199,13 @@ class Workers:
         return Worker(name, kind, log, process)
 
     def _supervise(self) -> None:
+        looked = time.monotonic()
         while not self._closed.wait(LOOKS_EVERY):
             with self._changing:
+                # On a busy machine much longer than it was to be.
+                before, looked = looked, time.monotonic()
                 if len(self.ready()) < 2:
-                    self._without.append(time.monotonic())
+                    self._without.append((looked, looked - before))
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():
                         notes = self.self_exits if worker.was_ready else self.refusals
