@@ -25,27 +25,31 @@ _KEYS: Final = frozenset(
 """Types whose text says which value it is, whatever the session's settings are; enums as well."""
 _WORDS: Final = frozenset(("text", "varchar", "bpchar", "citext", "numeric"))
 _TIMES: Final = {
-    "date": "to_char({0}, 'YYYY-MM-DD')",
-    "timestamp": "to_char({0}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US')",
-    "timestamptz": "to_char({0} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
+    "date": "YYYY-MM-DD",
+    "timestamp": 'YYYY-MM-DD"T"HH24:MI:SS.US',
+    "timestamptz": 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"',
 }
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 
 
 class Column(NamedTuple):
-    """A column: how its type is written, and the type below all domains."""
+    """A column; see `adoptable_columns.sql`.
+
+    `written`: how its type is written; `bare`: that below all domains. `is_numeric`: Python would read numbers of JSON
+    with fewer digits than it has.
+    """
 
     written: str
+    bare: str
+    operators: str
+    collation: str | None
     is_not_null: bool
     is_virtual: bool
     is_enum: bool
     base: str
-
-    @property
-    def is_numeric(self) -> bool:
-        """Whether Python would read numbers of JSON with fewer digits than it has."""
-        return self.base in ("numeric", "_numeric")
+    is_numeric: bool
+    is_array: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Table:
     """What the database says of a table.
 
     `unique`: the columns of the index by which a row is found. `emptied`: the tables that a TRUNCATE names, which are
-    the partitions where there are some. `by_row`: statement triggers would miss changes. `rows`: an estimate.
+    the partitions where there are some. `by_row`: statement triggers would miss changes. `may_ask`: Postgres can say
+    whether a text is one of a type. `rows`: an estimate.
     """
 
     relation: int
@@ -62,6 +67,7 @@ class Table:
     unique: tuple[str, ...]
     emptied: tuple[str, ...]
     by_row: bool
+    may_ask: bool
     rows: int
 
 
@@ -105,29 +111,39 @@ class Adopted:
     table: Table
     schema: str
 
-    def tenant_of(self, row: str) -> str:
-        """Return the tenant of a row as SQL."""
-        return f'({self._text(row, self.definition.tenant)}) COLLATE "C"'
+    @property
+    def has_times(self) -> bool:
+        """Whether tenant or key are dates or times, whose output depends on settings."""
+        return any(self.table.columns[one].base in _TIMES for one in (self.definition.tenant, *self.definition.keys))
 
-    def key_of(self, row: str) -> str:
+    def counts(self, row: str) -> str:
+        """Return whether a row has a record, as SQL: one without a tenant is nobody's."""
+        return " AND ".join(
+            f"{row}.{name_of(one)} IS NOT NULL" for one in (self.definition.tenant, *self.definition.keys)
+        )
+
+    def tenant_of(self, row: str, *, as_owner: bool = False) -> str:
+        """Return the tenant of a row as SQL; `as_owner`: in the function, which has more rights than who calls it."""
+        return f'({self._text(row, self.definition.tenant, as_owner)}) COLLATE "C"'
+
+    def key_of(self, row: str, *, as_owner: bool = False) -> str:
         """Return the key of a row's record: the text of the column, or a JSON array of the texts of several."""
-        texts = [self._text(row, column) for column in self.definition.keys]
+        texts = [self._text(row, column, as_owner) for column in self.definition.keys]
         text = texts[0] if len(texts) == 1 else f"jsonb_build_array({', '.join(texts)})::text"
         return f'({text}) COLLATE "C"'
 
     def places_of(self, row: str) -> str:
         """Return where a row stands in the order of the unique index, as an array of texts."""
-        return f"ARRAY[{', '.join(self._text(row, column) for column in self.table.unique)}]"
-
-    def typed(self, text: str, column: str) -> str:
-        """Return what `text` is as a value of the column's type."""
-        return f"({text})::{self.table.columns[column].written}"
+        places = (
+            f"CASE WHEN {row}.{name_of(one)} IS NOT NULL THEN {self._text(row, one)} END" for one in self.table.unique
+        )
+        return f"ARRAY[{', '.join(places)}]"
 
     def records(self, changes: str, again: str) -> str:
         """Return the statement that writes thin records of `changes`; `again`: what follows where there is one."""
-        columns = {self.definition.tenant, *self.definition.keys}
+        columns = [self.table.columns[one] for one in {self.definition.tenant, *self.definition.keys}]
         # One number or id is short and has no space, so it is always allowed.
-        fits = len(self.definition.keys) == 1 and not any(self.table.columns[one].base in _WORDS for one in columns)
+        fits = len(self.definition.keys) == 1 and not any(one.is_enum or one.base in _WORDS for one in columns)
         parts = {"source": literal(self.definition.source), "changes": changes, "again": again}
         return filled("adopted_changes" if fits else "adopted_unfit", self.schema, parts)
 
@@ -137,28 +153,43 @@ class Adopted:
         row = "to_jsonb(t.*)"
         for name, column in self.table.columns.items():
             if column.is_numeric:
-                texts = "::text[]" if column.base.startswith("_") else "::text"
+                texts = "::text[]" if column.is_array else "::text"
                 row += f" || jsonb_build_object({literal(name)}, t.{name_of(name)}{texts})"
         key = self.definition.keys
         texts_of = ["r.external_id"] if len(key) == 1 else [f"r.external_id::jsonb ->> {at}" for at in range(len(key))]
-        # A record that has a document is no row's, and its key may be any text.
-        match = [
-            f"t.{name_of(column)} = {self.typed(f'CASE WHEN r.document IS NULL THEN {text} END', column)}"
-            for column, text in zip(key, texts_of, strict=True)
-        ]
-        tenant = self.typed("CASE WHEN r.document IS NULL THEN r.tenant END", self.definition.tenant)
-        match.append(f"t.{name_of(self.definition.tenant)} = {tenant}")
+        match = [self._is(column, text) for column, text in zip(key, texts_of, strict=True)]
+        match.append(self._is(self.definition.tenant, "r.tenant"))
         match.append(f"{self.key_of('t')} = r.external_id AND {self.tenant_of('t')} = r.tenant")
         parts = {"json": row, "table": self.table.name, "match": " AND ".join(match)}
         escaped = {name: part.replace("%", "%%") for name, part in parts.items()}
         return filled("adopted_document", self.schema, escaped)
 
-    def _text(self, row: str, column: str) -> str:
-        value, base = f"{row}.{name_of(column)}", self.table.columns[column].base
+    def _is(self, name: str, text: str) -> str:
+        """Return whether a column of the row `t` has the value of a text, so that an index can be used."""
+        column = self.table.columns[name]
+        if self.table.may_ask and column.base not in ("text", "varchar", "bpchar", "citext"):
+            # The type of a column, and the labels of an enum, may have changed since.
+            text = f"CASE WHEN pg_input_is_valid({text}, {literal(column.bare)}) THEN {text} END"
+        # A record that has a document is no row's, and its key may be any text.
+        value = f"(CASE WHEN one.wanted AND r.document IS NULL THEN {text} END)::{column.bare}"
+        if column.collation is not None:
+            value += f" COLLATE {column.collation}"
+        return f"t.{name_of(name)} OPERATOR({column.operators}.=) ({value})"
+
+    def _text(self, row: str, name: str, as_owner: bool = False) -> str:
+        """Return the text of a column by its type's own output: a cast may be anybody's, once the type was changed."""
+        value, base = f"{row}.{name_of(name)}", self.table.columns[name].base
+        text = f"format('%s', {value})"
         if base in _TIMES:
-            # How `::text` writes them depends on the session; infinity has one form.
-            return f"CASE WHEN isfinite({value}) THEN {_TIMES[base].format(value)} ELSE {value}::text END"
-        return f"{value}::text"
+            # How the output writes them depends on the session; infinity has one form.
+            time = f"({text}::{base})" if as_owner else value
+            if base == "timestamptz":
+                time = f"({time} AT TIME ZONE 'UTC')"
+            era = f"CASE WHEN {time} < '0001-01-01' THEN ' BC' ELSE '' END"
+            return f"CASE WHEN isfinite({time}) THEN to_char({time}, '{_TIMES[base]}') || {era} ELSE {text} END"
+        if base == "bpchar":
+            return f"rtrim({text}, ' ')"
+        return f"CASE {text} WHEN 't' THEN 'true' ELSE 'false' END" if base == "bool" else text
 
 
 def described(connection: Connection, relation: int, definition: Definition, *, needs_rights: bool = False) -> Adopted:
@@ -179,7 +210,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     if why := _unfit(found, needs_rights=needs_rights):
         raise InvalidInput(f"{found.name} {why}")
     columns = {
-        row.name: Column(row.written, row.is_not_null, row.is_virtual, row.is_enum, row.base)
+        row.name: Column(*row[1:])
         for row in connection.exec_driver_sql(sql("adoptable_columns"), {"relation": relation})
     }
     _check_columns(found.name, definition, columns)
@@ -201,6 +232,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
         tuple(unique),
         tuple(found.partitions) if is_partitioned else (found.name,),
         is_partitioned or found.is_subscribed,
+        found.may_ask,
         max(0, found.rows),
     )
     return Adopted(definition, table, schema)

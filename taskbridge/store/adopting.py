@@ -117,7 +117,7 @@ def _check_source(connection: Connection, wanted: Definition, relation: int) -> 
 
 def adopting(adopted: Adopted) -> list[str]:
     """Return the statements that make a table a source, in their order. Each may be run again."""
-    made, triggers = _function(adopted), _triggers(adopted)
+    made, function, triggers = _function(adopted), _function_name(adopted), _triggers(adopted)
     wanted = adopted.definition
     parts = {
         "source": literal(wanted.source),
@@ -127,10 +127,10 @@ def adopting(adopted: Adopted) -> list[str]:
         "watched_names": _texts(wanted.watched) if wanted.watched else "NULL",
         "digest": literal(_digest(adopted)),
     }
-    function = _function_name(adopted)
     return [
         LIMIT,
         made,
+        filled("adopt_rights", adopted.schema, {**parts, "function_text": function.replace("'", "''")}),
         filled("adopt_register", adopted.schema, parts),
         *(line for one in triggers for line in one.statements(function)),
     ]
@@ -272,24 +272,28 @@ def _function(adopted: Adopted) -> str:
     new, old = ("(SELECT NEW.*)", "(SELECT OLD.*)") if table.by_row else ("new_rows", "old_rows")
     parts = {
         "source": literal(wanted.source),
-        "tenant_column": name_of(wanted.tenant),
         "new": new,
         "old": old,
-        "muted": "muted",
+        "muted": "(SELECT current_setting('taskbridge.muted', true))",
     }
     again = query("adopted_again", adopted.schema)
     watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
     for word, row in (("new", "n"), ("old", "o")):
         columns = ", ".join(f"{row}.{name_of(column)}" for column in watched)
-        parts[f"{word}_tenant"], parts[f"{word}_key"] = adopted.tenant_of(row), adopted.key_of(row)
-        parts[f"{word}_watched"] = f"ROW({columns})::record" if columns else row
+        parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True)
+        parts[f"{word}_key"] = adopted.key_of(row, as_owner=True)
+        parts[f"{word}_counts"] = adopted.counts(row)
+        parts[f"{word}_watched"] = f"ROW({columns or f'{row}.*'})::record"
 
     def changes(name: str, **others: str) -> str:
         return adopted.records(filled(name, adopted.schema, {**parts, **others}), again)
 
-    before, after = changes("adopted_went", old="\0", muted="$1").split("\0")
+    before, after = changes("adopted_went", old="\0").split("\0")
     body = {
         "function": _function_name(adopted),
+        "source": literal(wanted.source),
+        # So that times can be read again from what they are written as.
+        "styles": " SET datestyle = 'ISO, YMD'" if adopted.has_times else "",
         "came": changes("adopted_came"),
         "changed": changes("adopted_changed"),
         "went": changes("adopted_went"),

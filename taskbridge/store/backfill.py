@@ -73,14 +73,14 @@ def _page(adopted: Adopted, *, begins: bool) -> str:
     unique, wanted = adopted.table.unique, adopted.definition
     order = ", ".join(f"t.{name_of(column)}" for column in unique)
     columns = adopted.table.columns
-    places = [f"(%(place{at})s::text)::{_escaped(columns[one].written)}" for at, one in enumerate(unique)]
+    places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
     after = "true" if begins else f"({_escaped(order)}) > ({', '.join(places)})"
-    rows = "SELECT p.tenant, p.key, false AS gone FROM page p WHERE NOT p.is_nobodys"
+    rows = "SELECT p.tenant, p.key, false AS gone FROM page p WHERE p.counts"
     parts = {
         "places": adopted.places_of("t"),
         "tenant": adopted.tenant_of("t"),
         "key": adopted.key_of("t"),
-        "tenant_column": name_of(wanted.tenant),
+        "counts": adopted.counts("t"),
         "order": order,
         "table": adopted.table.name,
         "records": adopted.records(rows, "DO NOTHING"),

@@ -201,7 +201,7 @@ class Cursors:
         values = {**which, "revision": record.revision, "small": ANY_SIZE}
         try:
             with driving(self._engine) as driver:
-                row = driver.execute(self._reading("document"), values).fetchone()
+                row = driver.execute(self._reading("document", self._rows), values).fetchone()
             if row is None:
                 return None
             text, deleted = row
@@ -210,8 +210,8 @@ class Cursors:
             raise Unread(error, 1, bisecting=False) from error
         return replace(record, document=document, deleted=deleted) if reason is None else None
 
-    def _reading(self, name: str) -> str:
-        return query(name, schema_of(self._engine), self._rows.document)
+    def _reading(self, name: str, rows: _Rows) -> str:
+        return query(name, schema_of(self._engine), rows.document)
 
     def _read(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
         """Read one batch in one round trip, and once more if its connection broke.
@@ -235,20 +235,20 @@ class Cursors:
         Raises:
             InvalidInput: the adopted table is not what it was, so that its rows cannot be read.
         """
-        seen = self._rows
+        # Other threads may look meanwhile, and a text goes with its version.
+        rows = self._rows
         try:
-            return self._read_once(key, limit, bisecting, documents, *before)
+            return self._read_once(rows, key, limit, bisecting, documents, *before)
         except _OtherAdoption:
             # What came before the read is committed.
             before = (self._query("plan_by_index"),)
         except psycopg.ProgrammingError:
             # As where the table, or a column, was renamed.
-            if seen is RECORDED:
+            if rows is RECORDED:
                 raise
-        self._look_up()
-        return self._read_once(key, limit, bisecting, documents, *before)
+        return self._read_once(self._look_up(), key, limit, bisecting, documents, *before)
 
-    def _look_up(self) -> None:
+    def _look_up(self) -> _Rows:
         """Look what the source is now: that of records with their documents, or an adopted table.
 
         Raises:
@@ -256,13 +256,17 @@ class Cursors:
         """
         with self._engine.begin() as connection:
             found = known(connection, self._source)
-            if not found:
-                self._rows = RECORDED
-                return
-            adopted = described(connection, found[0].relation, found[0].definition)
-            self._rows = _Rows(found[0].version, adopted.document)
+            rows = RECORDED
+            if found:
+                adopted = described(connection, found[0].relation, found[0].definition)
+                rows = _Rows(found[0].version, adopted.document)
+        if found or self._rows is RECORDED:
+            self._rows = rows
+        return rows
 
-    def _read_once(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
+    def _read_once(
+        self, known_rows: _Rows, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any
+    ) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
@@ -280,19 +284,19 @@ class Cursors:
                     "bisecting": bisecting,
                     "small": small,
                 }
-                cursor.execute(self._reading("read_batch"), values)
+                cursor.execute(self._reading("read_batch", known_rows), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
             rows = cursor.fetchall()
-            whole, is_known = True, not rows or rows[0][_ADOPTED] == self._rows.version
+            whole, is_known = True, not rows or rows[0][_ADOPTED] == known_rows.version
             if is_known and documents and any(row[_STORED] for row in rows):
-                rows, whole = self._with_documents(driver, key, rows)
+                rows, whole = self._with_documents(driver, known_rows, key, rows)
         if not is_known:
             raise _OtherAdoption
         return page_of(key, rows, whole=whole) if rows else None
 
     def _with_documents(
-        self, driver: psycopg.Connection[Any], key: RunKey, rows: list[tuple[Any, ...]]
+        self, driver: psycopg.Connection[Any], known_rows: _Rows, key: RunKey, rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
 
@@ -307,7 +311,9 @@ class Cursors:
             large = [row for row in part if row[_STORED]]
             names = {"source": self._source, "tenant": key.tenant}
             which = {"ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large], "small": ANY_SIZE}
-            found = driver.execute(self._reading("documents"), {**names, **which}).fetchall() if large else []
+            found = (
+                driver.execute(self._reading("documents", known_rows), {**names, **which}).fetchall() if large else []
+            )
             texts = {row_id: (text, deleted) for row_id, text, deleted in found}
             left -= sum(len(text or "") for text, _ in texts.values())
             for row in part:

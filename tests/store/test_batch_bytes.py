@@ -74,10 +74,10 @@ def test_a_large_document_that_changes_while_it_is_fetched_comes_as_it_is_then(
     cursors = Cursors(engine)
     fetch = cursors._with_documents
 
-    def change_before(driver: object, key: object, rows: list[tuple[object, ...]]) -> object:
+    def change_before(*what: object) -> object:
         monkeypatch.undo()
         write(engine, "z" * LARGE)
-        return fetch(driver, key, rows)  # type: ignore[arg-type]
+        return fetch(*what)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cursors, "_with_documents", change_before)
     first = claim(cursors)

@@ -1,10 +1,18 @@
--- The trigger function of an adopted table. It has its owner's rights, so that whoever writes the table needs no other.
+-- The trigger function of an adopted table. It has its owner's rights, so that whoever writes the table needs no other; so
+-- nothing here may call what others have made, such as the cast of a type. In dynamic SQL and elsewhere all columns of the
+-- table stand behind an alias, and there are no variables, so a column may have any name.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET row_security = off SET taskbridge.keep_ids = on AS $taskbridge$
-DECLARE
-    -- A batch's transaction sets it: what a handler writes back must not wake the handler.
-    muted text := current_setting('taskbridge.muted', true);
+SET search_path = pg_catalog, pg_temp SET row_security = off SET taskbridge.keep_ids = on{styles} AS $taskbridge$
 BEGIN
+    -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
+    IF EXISTS (
+        SELECT FROM {schema}.adopted a JOIN pg_class c ON c.oid = a.relation
+        WHERE a.source = {source} AND a.relation <> TG_RELID
+          AND NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) p WHERE p.relid = a.relation)
+    ) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('%s is not the table that was adopted as the source %s', TG_RELID::regclass, {source});
+    END IF;
     IF TG_OP = 'INSERT' THEN
 {came};
     ELSIF TG_OP = 'UPDATE' THEN
@@ -14,8 +22,7 @@ BEGIN
     ELSE
         -- Nothing says which rows a TRUNCATE takes, so it is asked before. A partition has a name of its own.
         EXECUTE $truncate$
-{emptied_before}$truncate$ || TG_RELID::regclass::text || $truncate${emptied_after}$truncate$
-        USING muted;
+{emptied_before}$truncate$ || TG_RELID::regclass::text || $truncate${emptied_after}$truncate$;
     END IF;
     RETURN NULL;
 END

@@ -18,6 +18,7 @@ SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkin
        EXISTS (
            SELECT FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid WHERE l.relkind = 'f'
        ) AS has_foreign,
+       to_regprocedure('pg_input_is_valid(text,text)') IS NOT NULL AS may_ask,
        c.reltuples::bigint AS rows
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -2,4 +2,4 @@
 -- what it adds is work that nobody has done.
 SELECT {new_tenant} AS tenant, {new_key} AS key, false AS gone
 FROM {new} n
-WHERE n.{tenant_column} IS NOT NULL
+WHERE {new_counts}

@@ -4,12 +4,12 @@ SELECT coalesce(n.tenant, o.tenant) AS tenant, coalesce(n.key, o.key) AS key, n.
 FROM (
     SELECT {new_tenant} AS tenant, {new_key} AS key, {new_watched} AS watched
     FROM {new} n
-    WHERE n.{tenant_column} IS NOT NULL
+    WHERE {new_counts}
 ) n
 FULL JOIN (
     SELECT {old_tenant} AS tenant, {old_key} AS key, {old_watched} AS watched
     FROM {old} o
-    WHERE o.{tenant_column} IS NOT NULL
+    WHERE {old_counts}
 ) o ON n.tenant = o.tenant AND n.key = o.key
 WHERE o.key IS NULL
    OR (n.key IS NULL OR n.watched OPERATOR(pg_catalog.*<>) o.watched)

@@ -1,15 +1,15 @@
 -- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key
--- and whether the row is gone. In one order, so that two statements never wait for each other here. The function may set what
--- `stamp_record` sets for others, row by row.
+-- and whether the row is gone. One statement may change a row twice, as cascading foreign keys do. In one order, so that two statements never wait for each
+-- other here. The function may set what `stamp_record` sets for others, row by row.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.revision, s.revision, pg_current_xact_id()
 FROM (
     SELECT o.*, nextval('{schema}.revisions') AS revision
     FROM (
-        SELECT c.* FROM (
+        SELECT DISTINCT ON (c.tenant, c.key) c.* FROM (
 {changes}
         ) c
-        ORDER BY c.tenant, c.key
+        ORDER BY c.tenant, c.key, c.gone
     ) o
 ) s
 ON CONFLICT (source, tenant, key) {again}

@@ -9,7 +9,7 @@ FROM (
         SELECT DISTINCT ON (u.tenant, u.key) u.*
         FROM (
             SELECT CASE WHEN w.reason IS NULL THEN w.tenant ELSE '' END AS tenant,
-                   CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(w.key) END
+                   CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(quote_literal(w.tenant) || w.key) END
                        COLLATE "C" AS key,
                    w.gone, w.reason
             FROM (

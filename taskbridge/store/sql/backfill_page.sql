@@ -1,7 +1,7 @@
 -- One page of a backfill: thin records of the next rows by the unique index, and the place where it stands, in one
 -- transaction. A row that has a record already was seen by a trigger, so it is left alone. The place is kept as text.
 WITH page AS MATERIALIZED (
-    SELECT {places} AS place, {tenant} AS tenant, {key} AS key, t.{tenant_column} IS NULL AS is_nobodys,
+    SELECT {places} AS place, {tenant} AS tenant, {key} AS key, {counts} AS counts,
            row_number() OVER (ORDER BY {order}) AS at
     FROM (SELECT t.* FROM {table} t WHERE {after} ORDER BY {order} LIMIT %(size)s) t
 ), written AS (

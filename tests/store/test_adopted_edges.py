@@ -1,0 +1,353 @@
+"""Adopted tables where they are unusual: names, types, rights, and what is changed under them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import DBAPIError, ProgrammingError
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.errors import InvalidInput
+from taskbridge.store import Cursors, Unread, adopt, adoption, backfill, connect
+from taskbridge.store import adopted as store_adopted
+from taskbridge.store import cursor as store_cursor
+from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, rows, run
+
+
+@pytest.fixture
+def role(engine: Engine) -> Iterator[tuple[str, Engine]]:
+    """A role with a schema of its own, `shop`, dropped in the end."""
+    name = f"shop_{secrets.token_hex(4)}"
+    run(
+        engine,
+        f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
+        f"GRANT USAGE ON SCHEMA taskbridge TO {name}",
+        f"CREATE SCHEMA shop AUTHORIZATION {name}",
+    )
+    own = connect(make_url(engine.url).set(username=name, password="secret").render_as_string(hide_password=False))
+    yield name, own
+    own.dispose()
+    run(engine, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+TRAP = (
+    "CREATE TYPE shop.trap AS (a int)",
+    "CREATE TABLE shop.caught (who text)",
+    (
+        "CREATE FUNCTION shop.spring(shop.trap) RETURNS {0} LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO shop.caught VALUES (current_user); RETURN {1}; END $$"
+    ),
+    "CREATE CAST (shop.trap AS {0}) WITH FUNCTION shop.spring(shop.trap) AS IMPLICIT",
+)
+"""A type whose cast to another notes whose rights it has."""
+
+
+def test_nobody_else_can_put_the_function_on_a_table_of_his_own(engine: Engine, role: tuple[str, Engine]) -> None:
+    _, own = role
+    run(engine, ORDERS)
+    adopted(engine)
+    run(own, "CREATE TABLE shop.mine (id int, customer text)")
+    trigger = (
+        "CREATE TRIGGER t AFTER INSERT ON shop.mine REFERENCING NEW TABLE AS new_rows "
+        "FOR EACH STATEMENT EXECUTE FUNCTION taskbridge.adopted_orders()"
+    )
+    with pytest.raises(ProgrammingError, match="permission denied for function"):
+        run(own, trigger)
+    # Who may, as the owner of the schema, gets no records by it.
+    run(engine, trigger)
+    with pytest.raises(DBAPIError, match=r"shop\.mine is not the table that was adopted as the source orders"):
+        run(own, "INSERT INTO shop.mine VALUES (99, 'victim')")
+    assert rows(engine, "SELECT FROM taskbridge.records") == []
+
+
+def test_who_owns_a_partitioned_table_and_did_not_adopt_it_can_make_partitions(
+    engine: Engine, role: tuple[str, Engine]
+) -> None:
+    _, own = role
+    run(own, "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text) PARTITION BY RANGE (id)")
+    adopted(engine, "shop.orders")
+    run(own, "CREATE TABLE shop.late PARTITION OF shop.orders DEFAULT", "INSERT INTO shop.late VALUES (1, 'acme')")
+    assert Reader(engine).seen() == {"acme": ["1"]}
+
+
+@pytest.mark.parametrize("kind", ["text", "int", "bool", "timestamptz", "date", "char(5)"])
+def test_the_owner_of_the_table_does_not_get_the_rights_of_who_adopted_it(
+    engine: Engine, role: tuple[str, Engine], kind: str
+) -> None:
+    _, own = role
+    run(own, f"CREATE TABLE shop.orders (id int PRIMARY KEY, customer {kind})")
+    adopted(engine, "shop.orders")
+    run(own, *(one.format(kind, "NULL") for one in TRAP))
+    if kind not in ("text", "char(5)"):
+        run(
+            own,
+            "CREATE FUNCTION shop.also(shop.trap) RETURNS text LANGUAGE plpgsql AS "
+            "$$ BEGIN INSERT INTO shop.caught VALUES (current_user); RETURN 'x'; END $$",
+            "CREATE CAST (shop.trap AS text) WITH FUNCTION shop.also(shop.trap)",
+        )
+    run(own, "ALTER TABLE shop.orders ALTER customer TYPE shop.trap USING NULL")
+    # What is no time any more cannot be written as one, so those writes fail until it is adopted again.
+    with nullcontext() if kind not in ("timestamptz", "date") else suppress(DBAPIError):
+        run(own, "INSERT INTO shop.orders VALUES (1, ROW(1))", "UPDATE shop.orders SET id = 2", "TRUNCATE shop.orders")
+    assert rows(engine, "SELECT FROM shop.caught") == []
+
+
+def test_a_type_of_somebodys_own_is_not_taken_for_one_of_postgres(engine: Engine, role: tuple[str, Engine]) -> None:
+    _, own = role
+    run(own, "CREATE TYPE shop.text AS (a int)", "CREATE TABLE shop.orders (id int PRIMARY KEY, customer shop.text)")
+    with pytest.raises(InvalidInput, match=r"customer is of type shop\.text"):
+        adoption(engine, "shop.orders", "customer", ["id"])
+
+
+@pytest.mark.parametrize("kind", ["int", "text"])
+def test_a_statement_that_changes_a_row_twice_does_not_fail(engine: Engine, kind: str) -> None:
+    run(
+        engine,
+        "CREATE TABLE people (id int PRIMARY KEY)",
+        f"CREATE TABLE orders (id int PRIMARY KEY, customer {kind}, bill int REFERENCES people ON DELETE SET NULL, "
+        "ship int REFERENCES people ON DELETE SET NULL)",
+        "CREATE TABLE chain (id int PRIMARY KEY, customer int, above int REFERENCES chain ON UPDATE CASCADE)",
+    )
+    adopted(engine)
+    adopted(engine, "chain")
+    run(engine, "INSERT INTO people VALUES (1)", "INSERT INTO orders VALUES (1, '7', 1, 1)")
+    run(engine, "INSERT INTO chain VALUES (1, 7, 1), (2, 7, 1)")
+    reader, chain = Reader(engine), Reader(engine, "chain", "chain")
+    assert (reader.keys("7"), chain.keys("7")) == (["1"], ["1", "2"])
+    run(engine, "DELETE FROM people", "UPDATE chain SET id = 3 WHERE id = 1")
+    assert (reader.keys("7"), chain.keys("7")) == (["1"], ["-1", "2", "3"])
+
+
+ALIASES = (
+    "n o c s u w r t d p q a v one two at key gone tenant source muted revision reason deleted "
+    "document text json stored wanted watched old new new_rows old_rows excluded records adopted page place places written taskbridge found tg_op tg_relid size counts external_id xid"
+)
+NAMES = ALIASES.split()
+
+
+@pytest.mark.parametrize("kind", ["int", "pair"])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_column_may_have_any_name(engine: Engine, kind: str, partitioned: bool) -> None:
+    columns = ", ".join(f'"{name}" {kind}' for name in NAMES)
+    run(
+        engine,
+        "CREATE TYPE pair AS (a int, tenant int)",
+        f"CREATE TABLE orders (id int PRIMARY KEY, customer int, note text, {columns})"
+        + (" PARTITION BY RANGE (id)" if partitioned else ""),
+    )
+    if partitioned:
+        run(engine, "CREATE TABLE part PARTITION OF orders DEFAULT")
+    found, reader = adopted(engine), Reader(engine)
+    on = [
+        f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
+        for table, trigger in rows(
+            engine, "SELECT tgrelid::regclass, tgname FROM pg_trigger WHERE tgname LIKE 'taskbridge%'"
+        )
+    ]
+    value = "1" if kind == "int" else "ROW(1, 1)"
+    run(engine, "ALTER TABLE orders DISABLE TRIGGER USER", "INSERT INTO orders (id, customer) VALUES (9, 7)")
+    run(engine, *on)
+    run(engine, f"INSERT INTO orders VALUES (1, 7, 'a', {', '.join([value] * len(NAMES))})")  # noqa: S608 - ours
+    assert [page.rows for page in backfill(engine, found)] == [2]
+    assert reader.keys("7") == ["1", "9"]
+    run(engine, "UPDATE orders SET note = 'b' WHERE id = 1")
+    assert reader.keys("7") == ["1"]
+    run(engine, *(f'UPDATE orders SET "{name}" = "{name}"' for name in NAMES))  # noqa: S608 - ours
+    assert reader.keys("7") == []
+    run(engine, "DELETE FROM orders WHERE id = 9", "TRUNCATE orders")
+    assert reader.keys("7") == ["-1", "-9"]
+
+
+@pytest.mark.parametrize("name", ["n", "o", "muted", "key", "tenant"])
+def test_tenant_and_key_may_have_any_name(engine: Engine, name: str) -> None:
+    run(engine, f"CREATE TABLE orders ({name} int PRIMARY KEY, {name}2 int)")
+    adopted(engine, "orders", f"{name}2", name)
+    reader = Reader(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 7)", f"UPDATE orders SET {name} = 2", "DELETE FROM orders")  # noqa: S608
+    assert reader.keys("7") == ["-1", "-2"]
+
+
+@pytest.mark.parametrize("kind", ["text", "varchar(20)", "char(9)", 'text COLLATE "POSIX"', "code"])
+def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
+    run(
+        engine,
+        "CREATE DOMAIN code AS text NOT NULL",
+        f"CREATE TABLE orders (id {kind} PRIMARY KEY, customer {kind})",
+        "INSERT INTO orders SELECT 'o' || n, 'acme' FROM generate_series(1, 20000) n",
+        "ANALYZE orders",
+    )
+    adopted(engine)
+    run(
+        engine, "UPDATE orders SET customer = 'bolt' WHERE id IN ('o1', 'o777')", "DELETE FROM orders WHERE id = 'o777'"
+    )
+    reader, scans = Reader(engine), "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'orders'"
+    run(engine, "SELECT pg_stat_force_next_flush()")
+    before = rows(engine, scans)
+    assert reader.seen(["none", "acme", "bolt"]) == {"acme": ["-o1", "-o777"], "bolt": ["-o777", "o1"]}
+    reader.cursors._engine.dispose()
+    run(engine, "SELECT pg_stat_force_next_flush()")
+    assert rows(engine, scans) == before
+
+
+CHANGES = {
+    "type": ("text", "ALTER TABLE orders ALTER id TYPE int USING id::int"),
+    "label": ("mood", "ALTER TYPE mood RENAME VALUE 'abc' TO 'x'"),
+    "domain": ("code", "ALTER DOMAIN code ADD CHECK (VALUE <> 'abc') NOT VALID"),
+}
+
+
+@pytest.mark.parametrize(("kind", "change"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
+    engine: Engine, kind: str, change: str, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(
+        engine,
+        "CREATE TYPE mood AS ENUM ('abc', '5')",
+        "CREATE DOMAIN code AS text",
+        f"CREATE TABLE orders (id {kind} PRIMARY KEY, customer int)",
+    )
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES ('abc', 7), ('5', 7)", "DELETE FROM orders WHERE id = 'abc'", change)
+    who, cursors = RunKey("orders", "7", TOKEN), Cursors(engine, "orders")
+    if not asks:
+        # As Postgres 15, which cannot say whether a text is one of a type.
+        real = store_adopted.described
+        monkeypatch.setattr(
+            store_cursor,
+            "described",
+            lambda *what: replace(found := real(*what), table=replace(found.table, may_ask=False)),
+        )
+    if asks or kind == "code":
+        assert Reader(engine).keys("7") == ["-abc", "5"]
+        return
+    with pytest.raises(Unread, match="invalid input"):
+        cursors.claim(who, 10, events=1, new_events=1, runs=1)
+    # So the batch is halved until the bad one is alone, and goes to quarantine.
+    page = cursors.claim(who, 10, events=1, new_events=1, runs=1, documents=False)
+    assert sorted(one.external_id for one in page.records) == ["5", "abc"]
+
+
+def test_an_empty_sweep_of_a_domain_that_allows_no_null_does_not_fail(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE DOMAIN whose AS text NOT NULL CHECK (VALUE <> '')",
+        "CREATE DOMAIN number AS int NOT NULL",
+        "CREATE TABLE orders (id number PRIMARY KEY, customer whose)",
+    )
+    found, reader = adopted(engine), Reader(engine)
+    assert reader.seen() == {}
+    run(engine, "INSERT INTO orders VALUES (1, 'acme'), (2, 'acme')")
+    assert reader.seen() == {"acme": ["1", "2"]}
+    assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2]
+
+
+def test_two_threads_that_meet_at_the_first_adoption_read_the_rows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(engine, ORDERS)
+    cursors = Cursors(engine, "orders")
+    cursors.claim(RunKey("orders", "none", TOKEN), 10, events=1, new_events=1, runs=1)
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
+    reading, first = cursors._reading, threading.Event()
+    found = {}
+
+    def read(tenant: str) -> None:
+        page = cursors.claim(RunKey("orders", tenant, TOKEN), 10, events=1, new_events=1, runs=1)
+        found[tenant] = [one.document.get("note") for one in page.records]
+
+    def read_between(*what: Any) -> str:
+        text = reading(*what)
+        if not first.is_set():
+            first.set()
+            other = threading.Thread(target=read, args=("bolt",))
+            other.start()
+            other.join(30)
+        return text
+
+    monkeypatch.setattr(cursors, "_reading", read_between)
+    read("acme")
+    assert found == {"acme": ["a"], "bolt": ["b"]}
+
+
+def test_dates_before_christ_are_others(engine: Engine) -> None:
+    run(engine, "CREATE TABLE orders (id date PRIMARY KEY, at timestamptz NOT NULL UNIQUE, customer int)")
+    found, reader = adopted(engine), Reader(engine)
+    run(
+        engine,
+        "INSERT INTO orders SELECT at::date, at, 7 FROM unnest(ARRAY['0044-03-15 10:00+00 BC', "
+        "'0044-03-15 10:00+00']::timestamptz[]) at",
+    )
+    assert reader.keys("7") == ["0044-03-15", "0044-03-15 BC"]
+    assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2]
+    other = adoption(engine, "orders", "customer", ["at"], source="times")
+    assert adopt(engine, other)
+    run(engine, "UPDATE orders SET customer = 8")
+    assert Reader(engine, "times", "times").keys("8") == [
+        "0044-03-15T10:00:00.000000Z",
+        "0044-03-15T10:00:00.000000Z BC",
+    ]
+
+
+def test_numerics_of_domains_and_arrays_lose_no_digits(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE DOMAIN money2 AS numeric",
+        "CREATE DOMAIN many AS money2[]",
+        "CREATE TABLE orders (id int PRIMARY KEY, customer text, a money2, b money2[], c many, d numeric[])",
+    )
+    adopted(engine)
+    number = "12345678901234567890.1234567891"
+    run(engine, f"INSERT INTO orders VALUES (1, 'acme', {number}, '{{{number}}}', '{{{number}}}', '{{{number}}}')")  # noqa: S608
+    (one,) = Reader(engine).records("acme")
+    assert [one.document[name] for name in "abcd"] == [number, [number], [number], [number]]
+
+
+def test_labels_that_are_no_tenant_and_keys_that_are_null_break_no_insert(engine: Engine) -> None:
+    run(
+        engine,
+        "CREATE TYPE whose AS ENUM ('ok', ' lead', '')",
+        "CREATE TABLE orders (id int UNIQUE NOT NULL, customer whose)",
+    )
+    adopted(engine)
+    run(
+        engine,
+        "INSERT INTO orders VALUES (1, 'ok'), (2, ' lead'), (3, '')",
+        "ALTER TABLE orders ALTER id DROP NOT NULL",
+    )
+    run(engine, "INSERT INTO orders VALUES (NULL, 'ok')", "UPDATE orders SET id = 5 WHERE id IS NULL")
+    run(engine, "UPDATE orders SET id = NULL WHERE id = 1", "DELETE FROM orders WHERE id IS NULL")
+    assert [
+        row[0] for row in rows(engine, "SELECT key FROM taskbridge.records WHERE tenant = 'ok' AND NOT deleted")
+    ] == ["5"]
+    assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE tenant = ''") == [(2,)]
+
+
+def test_unmatched_rows_of_one_key_and_several_tenants_are_several(engine: Engine) -> None:
+    run(engine, "CREATE TABLE orders (customer text, id int, PRIMARY KEY (customer, id))")
+    adopted(engine)
+    run(
+        engine,
+        "INSERT INTO orders VALUES (' bad', 1), ('', 1)",
+        "UPDATE orders SET customer = 'acme' WHERE customer = ''",
+    )
+    left = rows(engine, "SELECT reason FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL")
+    assert [reason.partition(":")[0] for (reason,) in left] == ["the tenant ' bad' begins or ends with space"]
+
+
+def test_a_transaction_that_began_before_the_adoption_can_write(engine: Engine) -> None:
+    run(engine, ORDERS)
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as writer:
+        writer.exec_driver_sql("SELECT count(*) FROM pg_class")
+        adopted(engine)
+        writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+        writer.commit()
+    assert Reader(engine).seen() == {"acme": ["1"]}
