@@ -126,8 +126,9 @@ def test_a_statement_that_changes_a_row_twice_does_not_fail(engine: Engine, kind
 
 
 ALIASES = (
-    "n o c s u w r t d p q a v one two at key gone tenant source muted revision reason deleted "
-    "document text json stored wanted watched old new new_rows old_rows excluded records adopted page place places written taskbridge found tg_op tg_relid size counts external_id xid"
+    "n o c s u w r t d p q a v one two at key gone tenant source muted revision reason deleted document text "
+    "json stored wanted watched old new new_rows old_rows excluded records adopted page place places written "
+    "taskbridge found tg_op tg_relid size counts external_id xid "
 )
 NAMES = ALIASES.split()
 
