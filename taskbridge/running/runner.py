@@ -1,8 +1,8 @@
 """The story of one run: begin, claim, sweep batch by batch (read, deliver, advance), settle.
 
 At most one run of a tenant is between begin and settle with the current token (the gate sees to that), and only the
-token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops, without
-a word to the gate: its successor has the tenant.
+token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops without
+settling; its successor owns the tenant.
 
 How a batch is delivered stands in `delivery.py`, what follows a failure in `failures.py` beside it.
 """
@@ -18,7 +18,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from celery.utils.serialization import get_pickleable_exception
+
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.texts import error_text
 from taskbridge.gate import Answer, Outcome, Queue
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
@@ -75,6 +78,9 @@ def run_tenant(runtime: Runtime, pipeline_name: str, tenant: str, token: str) ->
         # Celery logs the error with its notes, and says nothing of whose run it was.
         with suppress(Exception):  # an error may refuse to be written to
             ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
+        if get_pickleable_exception(ending.error) is not ending.error:
+            # A pool process sends another in its place, without the note and with another type.
+            log.warning("run of %s for tenant %r failed: %s", pipeline_name, tenant, error_text(ending.error))
         raise ending.error
 
 

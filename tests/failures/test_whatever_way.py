@@ -47,6 +47,14 @@ class Numb(Exception):
         return 7  # noqa: PLE0307 - on purpose
 
 
+class Unpicklable(Exception):
+    """As that of an HTTP client, whose request and response are needed to make it."""
+
+    def __init__(self, message: str, *, request: object) -> None:
+        super().__init__(message)
+        self.request = request
+
+
 def raising(error: BaseException) -> Callable[[Batch], None]:
     def way(_: Batch) -> None:
         raise error
@@ -545,3 +553,15 @@ def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go
     assert (number, attempts) == (BAD, 5)
     assert reason.startswith("the run before this one did not end")
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]
+
+
+@pytest.mark.parametrize(("error", "told"), [(Unpicklable("422", request=object()), True), (ValueError("422"), False)])
+def test_an_error_that_celery_cannot_send_is_told_with_its_type_and_tenant(
+    drill: Drill, caplog: pytest.LogCaptureFixture, error: Exception, told: bool
+) -> None:
+    drill.handle(raising(error))
+    drill.save("acme", "1")
+    drill.run_one()
+
+    lines = [record.getMessage() for record in caplog.records if record.name == runner.__name__]
+    assert any("'acme'" in line and "Unpicklable: 422" in line for line in lines) is told
