@@ -88,9 +88,18 @@ def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Co
     """
     check_source_name(source)
     changed: Counter[str] = Counter()
-    for some in _statements(_checked(*row) for row in rows):
+    for some in _statements(_three(number, row) for number, row in enumerate(rows, 1)):
         changed.update(_write(engine, source, some, connection))
     return changed
+
+
+def _three(number: int, row: Row) -> tuple[str, str, str]:
+    """Return a checked row; `number` counts from 1."""
+    try:
+        tenant, key, document = row
+    except (TypeError, ValueError):
+        raise InvalidInput(f"row {number} is no (tenant, key, document): pass three values for each record") from None
+    return _checked(tenant, key, document)
 
 
 def _statements(rows: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str]]]:

@@ -448,3 +448,9 @@ def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
         for session in sessions:
             session.close()
     assert [*Tails(engine).pending("invoices", "invoices")] == []
+
+
+@pytest.mark.parametrize("row", [("acme", "2"), "acme", None, ("acme", "2", {}, 3)])
+def test_a_row_that_is_no_record_is_named_by_its_number(engine: Engine, row: Any) -> None:
+    with pytest.raises(InvalidInput, match="row 2 is no"):
+        record_many(engine, "orders", [("acme", "1", {}), row])
