@@ -118,14 +118,14 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     bounds = {name: FAULTS[name].bound.seconds(settings, one.lasted) + margin for name, one in struck.items()}
     crowd = max(one.crowd for one in struck.values())
     turns = crowd * (settings.run_budget + FLOOD_CALL) / LEAST_SLOTS
-    again = _published_again(settings.republish_after, max(one.losing for one in struck.values()))
+    more = max(one.holds_others for one in struck.values())
     together = len(group) > 1
     since = max(one.since for one in struck.values())
     recoveries = []
     for name, one in struck.items():
         # Where the circuit was open, the crowd and its witnesses stood in one line.
         behind = not one.crowd or any(FAULTS[other].opens_circuit for other in struck)
-        bound = (sum(bounds.values()) + again if together else bounds[name]) + (turns if behind else 0.0)
+        bound = (sum(bounds.values()) + more if together else bounds[name]) + (turns if behind else 0.0)
         known = []
         for tenant in one.tenants:
             counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))
@@ -137,18 +137,6 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     for one in struck.values():
         one.undo()
     return recoveries
-
-
-def _published_again(republish_after: float, losing: float) -> float:
-    """Return the seconds until a message is published again that is lost more than once, while so long all are lost.
-
-    Each time it takes twice as long. The first time is in the fault's own bound.
-    """
-    first, wait, more = republish_after, republish_after, 0.0
-    while first + more < losing:
-        wait *= 2
-        more += wait
-    return more
 
 
 def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float) -> float | None:

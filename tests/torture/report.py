@@ -120,7 +120,8 @@ A recovery is late if it is beyond its bound by more than the machine itself sto
 sleeps notes by how much its sleeps are too long.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
 backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added. Where
-messages get lost for so long that one which was published again is lost too, the next wait for it is added.
+messages get lost for so long that one which was published again is lost too, the next wait for it is added. Where
+sessions fall silent, one may be in the handler of another fault's tenant: `TASKBRIDGE_TRANSACTION_TIMEOUT` is added.
 
 After each schedule these hold, or it is a violation:
 

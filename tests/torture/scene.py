@@ -90,7 +90,7 @@ class Struck:
     `since`: the moment from which its bound counts, `own` a later one for some tenants; `tenants`: whom it met;
     `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next delivery.
     `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
-    `losing`: for how long it took away the run messages of everybody, one that was published again too.
+    `holds_others`: for how many seconds more than by its own bound it may hold up a tenant that another fault met.
     `undo` is called when they were waited for.
     """
 
@@ -99,6 +99,6 @@ class Struck:
     lasted: float = 0.0
     to_the_end: bool = False
     crowd: int = 0
-    losing: float = 0.0
+    holds_others: float = 0.0
     undo: Callable[[], None] = nothing
     own: Mapping[str, float] = field(default_factory=dict)

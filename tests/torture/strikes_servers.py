@@ -161,7 +161,9 @@ def sessions_silent(scene: Scene, planned: Planned) -> Struck:
     known = [sessions for sessions in owned if delivered and delivered[-1].session in sessions]
     sessions = max(known or owned, key=len, default=[])
     struck, end = time.monotonic(), _silence(scene, sessions, killed=planned.part < 0.5)
-    return Struck(struck, tuple(scene.busy() for _ in range(4)), undo=end)
+    # One of the sessions may be another's by now, whose handler waits for an answer.
+    others = scene.arena.settings.transaction_timeout
+    return Struck(struck, tuple(scene.busy() for _ in range(4)), undo=end, holds_others=others)
 
 
 def _silence(scene: Scene, sessions: list[int], *, killed: bool) -> Callable[[], None]:

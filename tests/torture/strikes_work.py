@@ -82,7 +82,20 @@ def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, Struck]:
         sent = time.monotonic()
         time.sleep(seconds)
     robbed = tuple(tenant for tenant in tenants if thieves.tenants().count(tenant) == 1)
-    return thieves, Struck(sent, robbed, losing=time.monotonic() - began)
+    again = _published_again(scene.arena.settings.republish_after, time.monotonic() - began)
+    return thieves, Struck(sent, robbed, holds_others=again)
+
+
+def _published_again(republish_after: float, losing: float) -> float:
+    """Return the seconds until a message is published again that is lost more than once, while so long all are lost.
+
+    Each time it takes twice as long. The first time is in the fault's own bound.
+    """
+    first, wait, more = republish_after, republish_after, 0.0
+    while first + more < losing:
+        wait *= 2
+        more += wait
+    return more
 
 
 def messages_lost(scene: Scene, planned: Planned) -> Struck:
