@@ -157,6 +157,7 @@ CREATE TABLE taskbridge.adopted (
     adopted_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     backfill_after text[],
+    backfill_columns text[],
     backfilled bigint DEFAULT 0 NOT NULL,
     backfilled_at timestamp with time zone
 );
@@ -169,6 +170,7 @@ COMMENT ON COLUMN taskbridge.adopted.digest IS 'Of the statements that made the 
 COMMENT ON COLUMN taskbridge.adopted.version IS 'Another with each adoption, by which a worker sees that it knows an older one.';
 COMMENT ON COLUMN taskbridge.adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row up to which a backfill has come, by the unique index.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of this index: another one has another order.';
 
 CREATE TABLE taskbridge.deliveries (
     id bigint NOT NULL,

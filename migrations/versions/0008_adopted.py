@@ -22,6 +22,7 @@ CREATE TABLE adopted (
     adopted_at timestamptz NOT NULL DEFAULT now(),
     ended_at timestamptz,
     backfill_after text[],
+    backfill_columns text[],
     backfilled bigint NOT NULL DEFAULT 0,
     backfilled_at timestamptz,
     CONSTRAINT pk_adopted PRIMARY KEY (source)
@@ -34,6 +35,7 @@ COMMENT ON COLUMN adopted.digest IS 'Of the statements that made the triggers: o
 COMMENT ON COLUMN adopted.version IS 'Another with each adoption, by which a worker sees that it knows an older one.';
 COMMENT ON COLUMN adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
 COMMENT ON COLUMN adopted.backfill_after IS 'The row up to which a backfill has come, by the unique index.';
+COMMENT ON COLUMN adopted.backfill_columns IS 'The columns and types of this index: another one has another order.';
 """
 
 # The functions of 0006, which is released, with one more question about null documents, and with what is not allowed of

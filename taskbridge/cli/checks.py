@@ -24,8 +24,10 @@ from taskbridge.store import (
     read_ages,
     read_backlogs,
     undeclared_pipelines,
+    undeclared_readers,
     unmatched_sources,
 )
+from taskbridge.store.queries import schema_of
 from taskbridge.store.schema import head
 
 __all__ = ["Finding", "Level", "examine", "worst"]
@@ -136,7 +138,16 @@ def _cluster(runtime: Runtime) -> Findings:
 
 def _adopted(runtime: Runtime) -> Findings:
     """Look at the tables that were adopted: whether their changes are recorded, and their rows can be read."""
+    others = undeclared_readers(runtime.engine, runtime.pipelines.names())
     for source, wrong in check_adoptions(runtime.engine).items():
+        for name in others.get(source, ()):
+            yield Finding(
+                Level.WARNING,
+                "tables",
+                f"{source}: the pipeline {name} has read it too, so what a handler writes back into it is not muted",
+                f"if {name} is no more, delete its row in {schema_of(runtime.engine)}.pipelines; else name what counts "
+                "with `taskbridge adopt --columns`",
+            )
         for what, remedy in wrong:
             yield Finding(Level.PROBLEM, "tables", f"{source}: {what}", remedy)
         if not wrong:

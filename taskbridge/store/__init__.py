@@ -16,7 +16,7 @@ from taskbridge.store.engine import OLDEST_POSTGRES, NoAnswer, check_version, co
 from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
 from taskbridge.store.page import Page
 from taskbridge.store.pauses import Pause, Paused, Pauses
-from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines
+from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines, undeclared_readers
 from taskbridge.store.prune import PRUNED, Prune, Step, prune
 from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
 from taskbridge.store.records import (
@@ -102,6 +102,7 @@ __all__ = [
     "unadopt",
     "unadopting",
     "undeclared_pipelines",
+    "undeclared_readers",
     "unmatched_sources",
     "with_reason",
 ]

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from taskbridge.errors import InvalidInput
 from taskbridge.store.queries import queries, query, schema_of
 
-__all__ = ["Adopted", "Definition", "Known", "Table", "described", "filled", "known", "literal", "name_of"]
+__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "filled", "known", "literal", "name_of"]
 
 _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
@@ -205,7 +205,8 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
         raise InvalidInput(
-            f"the table of {definition.source} was dropped: run `taskbridge unadopt {definition.source}`"
+            f"the table of {definition.source} was dropped: adopt the one that took its place, or run `taskbridge "
+            f"unadopt {definition.source}`, and what is pending counts as deleted"
         )
     if why := _unfit(found, needs_rights=needs_rights):
         raise InvalidInput(f"{found.name} {why}")
@@ -283,6 +284,12 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
             raise InvalidInput(f"{table}: {name} may be null, and a record needs a key: make it NOT NULL")
     if len(set(definition.keys)) != len(definition.keys):
         raise InvalidInput(f"{table}: a key column is named twice")
+
+
+def dropped(schema: str) -> str:
+    """Return what `Adopted.document` is where the table was given up and dropped: each row is gone."""
+    parts = {"json": "NULL::jsonb", "table": "(SELECT NULL::oid AS tableoid WHERE false)", "match": "true"}
+    return filled("adopted_document", schema, parts)
 
 
 def known(connection: Connection, source: str | None = None) -> list[Known]:

@@ -96,14 +96,15 @@ def _relation(connection: Connection, table: str) -> int:
 def _check_source(connection: Connection, wanted: Definition, relation: int) -> None:
     """Raise InvalidInput where the source has records that the table's would be mistaken for."""
     for before in known(connection, wanted.source):
-        if before.relation != relation:
+        is_another = before.relation != relation
+        if is_another and before.called is not None and not before.ended:
             raise InvalidInput(
-                f"the source {wanted.source!r} is that of the table {before.called or before.name}: choose another "
-                "with --source"
+                f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, "
+                f"or run `taskbridge unadopt {wanted.source}` before"
             )
         if replace(before.definition, watched=()) != replace(wanted, watched=()):
             raise InvalidInput(
-                f"{before.called} was adopted with --tenant {before.tenant_column}"
+                f"{before.called or before.name} was adopted with --tenant {before.tenant_column}"
                 + "".join(f" --key {key}" for key in before.key_columns)
                 + f", and the records of the source {wanted.source!r} have these: choose another with --source"
             )
@@ -171,7 +172,7 @@ def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Left:
     """
     with engine.begin() as connection:
         found = _the_one(connection, source)
-        triggers = [(table, name) for table, name, _, is_clone in _found(connection, source) if not is_clone]
+        triggers = [(table, name) for table, name, _, is_clone, _ in _found(connection, source) if not is_clone]
         sql = queries(engine)
         readers = [row.pipeline for row in connection.exec_driver_sql(sql("pipelines")) if row.source == source]
         counted = f"SELECT count(*) FROM {quoted(schema_of(engine))}.records WHERE source = %s"  # noqa: S608 - our own name
@@ -196,11 +197,13 @@ def examined(engine: Engine, adopted: Adopted) -> list[str]:
         if not before or before[0].ended:
             return ["it is not adopted"]
         found = _found(connection, adopted.definition.source)
-    there = {(table, name): is_on for table, name, is_on, _ in found}
+    there = {(table, name): is_on for table, name, is_on, _, _ in found}
     wrong = [
         f"{one.table} has no trigger {one.name}" for one in _triggers(adopted) if (one.table, one.name) not in there
     ]
     wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
+    if not all(may_record for *_, may_record in found):
+        wrong.append("who adopted it has lost the right to write records, and so its writers fail")
     if not wrong and before[0].digest != _digest(adopted):
         wrong = ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
     return wrong
@@ -223,10 +226,18 @@ def _troubles(engine: Engine, one: Known) -> Iterator[tuple[str, str]]:
         what, _, remedy = str(error).rpartition(": ")
         yield what, remedy
         return
+    if one.name != one.called and _is_there(engine, one.name):
+        what = f"the table that was adopted is called {one.called} now; changes of {one.name} are not recorded"
+        yield what, f"run: taskbridge unadopt {one.source} && {command(one.definition, one.name)}"
     if not is_readable:
         yield f"this role has no right to read {adopted.table.name}", "grant SELECT on it to the workers' role"
     for wrong in examined(engine, adopted):
         yield wrong, f"run again: {command(one.definition, adopted.table.name)}"
+
+
+def _is_there(engine: Engine, table: str) -> bool:
+    with engine.begin() as connection:
+        return connection.exec_driver_sql("SELECT to_regclass(%s) IS NOT NULL", (table,)).scalar_one() is True
 
 
 def command(wanted: Definition, table: str) -> str:
@@ -240,11 +251,11 @@ def command(wanted: Definition, table: str) -> str:
     return shlex.join(words)
 
 
-def _found(connection: Connection, source: str) -> list[tuple[str, str, bool, bool]]:
-    """Return the triggers that are there: table, name, whether it is on, and whether it is a parent's."""
+def _found(connection: Connection, source: str) -> list[tuple[str, str, bool, bool, bool]]:
+    """Return the triggers that are there: table, name, whether it is on, a parent's, and may write records."""
     function = f"{_function_of(source, schema_of(connection))}()"
     rows = connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function})
-    return [(row.name, row.trigger, row.is_on, row.is_clone) for row in rows]
+    return [(row.name, row.trigger, row.is_on, row.is_clone, row.may_record) for row in rows]
 
 
 def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) -> None:
@@ -252,7 +263,9 @@ def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) 
     while True:
         try:
             with engine.begin() as connection, within(connection, None):
-                for statement in statements:
+                # Two that make the same function at once would fail.
+                lock = f"LOCK TABLE {quoted(schema_of(engine))}.adopted IN SHARE ROW EXCLUSIVE MODE"
+                for statement in (LIMIT, lock, *statements):
                     connection.exec_driver_sql(statement.replace("%", "%%"))
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) not in _BUSY:
@@ -307,7 +320,8 @@ def _function(adopted: Adopted) -> str:
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:
-    prefix, table = f"taskbridge_{_short(adopted.definition.source)}", adopted.table
+    # Another deployment, with another schema, may have adopted the table as well.
+    prefix, table = _short(f"{adopted.schema}_{adopted.definition.source}"), adopted.table
     emptied = [_Trigger(f"{prefix}_truncate", name, "BEFORE TRUNCATE; FOR EACH STATEMENT") for name in table.emptied]
     if table.by_row:
         return [_Trigger(f"{prefix}_row", table.name, "AFTER INSERT OR UPDATE OR DELETE; FOR EACH ROW"), *emptied]

@@ -52,7 +52,10 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
                 if stands.is_done:
                     done = Backfilled(stands.backfilled, True)
                 else:
-                    places = {f"place{at}": text for at, text in enumerate(stands.backfill_after or ())}
+                    # Of another index, or of other types, the place says nothing.
+                    goes_on = stands.backfill_columns == _columns(adopted)
+                    after = stands.backfill_after if goes_on else None
+                    places = {f"place{at}": text for at, text in enumerate(after or ())}
                     page = _page(adopted, begins=not places)
                     row = connection.exec_driver_sql(page, {**places, "size": max(1, size >> busy)}).one()
                     done = Backfilled(row.backfilled, row.is_done)
@@ -85,9 +88,17 @@ def _page(adopted: Adopted, *, begins: bool) -> str:
         "table": adopted.table.name,
         "records": adopted.records(rows, "DO NOTHING"),
         "source": literal(wanted.source),
+        "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
+        "so_far": "0" if begins else "a.backfilled",
     }
     escaped = {name: _escaped(part) for name, part in parts.items()}
     return filled("backfill_page", adopted.schema, {**escaped, "after": after})
+
+
+def _columns(adopted: Adopted) -> list[str]:
+    """Return what a place is made of."""
+    columns = adopted.table.columns
+    return [" ".join((name, columns[name].bare, columns[name].collation or "")) for name in adopted.table.unique]
 
 
 def _escaped(text: str) -> str:

@@ -28,7 +28,7 @@ from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import described, known
+from taskbridge.store.adopted import described, dropped, known
 from taskbridge.store.documents import decoded
 from taskbridge.store.engine import distrust, within
 from taskbridge.store.page import Page, Standing, columns_of, page_of
@@ -258,8 +258,12 @@ class Cursors:
             found = known(connection, self._source)
             rows = RECORDED
             if found:
-                adopted = described(connection, found[0].relation, found[0].definition)
-                rows = _Rows(found[0].version, adopted.document)
+                (one,) = found
+                if one.ended and one.called is None:
+                    document = dropped(schema_of(self._engine))
+                else:
+                    document = described(connection, one.relation, one.definition).document
+                rows = _Rows(one.version, document)
         if found or self._rows is RECORDED:
             self._rows = rows
         return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -12,7 +13,7 @@ from taskbridge.errors import InvalidPolicy
 from taskbridge.store.engine import within
 from taskbridge.store.queries import queries
 
-__all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines"]
+__all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines", "undeclared_readers"]
 
 EVERYTHING = "everything"
 NOW = "now"
@@ -67,3 +68,12 @@ def undeclared_pipelines(engine: Engine, declared: Sequence[str]) -> dict[str, i
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, within(connection, None):
         rows = connection.exec_driver_sql(query, {"declared": [*declared]})
         return {row.pipeline: row.tenants for row in rows}
+
+
+def undeclared_readers(engine: Engine, declared: Sequence[str]) -> dict[str, list[str]]:
+    """Return, of each source that several pipelines read, those that are not among `declared`."""
+    readers = defaultdict(list)
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, within(connection, None):
+        for row in connection.exec_driver_sql(queries(engine)("pipelines")):
+            readers[row.source].append(row.pipeline)
+    return {source: sorted({*names} - {*declared}) for source, names in readers.items() if len(names) > 1}

@@ -210,14 +210,18 @@ class Records:
         with _lent(self._engine, connection) as lent:
             return lent.exec_driver_sql(self._query("record_event"), values).first() is not None
 
-    def unmatched(self, reason: str | None = None, page_size: int = PAGE) -> Iterator[UnmatchedRecord]:
+    def unmatched(
+        self, reason: str | None = None, page_size: int = PAGE, *, thin: bool = True
+    ) -> Iterator[UnmatchedRecord]:
         """Return the records that no criterion matched, oldest first; with `reason` those that have it.
+
+        Without `thin` not those of adopted tables, which no criterion is asked about.
 
         `page_size` of them are in memory at once.
         """
         after = 0
         while True:
-            values = {"source": self._source, "reason": reason, "after": after, "limit": page_size}
+            values = {"source": self._source, "reason": reason, "after": after, "limit": page_size, "thin": thin}
             with _autocommit(self._engine).connect() as connection:
                 page = [UnmatchedRecord(*row) for row in connection.exec_driver_sql(self._query("unmatched"), values)]
             yield from page
@@ -249,7 +253,7 @@ class Records:
         in this one. `page_size` of them are in memory at once.
         """
         for source in under or (self._source,):
-            for one in Records(self._engine, source).unmatched(reason, page_size):
+            for one in Records(self._engine, source).unmatched(reason, page_size, thin=False):
                 found = match(one.payload)
                 if isinstance(found, Unmatched) and found.reason == one.reason:
                     yield one, found

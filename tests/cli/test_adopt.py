@@ -18,13 +18,19 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
     printed = taskbridge(*ADOPT, "--print-sql")
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
-    assert (printed.status, printed.stdout.count(";\n\n")) == (0, 11)
+    assert (printed.status, printed.stdout.count(";\n\n")) == (0, 12)
     first, again = taskbridge(*ADOPT), taskbridge(*ADOPT)
     assert first.stdout == "orders: public.orders is adopted: each change from now on is a record\n"
     assert again.stdout == "orders: public.orders was adopted before: nothing to do\n"
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
         "ok: orders: its changes are recorded, and its rows can be read"
     ]
+    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('one', 'orders'), ('two', 'orders')")
+    warnings = findings(taskbridge("doctor", "--json"))["tables"][:2]
+    assert [one.partition(", so what")[0] for one in warnings] == [
+        f"warning: orders: the pipeline {name} has read it too" for name in ("one", "two")
+    ]
+    run(engine, "DELETE FROM taskbridge.pipelines")
     run(engine, "DROP TRIGGER taskbridge_orders_update ON orders", "UPDATE orders SET note = 'unseen'")
     shown = taskbridge("doctor")
     assert shown.status == 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,8 +16,23 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import InvalidInput
-from taskbridge.store import Cursors, Unread, adopt, adoption, backfill, connect
+from taskbridge.store import (
+    Adopted,
+    Cursors,
+    Prune,
+    Records,
+    Unread,
+    adopt,
+    adoption,
+    backfill,
+    check_adoptions,
+    connect,
+    migrate,
+    prune,
+    unadopt,
+)
 from taskbridge.store import adopted as store_adopted
 from taskbridge.store import cursor as store_cursor
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, rows, run
@@ -352,3 +369,160 @@ def test_a_transaction_that_began_before_the_adoption_can_write(engine: Engine) 
         writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
         writer.commit()
     assert Reader(engine).seen() == {"acme": ["1"]}
+
+
+def test_a_table_that_takes_the_place_of_one_that_was_dropped_can_be_adopted(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'acme', 2, 'b')", "DROP TABLE orders", ORDERS)
+    reader = Reader(engine)
+    with pytest.raises(Unread, match="was dropped: adopt the one that took its place"):
+        reader.seen()
+    run(engine, "INSERT INTO orders VALUES (2, 'acme', 2, 'again')")
+    assert backfilled_by(engine, adopted(engine)) == 1
+    assert reader.seen() == {"acme": ["-1", "2"]}
+    run(engine, "INSERT INTO orders VALUES (3, 'acme', 3, 'c')")
+    unadopt(engine, "orders")
+    assert reader.seen() == {"acme": ["3"]}
+
+
+def test_what_is_pending_of_a_table_that_was_given_up_and_dropped_is_gone(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
+    reader = Reader(engine)
+    assert reader.seen(["acme"]) == {"acme": ["1"]}
+    run(engine, "UPDATE orders SET note = 'x'", "DROP TABLE orders")
+    unadopt(engine, "orders")
+    assert reader.seen() == {"acme": ["-1"], "bolt": ["-2"]}
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert reader.seen() == {"acme": ["1"]}
+
+
+def test_a_table_that_was_swapped_by_renaming_is_found_and_can_be_adopted(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "ALTER TABLE orders RENAME TO former")
+    assert check_adoptions(engine) == {"orders": []}
+    run(engine, ORDERS)
+    with pytest.raises(InvalidInput, match=r"that of the table public\.former: .* or run `taskbridge unadopt orders`"):
+        adoption(engine, "orders", "customer", ["id"])
+    ((wrong, remedy),) = check_adoptions(engine)["orders"]
+    assert wrong.endswith("is called public.former now; changes of public.orders are not recorded")
+    assert remedy.startswith("run: taskbridge unadopt orders && taskbridge adopt public.orders --tenant customer")
+    unadopt(engine, "orders")
+    adopted(engine)
+    assert check_adoptions(engine) == {"orders": []}
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')", "INSERT INTO former VALUES (2, 'acme', 2, 'b')")
+    assert Reader(engine).seen() == {"acme": ["1"]}
+
+
+def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> None:
+    run(engine, ORDERS)
+    other = connect(postgres_url, "second_one")
+    migrate(other)
+    adopted(engine)
+    adopted(other)
+    assert check_adoptions(engine) == check_adoptions(other) == {"orders": []}
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    one, two = Reader(engine), Reader(other)
+    assert one.seen() == two.seen() == {"acme": ["1"]}
+    # What one's handler writes back the other has to see.
+    run(engine, "UPDATE orders SET note = 'b'")
+    who = RunKey("orders", "acme", TOKEN)
+    page = one.cursors.claim(who, 10, events=1, new_events=1, runs=1)
+    with one.cursors.transaction(who) as transaction:
+        transaction.connect().exec_driver_sql("UPDATE orders SET note = 'sent'")
+        transaction.advance(page)
+    assert (one.seen(), two.seen()) == ({}, {"acme": ["1"]})
+    unadopt(other, "orders")
+    assert check_adoptions(engine) == {"orders": []}
+    other.dispose()
+
+
+def backfilled_by(engine: Engine, found: Adopted, size: int = 60) -> int:
+    """How many rows a backfill says there are."""
+    return list(backfill(engine, found, size))[-1].rows
+
+
+@pytest.mark.parametrize("change", ["ADD PRIMARY KEY (seq, id)", "ADD PRIMARY KEY (seq)", "ALTER id TYPE text"])
+def test_a_backfill_begins_anew_where_its_order_has_changed(engine: Engine, change: str) -> None:
+    run(
+        engine,
+        "CREATE TABLE orders (id int NOT NULL, seq int NOT NULL, customer int, CONSTRAINT one PRIMARY KEY (id))",
+        "INSERT INTO orders SELECT n, 1000 - n, 7 FROM generate_series(1, 100) n",
+    )
+    assert next(backfill(engine, adopted(engine, "orders", "customer", "id", "seq"), 60)).rows == 60
+    if "KEY" in change:
+        run(engine, "ALTER TABLE orders DROP CONSTRAINT one")
+    run(engine, f"ALTER TABLE orders {change}")
+    found = adoption(engine, "orders", "customer", ["id", "seq"])
+    adopt(engine, found)
+    assert backfilled_by(engine, found) == 100
+    assert len(Reader(engine).keys("7")) == 100
+
+
+def test_prune_waits_for_no_writer_of_records(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "INSERT INTO orders SELECT n, 'acme', n, 'a' FROM generate_series(1, 6) n")
+    assert len(Reader(engine).keys("acme")) == 6
+    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
+    what = Prune(timedelta(0), {"orders": "orders"})
+    with engine.connect() as shop, ThreadPoolExecutor(1) as pool:
+        shop.exec_driver_sql("UPDATE orders SET note = 'b' WHERE id = 4")
+        steps = pool.submit(lambda: list(prune(engine, what)))
+        # Who waited for the writer would be in its way here.
+        assert sum(step.deleted for step in steps.result(20)) == 5
+        shop.exec_driver_sql("UPDATE orders SET note = 'b' WHERE id = 2")
+        shop.commit()
+    assert Reader(engine).seen() == {"acme": ["2", "4"]}
+
+
+def test_two_that_adopt_at_once_take_turns(engine: Engine) -> None:
+    run(engine, ORDERS)
+    wanted = adoption(engine, "orders", "customer", ["id"])
+    barrier = threading.Barrier(3)
+
+    def take() -> bool:
+        barrier.wait(30)
+        return adopt(engine, wanted, 20)
+
+    for _ in range(5):
+        with ThreadPoolExecutor(3) as pool:
+            assert any(one.result(60) for one in [pool.submit(take) for _ in range(3)])
+        unadopt(engine, "orders")
+
+
+def test_the_reason_of_an_unmatched_row_stays_when_criteria_are_asked_again(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, '', 1, 'a')")
+    records = Records(engine, "orders")
+    (before,) = records.unmatched()
+    assert list(records.match_again(lambda _: Unmatched("no criterion applies"))) == []
+    assert list(records.unmatched()) == [before]
+
+
+def test_who_adopts_is_no_superuser_and_a_right_that_he_has_lost_is_found(
+    engine: Engine, role: tuple[str, Engine]
+) -> None:
+    name, own = role
+    run(own, "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text)")
+    run(
+        engine,
+        f"GRANT CREATE ON SCHEMA taskbridge TO {name}",
+        f"GRANT SELECT, INSERT, UPDATE ON taskbridge.records TO {name}",
+        f"GRANT ALL ON taskbridge.adopted TO {name}",
+        f"GRANT USAGE ON SEQUENCE taskbridge.revisions TO {name}",
+    )
+    adopted(own, "shop.orders")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO shop.orders VALUES (1, 'acme')")
+        assert connection.exec_driver_sql("SHOW taskbridge.keep_ids").scalar_one() == ""
+    assert Reader(engine).seen() == {"acme": ["1"]}
+    assert check_adoptions(engine) == {"orders": []}
+    run(engine, f"REVOKE INSERT ON taskbridge.records FROM {name}")
+    assert "has lost the right to write records" in check_adoptions(engine)["orders"][0][0]

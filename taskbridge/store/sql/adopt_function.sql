@@ -1,8 +1,11 @@
 -- The trigger function of an adopted table. It has its owner's rights, so that whoever writes the table needs no other; so
--- nothing here may call what others have made, such as the cast of a type. In dynamic SQL and elsewhere all columns of the
--- table stand behind an alias, and there are no variables, so a column may have any name.
+-- nothing here may call what others have made, such as the cast of a type. All columns of the table stand behind an alias, and
+-- no query of it has a variable, so a column may have any name.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET row_security = off SET taskbridge.keep_ids = on{styles} AS $taskbridge$
+SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
+DECLARE
+    -- Only a superuser could set it in the head of the function.
+    keep_ids text := current_setting('taskbridge.keep_ids', true);
 BEGIN
     -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
     IF EXISTS (
@@ -13,6 +16,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('%s is not the table that was adopted as the source %s', TG_RELID::regclass, {source});
     END IF;
+    PERFORM set_config('taskbridge.keep_ids', 'on', true);
     IF TG_OP = 'INSERT' THEN
 {came};
     ELSIF TG_OP = 'UPDATE' THEN
@@ -24,6 +28,7 @@ BEGIN
         EXECUTE $truncate$
 {emptied_before}$truncate$ || TG_RELID::regclass::text || $truncate${emptied_after}$truncate$;
     END IF;
+    PERFORM set_config('taskbridge.keep_ids', keep_ids, true);
     RETURN NULL;
 END
 $taskbridge$

@@ -5,6 +5,6 @@ ON CONFLICT (source) DO UPDATE
 SET relation = excluded.relation, name = excluded.name, tenant_column = excluded.tenant_column,
     key_columns = excluded.key_columns, watched_columns = excluded.watched_columns, digest = excluded.digest,
     version = DEFAULT, adopted_at = now(), ended_at = NULL,
-    backfill_after = CASE WHEN a.ended_at IS NULL THEN a.backfill_after END,
-    backfilled = CASE WHEN a.ended_at IS NULL THEN a.backfilled ELSE 0 END,
-    backfilled_at = CASE WHEN a.ended_at IS NULL THEN a.backfilled_at END
+    backfill_after = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfill_after END,
+    backfilled = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled ELSE 0 END,
+    backfilled_at = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled_at END

@@ -13,4 +13,4 @@ FULL JOIN (
 ) o ON n.tenant = o.tenant AND n.key = o.key
 WHERE o.key IS NULL
    OR (n.key IS NULL OR n.watched OPERATOR(pg_catalog.*<>) o.watched)
-      AND {muted} IS DISTINCT FROM {source} || ':' || o.tenant
+      AND {muted} IS DISTINCT FROM '{schema}:' || {source} || ':' || o.tenant

@@ -1,4 +1,4 @@
 -- A part of the trigger function of an adopted table: rows that were deleted, but for those of the tenant whose batch does it.
 SELECT {old_tenant} AS tenant, {old_key} AS key, true AS gone
 FROM {old} o
-WHERE {old_counts} AND {muted} IS DISTINCT FROM {source} || ':' || {old_tenant}
+WHERE {old_counts} AND {muted} IS DISTINCT FROM '{schema}:' || {source} || ':' || {old_tenant}

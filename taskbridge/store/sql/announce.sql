@@ -8,6 +8,6 @@ SELECT set_config('application_name', %(session)s, true),
        set_config(
            'taskbridge.muted',
            CASE WHEN (SELECT count(*) FROM {schema}.pipelines WHERE source = %(source)s) < 2
-               THEN %(source)s || ':' || %(tenant)s ELSE '' END,
+               THEN '{schema}:' || %(source)s || ':' || %(tenant)s ELSE '' END,
            true
        )

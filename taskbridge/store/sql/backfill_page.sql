@@ -9,7 +9,8 @@ WITH page AS MATERIALIZED (
 )
 UPDATE {schema}.adopted a
 SET backfill_after = coalesce((SELECT p.place FROM page p ORDER BY p.at DESC LIMIT 1), a.backfill_after),
-    backfilled = a.backfilled + (SELECT count(*) FROM page),
+    backfill_columns = {columns},
+    backfilled = {so_far} + (SELECT count(*) FROM page),
     backfilled_at = CASE WHEN (SELECT count(*) FROM page) < %(size)s THEN now() END
 WHERE a.source = {source}
 RETURNING a.backfilled, a.backfilled_at IS NOT NULL AS is_done

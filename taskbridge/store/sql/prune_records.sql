@@ -2,7 +2,8 @@
 -- the source has handled or discarded, with what quarantine holds of them and the ids of their messages. What no
 -- criterion matched is nobody's, and stays unless it was given up.
 -- A discarded one is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has another
--- xid when the deletion gets to it, and stays.
+-- xid when it is locked, and stays. One that somebody writes is not waited for: who waited for a writer could be what the
+-- writer waits for next.
 -- Later ids were written later, but for a long transaction; so a page without an old row is the last one for this time,
 -- unless it holds one transaction alone: after a rebase all rows are of one.
 WITH page AS MATERIALIZED (
@@ -39,9 +40,16 @@ WITH page AS MATERIALIZED (
             ELSE {schema}.is_handled(p.xid, p.id, coalesce(c.snapshot, s.start), c.target, c.at_xid, c.at_id) IS NOT TRUE
         END
     ))
+), free AS MATERIALIZED (
+    SELECT r.source, r.tenant, r.key, r.xid, r.id
+    FROM done d
+    JOIN {schema}.records r
+        ON r.source = d.source AND r.tenant = d.tenant AND r.key = d.key AND (r.xid, r.id) = (d.xid, d.id)
+    WHERE NOT %(dry_run)s
+    FOR UPDATE OF r SKIP LOCKED
 ), deleted AS (
-    DELETE FROM {schema}.records r USING done d
-    WHERE NOT %(dry_run)s AND r.source = d.source AND r.tenant = d.tenant AND r.key = d.key AND (r.xid, r.id) = (d.xid, d.id)
+    DELETE FROM {schema}.records r USING free d
+    WHERE r.source = d.source AND r.tenant = d.tenant AND r.key = d.key AND (r.xid, r.id) = (d.xid, d.id)
     RETURNING r.source, r.tenant, r.key
 ), unsaid AS (
     DELETE FROM {schema}.messages m USING deleted d WHERE m.source = d.source AND m.key = d.key

@@ -3,5 +3,6 @@ SELECT id, key, reason, document, recorded_at
 FROM {schema}.records
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND id > %(after)s
     AND (%(reason)s::text IS NULL OR reason = %(reason)s)
+    AND (%(thin)s OR document IS NOT NULL)
 ORDER BY id
 LIMIT %(limit)s
