@@ -146,6 +146,7 @@ ALIASES = (
     "n o c s u w r t d p q a v one two at key gone tenant source muted revision reason deleted document text "
     "json stored wanted watched old new new_rows old_rows excluded records adopted page place places written "
     "taskbridge found tg_op tg_relid size counts external_id xid "
+    "ours keep_ids ignored "
 )
 NAMES = ALIASES.split()
 

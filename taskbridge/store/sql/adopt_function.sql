@@ -4,19 +4,21 @@
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
 DECLARE
+    -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
+    ours oid := (SELECT a.relation FROM {schema}.adopted a WHERE a.source = {source});
     -- Only a superuser could set it in the head of the function.
     keep_ids text := current_setting('taskbridge.keep_ids', true);
+    ignored text := set_config('taskbridge.keep_ids', 'on', true);
 BEGIN
-    -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
-    IF EXISTS (
-        SELECT FROM {schema}.adopted a JOIN pg_class c ON c.oid = a.relation
-        WHERE a.source = {source} AND a.relation <> TG_RELID
-          AND NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) p WHERE p.relid = a.relation)
-    ) THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = format('%s is not the table that was adopted as the source %s', TG_RELID::regclass, {source});
+    IF ours <> TG_RELID AND ours IS DISTINCT FROM pg_partition_root(TG_RELID) THEN
+        -- It may have become a part of another table; where it was dropped, this one was restored.
+        IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) p WHERE p.relid = ours)
+            AND EXISTS (SELECT FROM pg_class c WHERE c.oid = ours)
+        THEN
+            RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+                MESSAGE = format('%s is not the table that was adopted as the source %s', TG_RELID::regclass, {source});
+        END IF;
     END IF;
-    PERFORM set_config('taskbridge.keep_ids', 'on', true);
     IF TG_OP = 'INSERT' THEN
 {came};
     ELSIF TG_OP = 'UPDATE' THEN
@@ -28,7 +30,7 @@ BEGIN
         EXECUTE $truncate$
 {emptied_before}$truncate$ || TG_RELID::regclass::text || $truncate${emptied_after}$truncate$;
     END IF;
-    PERFORM set_config('taskbridge.keep_ids', keep_ids, true);
+    ignored := set_config('taskbridge.keep_ids', keep_ids, true);
     RETURN NULL;
 END
 $taskbridge$
