@@ -132,8 +132,8 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
 def unadopt(source: str, data_dir: Path) -> None:
     """Take the triggers off the table that was adopted as SOURCE, and say what remains.
 
-    Changes are no records any more. What was recorded until then is handled as before, so the table has to stay until
-    nothing is pending.
+    Changes are no records any more. What was recorded until then is handled as before; where the table is dropped, what
+    is pending counts as deleted.
 
     Exit status: 0; 1 the table was in use, or a server went away; 2 no table was adopted as SOURCE.
     """
