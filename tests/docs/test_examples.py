@@ -23,6 +23,8 @@ HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 def own_tables(taskbridge_settings: Settings) -> Iterator[Engine]:
     """The database, with the tables that the page takes for granted."""
     before = dict(DECLARED._declared)
+    # Other tests of this process may have imported an example that declares what the page does.
+    DECLARED._declared.clear()
     engine = connect(taskbridge_settings.postgres_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE orders (id int PRIMARY KEY, customer text, amount numeric)")

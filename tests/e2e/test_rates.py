@@ -33,4 +33,4 @@ def test_a_rate_is_kept_over_several_workers_and_tenants(deployment: Deployment)
     assert len(deployment.deliveries()) == 300
     late = [(seconds, count) for seconds, count in rows if count > (BURST + PER_SECOND * (seconds + 0.1)) * 1.01]
     assert late == []
-    assert len({worker for (worker,) in deployment.rows("SELECT pid FROM ledger")}) > 2
+    assert len({worker for (worker,) in deployment.rows("SELECT pid FROM ledger")}) > 1
