@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import redis
 
 from taskbridge.declaring.policy import Spacing
@@ -130,6 +131,7 @@ def test_plain_calls_after_a_switchover(tmp_path: Path) -> None:
 
 FORKS = """
 import ctypes, os, sys
+import pytest
 import redis
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Gate, Keys
