@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from sqlalchemy import Engine
 
 from tests.cli.program import Program
@@ -55,6 +56,7 @@ def test_what_cannot_be_is_refused_in_one_line(taskbridge: Program) -> None:
     assert taskbridge(*ADOPT, "--print-sql", "--backfill").status == 2
 
 
+@pytest.mark.slow  # 100,000 rows; tests/store has the same, cut in the middle of a page
 def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program, engine: Engine) -> None:
     run(engine, ORDERS, "INSERT INTO orders SELECT n, 'c' || n % 50, n, 'x' FROM generate_series(1, 100000) n")
     place = "SELECT backfilled FROM taskbridge.adopted"

@@ -128,13 +128,25 @@ def test_what_is_no_age_is_named() -> None:
         duration("soon")
 
 
+HELD = """
+CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(31);
+    RETURN OLD;
+END $$;
+CREATE TRIGGER held BEFORE DELETE ON taskbridge.records FOR EACH ROW WHEN (OLD.key = '31-2500') EXECUTE FUNCTION held()
+"""
+
+
 def test_a_signal_ends_it_after_the_step_in_hand_and_what_is_done_is_counted(
     taskbridge: Program, engine: Engine
 ) -> None:
     # given that the third step of five waits for somebody
     write(engine, 5_000)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(HELD)
     with engine.connect() as other:
-        other.exec_driver_sql("SELECT FROM taskbridge.records WHERE key = '31-2500' FOR UPDATE")
+        other.exec_driver_sql("SELECT pg_advisory_xact_lock(31)")
         with taskbridge.started("prune", "--older-than", "1d", "--json") as running:
             wait_until(lambda: waits(engine), "prune waits for the lock")
             running.process.send_signal(signal.SIGINT)
