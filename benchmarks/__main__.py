@@ -63,7 +63,7 @@ def _option(option: Option) -> click.Option:
     )
 
 
-def _print(terminal: Console, report: Report) -> None:
+def _print(terminal: Console | console.Pipe, report: Report) -> None:
     for one in report.tables:
         table = console.table(terminal, *one.columns, title=one.title)
         for row in one.rows:

@@ -80,7 +80,7 @@ def _run(runtime: Runtime, directory: Path, seconds: float, tenants: int) -> Ite
         feeding = threading.Thread(target=_feed, args=(runtime, stopped), daemon=True)
         feeding.start()
         try:
-            wait_until(lambda: list(runtime.cursors_of(INVOICES).every_count(INVOICES)), "the first run", 30)
+            wait_until(lambda: list(runtime.tenants_of(INVOICES).every_count(INVOICES)), "the first run", 30)
             (child,) = process(main_process).children()
             yield child.pid
         finally:

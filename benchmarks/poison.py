@@ -28,7 +28,7 @@ def _measure(records: int, bad: int) -> Report:
                 "poisoned": _drain(runtime, "poisoned", records, bad),
             }
         made = Counter(calls.read_text().split())
-        found = {row["tenant"]: row for row in runtime.cursors_of(INVOICES).every_count(INVOICES)}
+        found = {row["tenant"]: row for row in runtime.tenants_of(INVOICES).every_count(INVOICES)}
     rows = [
         (what, found[tenant]["handled"], found[tenant]["quarantined"], made[tenant], seconds[tenant])
         for what, tenant in (("no bad record", "clean"), (f"record {bad:,} is bad", "poisoned"))

@@ -70,12 +70,12 @@ class Ours:
 
     def work(self, tenants: Sequence[str], calls: int) -> Work:
         """Take the runs from the cursors. One handed everything pending over in one call, or found nothing."""
-        runs = sum(row["runs"] for row in self._runtime.cursors_of(INVOICES).counts(INVOICES, tenants))
+        runs = sum(row["runs"] for row in self._runtime.tenants_of(INVOICES).counts(INVOICES, tenants))
         return Work(runs, calls, runs - calls)
 
     def pending(self) -> int:
         """Ask the view of records' states."""
-        return sum(row["pending"] for row in self._runtime.cursors_of(INVOICES).every_count(INVOICES))
+        return sum(row["pending"] for row in self._runtime.tenants_of(INVOICES).every_count(INVOICES))
 
 
 class Theirs:

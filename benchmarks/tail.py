@@ -31,7 +31,7 @@ from taskbridge.observing.metrics import Metrics
 from taskbridge.process.runtime import Runtime
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.store import record_many
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import within
 
 __all__ = ["PIPELINE", "TAIL"]
 
@@ -248,7 +248,7 @@ def _costs(rounds: _Rounds, tenants: int) -> _Costs:
         samples.append((idle[0], rounds.tail(), idle[1], rounds.base()))
         rounds.quiet(many)
     # With everything that a process keeps from one scrape to the next.
-    metrics = Metrics(rounds.runtime, ticking=False)
+    metrics = Metrics(rounds.runtime)
     looks = (metrics.text, lambda: _status(rounds.runtime))
     times = [median(_ms(look) for _ in range(LOOKS)) for look in looks]
     return _Costs(*(median(found) for found in zip(*samples, strict=True)), *times)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from taskbridge.common.lazy import on_first_use
 
 if TYPE_CHECKING:
     from taskbridge.declaring.batch import Batch, Record, RetryAfter
@@ -41,31 +42,18 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # A module is imported when one of its names is first used: a command's help needs no Celery, a policy no Postgres.
-    _MODULES = {
-        "integration.app": (
-            "app",
-            "notify_event",
-            "notify_many",
-            "record",
-            "record_event",
-            "record_invoice",
-            "record_many",
-        ),
-        "declaring.batch": ("Batch", "Record", "RetryAfter"),
-        "declaring.criteria": ("Criterion",),
-        "integration.installation": ("install",),
-        "declaring.pipeline": ("pipeline",),
-        "declaring.policy": ("DelaySinceLastRun", "LatencyNeutral", "RateLimit"),
-    }
-    _PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
-
-    def __getattr__(name: str) -> Any:
-        place = _PLACES.get(name)
-        if place is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(place), name)
-        return value
+    # A command's help needs no Celery, a policy no Postgres.
+    __getattr__ = on_first_use(
+        __name__,
+        {
+            "integration.app": "app notify_event notify_many record record_event record_invoice record_many",
+            "integration.installation": "install",
+            "declaring.batch": "Batch Record RetryAfter",
+            "declaring.criteria": "Criterion",
+            "declaring.pipeline": "pipeline",
+            "declaring.policy": "DelaySinceLastRun LatencyNeutral RateLimit",
+        },
+    )
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

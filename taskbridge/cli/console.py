@@ -7,7 +7,9 @@ control sequences and characters that turn the direction of writing, is shown as
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+import os
+import sys
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,21 +19,47 @@ from taskbridge.common.texts import printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-__all__ = ["NARROW", "cell", "complain", "emit_json", "plain", "progress", "stderr", "stdout", "table", "tell"]
+__all__ = [
+    "NARROW",
+    "Pipe",
+    "Table",
+    "cell",
+    "complain",
+    "emit_json",
+    "plain",
+    "progress",
+    "stderr",
+    "stdout",
+    "table",
+    "tell",
+]
 
 NARROW: Final = 74
 """Columns that the widest table needs at the least."""
 
 # Where no terminal gives a width, nothing is cut.
-_WIDTH_OF_A_PIPE = 100_000
+_WIDTH_OF_A_PIPE: Final = 100_000
 
 
-def stdout() -> Console:
+class Pipe:
+    """stdout where it is no terminal. Nothing is cut, and rich is not loaded."""
+
+    is_terminal: Final = False
+    width: Final = _WIDTH_OF_A_PIPE
+
+    def print(self, what: object, *, soft_wrap: bool = True) -> None:  # noqa: ARG002 - no line is wrapped
+        """Write a text or a table."""
+        click.echo(str(what))
+
+
+def stdout() -> Console | Pipe:
     """Return a console on stdout. A terminal that is narrower than a table breaks lines rather than lose columns."""
-    return _console(stderr=False, narrowest=NARROW)
+    if sys.stdout.isatty() or "FORCE_COLOR" in os.environ:
+        return _console(stderr=False, narrowest=NARROW)
+    return Pipe()
 
 
 def stderr() -> Console:
@@ -67,23 +95,63 @@ def cell(text: str, style: str = "") -> Text:
     return Text(plain(text), style)
 
 
-def table(terminal: Console, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
-    """Return an empty table: text, which may take several lines, in the first column and in `texts`, else numbers."""
-    from rich import box
-    from rich.table import Table
+class Table:
+    """A table: text, which may take several lines, in the first column and in `texts`, else numbers.
 
-    if terminal.is_terminal:
-        gap = 1 if terminal.width > NARROW + 10 else 0
-        made = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
-    else:
-        made = Table(box=None, padding=(0, 2, 0, 0))
-    made.title, made.title_justify, made.pad_edge = title, "left", False
-    for number, column in enumerate(columns):
-        if number == 0 or column in texts:
-            made.add_column(column, overflow="fold", min_width=8)
-        else:
-            made.add_column(column, justify="right", no_wrap=True, min_width=len(column))
-    return made
+    As a string it is what a pipe gets.
+    """
+
+    def __init__(self, terminal: Console | Pipe, columns: Sequence[str], title: str | None, texts: Container[str]):
+        self._terminal = terminal
+        self._columns = columns
+        self._title = title
+        self._are_texts = [number == 0 or column in texts for number, column in enumerate(columns)]
+        self.rows: list[tuple[str | Text, ...]] = []
+        self.caption: str | None = None
+
+    def add_row(self, *cells: str | Text) -> None:
+        """Add a row; what comes from outside was made `plain` or a `cell`."""
+        self.rows.append(cells)
+
+    def __str__(self) -> str:
+        lines = [self._columns, *(tuple(map(str, row)) for row in self.rows)]
+        widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+        shown = []
+        for line in lines:
+            blanks = [" " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
+            cells = zip(line, blanks, self._are_texts, strict=True)
+            shown.append("  ".join(text + blank if is_text else blank + text for text, blank, is_text in cells))
+        return "\n".join(line.rstrip() for line in ([self._title, *shown] if self._title else shown))
+
+    def __rich__(self) -> RichTable:
+        from rich import box
+        from rich.table import Table as RichTable
+
+        gap = 1 if self._terminal.width > NARROW + 10 else 0
+        made = RichTable(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
+        made.title, made.title_justify, made.pad_edge, made.caption = self._title, "left", False, self.caption
+        for column, is_text in zip(self._columns, self._are_texts, strict=True):
+            if is_text:
+                made.add_column(column, overflow="fold", min_width=8)
+            else:
+                made.add_column(column, justify="right", no_wrap=True, min_width=len(column))
+        for row in self.rows:
+            made.add_row(*row)
+        return made
+
+
+def table(terminal: Console | Pipe, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
+    """Return an empty table."""
+    return Table(terminal, columns, title, texts)
+
+
+def _width(text: str) -> int:
+    """Return how many columns a text takes: East Asian characters take two."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import east_asian_width
+
+    return sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 
 def progress(*, of: bool = False, time_left: bool = False) -> Progress:

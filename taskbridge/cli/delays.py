@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from taskbridge.cli import console
 from taskbridge.cli.times import ago, ahead, iso
+from taskbridge.store import count_unmatched
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from taskbridge.cli.tenants import TenantView
-    from taskbridge.process.runtime import Runtime
+    from taskbridge.declaring.policy import DelaySinceLastRun
+    from taskbridge.process.looking import Looking
     from taskbridge.store import WaitingRecords
 
 __all__ = ["Delays", "look"]
@@ -38,7 +39,9 @@ class Delays:
             "records_waiting": waiting.waiting if waiting else 0,
         }
 
-    def table(self, terminal: Console, tenants: Sequence[TenantView], title: str | None) -> Table:
+    def table(
+        self, terminal: Console | console.Pipe, tenants: Sequence[TenantView], title: str | None
+    ) -> console.Table:
         """Return the table of `status`. The last run is the one that delays count from: the last that took records."""
         counts = {"handled": "handled"} | ({"quarantine": "quarantined"} if terminal.width > console.NARROW else {})
         columns = ("state", "due", "waiting", *counts, "last run", "criterion")
@@ -46,13 +49,13 @@ class Delays:
         for one in tenants:
             waiting = self.waiting.get(one.tenant)
             made.add_row(
-                console.cell(one.tenant),
+                console.plain(one.tenant),
                 one.state,
                 ahead(one.due_seconds),
                 f"{waiting.waiting if waiting else 0:,}",
                 *(f"{one.counts[key]:,}" for key in counts.values()),
                 ago(one.counts["last_taken_at"]),
-                console.cell(waiting.criterion if waiting else "-"),
+                console.plain(waiting.criterion if waiting else "-"),
             )
         return made
 
@@ -62,12 +65,9 @@ class Delays:
         return f"{self.pipeline}: {records} no criterion; `taskbridge unmatched list {self.pipeline}` shows why"
 
 
-def look(runtime: Runtime, pipeline: str, tenants: Sequence[TenantView]) -> Delays | None:
-    """Return what waits for `tenants`, and how much is unmatched; None: the pipeline has no criteria."""
-    criteria, cursors = runtime.pipelines[pipeline].criteria, runtime.cursors_of(pipeline)
-    if criteria is None:
-        return None
-    smallest, pending = criteria.smallest_ms, [one.tenant for one in tenants if one.counts["pending"]]
-    found = {tenant: cursors.waiting(pipeline, tenant, smallest) for tenant in pending}
+def look(runtime: Looking, pipeline: str, policy: DelaySinceLastRun, tenants: Sequence[TenantView]) -> Delays:
+    """Return what waits for `tenants`, and how much is unmatched."""
+    there, pending = runtime.tenants_of(pipeline), [one.tenant for one in tenants if one.counts["pending"]]
+    found = {tenant: there.waiting(pipeline, tenant, policy.smallest_ms) for tenant in pending}
     waiting = {tenant: records for tenant, records in found.items() if records is not None}
-    return Delays(pipeline, runtime.records_of(pipeline).count_unmatched(), waiting)
+    return Delays(pipeline, count_unmatched(runtime.database, runtime.source_of(pipeline)), waiting)

@@ -21,6 +21,7 @@ from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
+    from taskbridge.process.looking import Looking
     from taskbridge.process.runtime import Runtime
 
 __all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "looking", "need_data", "ready", "runtime", "served"]
@@ -37,9 +38,9 @@ def runtime() -> Runtime:
     return runtime_of(app)
 
 
-def looking() -> Runtime:
-    """Return a runtime for a command that changes nothing: without Celery, which takes as long to load as all else."""
-    from taskbridge.process.runtime import Looking
+def looking() -> Looking:
+    """Return what a command needs that changes nothing."""
+    from taskbridge.process.looking import Looking
 
     return Looking(Settings.read())
 
@@ -98,7 +99,7 @@ def need_data(data_dir: Path) -> None:
         )
 
 
-def ready(runtime: Runtime, *, migrate: bool) -> None:
+def ready(runtime: Looking, *, migrate: bool) -> None:
     """See that everything can be used; with `migrate` the schema is brought up to date, else it must be.
 
     Raises:

@@ -30,7 +30,7 @@ def metrics(data_dir: Path) -> None:
     from taskbridge.observing.metrics import Metrics
 
     environment.existing(data_dir)
-    look = Metrics(environment.runtime(), ticking=False)
+    look = Metrics(environment.looking())
     click.echo(look.text(), nl=False)
     for problem in look.problems:
         console.complain(problem)

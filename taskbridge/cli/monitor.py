@@ -9,7 +9,6 @@ from typing import Final, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.tenants import Totals, busiest, totals
@@ -129,7 +128,7 @@ class Monitor:
                 yield f"{one.pipeline}: the circuit is open: everything fails; `taskbridge status` shows the errors"
             tenant = one.backlog.fails
             if tenant is not None:
-                (row,) = self._runtime.cursors_of(one.pipeline).counts(one.pipeline, [tenant], 1)
+                (row,) = self._runtime.tenants_of(one.pipeline).counts(one.pipeline, [tenant], 1)
                 yield f"{one.pipeline}: {one.backlog.failing:,} tenants fail; {tenant}: {row['last_error']}"
 
     def _print_change(self, wholes: list[Totals]) -> None:
@@ -139,7 +138,7 @@ class Monitor:
             console.tell(line)
 
 
-def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> Table:
+def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> console.Table:
     """Show as many tenants as the terminal has lines for, the busiest first, and what it has columns for."""
     room = max(1, terminal.size.height - 6 - len(wholes))
     found = {one.pipeline: busiest(runtime, one, room) for one in wholes}

@@ -54,7 +54,7 @@ class _Scope:
         """Return the tenants with pending records."""
         if self.tenant is None:
             return sorted(self.runtime.pending(self.pipeline))
-        counts = self.runtime.cursors_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
+        counts = self.runtime.tenants_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
         return [row["tenant"] for row in counts if row["pending"]]
 
     def paused(self, paused: Paused) -> bool:
@@ -183,14 +183,14 @@ def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Sco
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
     """Wait until nothing is left. Return what is left, by tenant, and whether all of that is paused."""
-    pauses, cursors = scope.runtime.pauses, scope.runtime.cursors_of(scope.pipeline)
+    pauses, there = scope.runtime.pauses, scope.runtime.tenants_of(scope.pipeline)
     deadline = time.monotonic() + timeout
     snapshot = pauses.snapshot()
     tenants, told = scope.pending(), False
     while True:
         interrupts.check()
         before = time.monotonic()
-        left = cursors.pending_before(scope.pipeline, tenants, snapshot)
+        left = there.pending_before(scope.pipeline, tenants, snapshot)
         held = pauses.of(scope.pipeline)
         paused = all(held.holding(tenant) for tenant in left)
         after = time.monotonic()

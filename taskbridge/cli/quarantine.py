@@ -193,7 +193,7 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
+        runtime = environment.looking()
         environment.ready(runtime, migrate=origin is Origin.OURS)
         yield runtime.quarantine_of(pipeline), runtime.pauses, origin
 
@@ -242,7 +242,7 @@ def _show(pipeline: str, records: Sequence[QuarantinedRecord], count: int, what:
     table = console.table(terminal, "id", "tenant", "state", "attempts", "since", "reason", texts=("tenant", "reason"))
     for one in records:
         numbers = (one.state, "-" if one.cause == "rejected" else f"{one.attempts:,}", ago(one.quarantined_at))
-        table.add_row(console.cell(one.external_id), console.cell(one.tenant), *numbers, console.cell(one.reason))
+        table.add_row(console.plain(one.external_id), console.plain(one.tenant), *numbers, console.plain(one.reason))
     terminal.print(table)
     if count > len(records):
         terminal.print(f"and {count - len(records):,} more (--limit shows more)")

@@ -21,9 +21,9 @@ def collect(runtime: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
     The first three are the file's, `seconds` is from the first invoice sent until idle, and all others are those of
     the database, earlier imports included. `first_event_ms` is from a burst's first event to its first batch handled.
     """
-    cursors = runtime.cursors_of(INVOICES)
-    counts = list(cursors.every_count(INVOICES))
-    deliveries, duplicates = cursors.delivery_counts(INVOICES)
+    tenants = runtime.tenants_of(INVOICES)
+    counts = list(tenants.every_count(INVOICES))
+    deliveries, duplicates = tenants.delivery_counts(INVOICES)
     return {
         "imported": sent.written,
         "unchanged": sent.unchanged,
@@ -43,7 +43,7 @@ def show(figures: dict[str, Any]) -> None:
     for tenant, row in figures["tenants"].items():
         first = row["first_event_ms"]
         numbers = [f"{row[name]:,}" for name in _COUNTERS[:-1]]
-        table.add_row(console.cell(tenant), *numbers, "-" if first is None else f"{first:,}")
+        table.add_row(console.plain(tenant), *numbers, "-" if first is None else f"{first:,}")
     if table.rows:
         terminal.print(table)
     terminal.print(_sentence(figures))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.cli import console, delays, environment
-from taskbridge.cli.delays import Delays
+from taskbridge.cli import console, environment
 from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.times import ago, ahead, iso, moment
@@ -20,11 +19,11 @@ from taskbridge.common.names import check_tenant
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
+    from taskbridge.cli.delays import Delays
     from taskbridge.cli.tenants import TenantView, Totals
     from taskbridge.gate import CircuitStatus
-    from taskbridge.process.runtime import Runtime
+    from taskbridge.process.looking import Looking
     from taskbridge.store import Pause
 
 __all__ = ["status"]
@@ -164,10 +163,10 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(
             runtime.pipelines.names()
         )
-        unmatched = unmatched_sources(runtime.engine).items()
+        unmatched = unmatched_sources(runtime.database).items()
         strangers = {name: count for name, count in unmatched if name not in sources}
         parked = _parked(runtime)
-        undeclared = undeclared_pipelines(runtime.engine, runtime.pipelines.names())
+        undeclared = undeclared_pipelines(runtime.database, runtime.pipelines.names())
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
@@ -188,7 +187,7 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         raise click.exceptions.Exit(1)
 
 
-def _parked(runtime: Runtime) -> int | None:
+def _parked(runtime: Looking) -> int | None:
     """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
     if runtime.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
         return None
@@ -196,21 +195,29 @@ def _parked(runtime: Runtime) -> int | None:
     return int(count)
 
 
-def _look(runtime: Runtime, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
+def _look(runtime: Looking, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
     from taskbridge.cli.tenants import page, totals, view
 
-    tenants, more = (
-        page(runtime, pipeline, after, limit) if tenant is None else (view(runtime, pipeline, tenant), False)
-    )
+    whole = totals(runtime, pipeline)
+    tenants, more = page(runtime, whole, after, limit) if tenant is None else (view(runtime, pipeline, tenant), False)
     return _Standing(
         pipeline,
         tenants,
         more,
-        totals(runtime, pipeline),
-        delays.look(runtime, pipeline, tenants),
-        runtime.pauses.of(pipeline).whole,
-        runtime.gate.circuit(pipeline),
+        whole,
+        _delays(runtime, pipeline, tenants),
+        whole.paused.whole,
+        whole.survey.circuit,
     )
+
+
+def _delays(runtime: Looking, pipeline: str, tenants: list[TenantView]) -> Delays | None:
+    policy = runtime.pipelines[pipeline].criteria
+    if policy is None:
+        return None
+    from taskbridge.cli import delays
+
+    return delays.look(runtime, pipeline, policy, tenants)
 
 
 def _as_json(found: _Standing) -> dict[str, Any]:
@@ -258,14 +265,14 @@ def _show(found: dict[str, _Standing]) -> None:
             terminal.print(console.plain(sentence))
 
 
-def _table(terminal: Console, tenants: list[TenantView], title: str | None) -> Table:
+def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None) -> console.Table:
     columns = ("state", "lease", "pending", "handled", "quarantine", "last run", "events", "runs")
     made = console.table(terminal, "tenant", *columns, title=title)
     for one in tenants:
         counts = [f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined")]
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
-        made.add_row(console.cell(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
+        made.add_row(console.plain(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
     return made
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskbridge.cli.times import moment
 from taskbridge.gate import RunnerStatus, State, Survey
-from taskbridge.process.runtime import Runtime
-from taskbridge.store import Backlog, Pause, read_backlogs
+from taskbridge.store import Backlog, Pause, Paused, read_backlogs
+
+if TYPE_CHECKING:
+    from taskbridge.process.looking import Looking
+    from taskbridge.process.runtime import Runtime
 
 __all__ = ["TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "totals", "view"]
 
@@ -96,6 +99,7 @@ class Totals:
     pipeline: str
     survey: Survey
     backlog: Backlog
+    paused: Paused
 
     def __str__(self) -> str:
         seen = self.backlog
@@ -103,53 +107,49 @@ class Totals:
         return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
 
 
-def totals(runtime: Runtime, pipeline: str) -> Totals:
+def totals(runtime: Looking, pipeline: str) -> Totals:
     """Return how a pipeline stands. What it costs does not grow with the tenants that there are."""
     survey = runtime.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
     source = runtime.pipelines[pipeline].source
-    backlogs = read_backlogs(runtime.engine, {pipeline: source}, {pipeline: survey.tenants})
-    return Totals(pipeline, survey, backlogs[pipeline])
+    backlogs = read_backlogs(runtime.database, {pipeline: source}, {pipeline: survey.tenants})
+    return Totals(pipeline, survey, backlogs[pipeline], runtime.pauses.of(pipeline))
 
 
-def view(runtime: Runtime, pipeline: str, tenant: str) -> list[TenantView]:
+def view(runtime: Looking, pipeline: str, tenant: str) -> list[TenantView]:
     """Return a tenant, if it has records, a cursor, a runner or a pause."""
-    rows = runtime.cursors_of(pipeline).counts(pipeline, [tenant])
-    return _views(runtime, pipeline, {row["tenant"]: row for row in rows}, [tenant], tenant)
+    rows = runtime.tenants_of(pipeline).counts(pipeline, [tenant])
+    return _views(runtime, pipeline, rows, [tenant], runtime.pauses.of(pipeline))
 
 
-def busiest(runtime: Runtime, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
+def busiest(runtime: Looking, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
     """Return up to `limit` tenants, and whether there are more: those whose runners are due first, then by name.
 
     What it costs is bounded as that of `page`.
     """
-    cursors, first = runtime.cursors_of(whole.pipeline), whole.survey.tenants[: limit + 1]
-    names = list(dict.fromkeys([*first, *cursors.tenants_after(whole.pipeline, "", limit + 1)]))
+    tenants, first = runtime.tenants_of(whole.pipeline), whole.survey.tenants[: limit + 1]
+    names = list(dict.fromkeys([*first, *tenants.after(whole.pipeline, "", limit + 1)]))
     shown = names[:limit]
-    rows = {row["tenant"]: row for row in cursors.counts(whole.pipeline, shown, MOST_COUNTED)}
-    views = {one.tenant: one for one in _views(runtime, whole.pipeline, rows, shown, None)}
-    return [views[name] for name in shown if name in views], len(names) > limit
+    rows = tenants.counts(whole.pipeline, shown, MOST_COUNTED)
+    return _views(runtime, whole.pipeline, rows, shown, whole.paused), len(names) > limit
 
 
-def page(runtime: Runtime, pipeline: str, after: str, limit: int) -> tuple[list[TenantView], bool]:
+def page(runtime: Looking, whole: Totals, after: str, limit: int) -> tuple[list[TenantView], bool]:
     """Return the next `limit` tenants by name, after "" the first ones, and whether more follow.
 
     What it costs does not grow with the tenants that there are. Of each tenant up to `MOST_COUNTED` records count.
     """
-    cursors = runtime.cursors_of(pipeline)
-    others = {*runtime.gate.survey([pipeline], MOST_RUNNERS)[pipeline].tenants, *runtime.pauses.of(pipeline).tenants}
-    names = sorted({*cursors.tenants_after(pipeline, after, limit + 1), *(name for name in others if name > after)})
+    pipeline, tenants = whole.pipeline, runtime.tenants_of(whole.pipeline)
+    others = {*whole.survey.tenants, *whole.paused.tenants}
+    names = sorted({*tenants.after(pipeline, after, limit + 1), *(name for name in others if name > after)})
     shown = names[:limit]
-    rows = {row["tenant"]: row for row in cursors.counts(pipeline, shown, MOST_COUNTED)}
-    views = _views(runtime, pipeline, rows, shown, None)
-    return [one for one in views if one.tenant in set(shown)], len(names) > limit
+    rows = tenants.counts(pipeline, shown, MOST_COUNTED)
+    return _views(runtime, pipeline, rows, shown, whole.paused), len(names) > limit
 
 
 def _views(
-    runtime: Runtime, pipeline: str, counts: Mapping[str, dict[str, Any]], active: Sequence[str], tenant: str | None
+    runtime: Looking, pipeline: str, rows: Sequence[dict[str, Any]], names: Sequence[str], paused: Paused
 ) -> list[TenantView]:
-    paused = runtime.pauses.of(pipeline)
-    held = {name for name in paused.tenants if tenant in (None, name)}
-    names = sorted(counts.keys() | set(active) | held)
+    counts = {row["tenant"]: row for row in rows}
     now_ms = runtime.gate.now_ms()
     views = [
         TenantView(
@@ -162,7 +162,8 @@ def _views(
         )
         for name, runner in zip(names, runtime.gate.look(pipeline, names), strict=True)
     ]
-    return [one for one in views if one.tenant in counts or one.tenant in held or one.runner.deadline_ms is not None]
+    known = counts.keys() | paused.tenants.keys()
+    return [one for one in views if one.tenant in known or one.runner.deadline_ms is not None]
 
 
 def is_idle(runtime: Runtime) -> bool:

@@ -49,20 +49,21 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
 
     Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
     """
-    from taskbridge.producing.recording import criteria_of
-    from taskbridge.store import unmatched_sources
+    from taskbridge.store import count_unmatched, read_unmatched, unmatched_sources
 
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
+        runtime = environment.looking()
         environment.ready(runtime, migrate=origin is Origin.OURS)
         if pipeline is None:
-            _count(unmatched_sources(runtime.engine), as_json=as_json)
+            _count(unmatched_sources(runtime.database), as_json=as_json)
             return
-        count = runtime.records_of(pipeline).count_unmatched()
+        count = count_unmatched(runtime.database, runtime.source_of(pipeline))
         if not count:
+            from taskbridge.producing.recording import criteria_of
+
             criteria_of(runtime, pipeline)
-        records = list(islice(runtime.records_of(pipeline).unmatched(), limit))
+        records = list(islice(read_unmatched(runtime.database, runtime.source_of(pipeline)), limit))
     if as_json:
         console.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
     else:
@@ -115,7 +116,7 @@ def _count(counts: dict[str, int], *, as_json: bool) -> None:
     if not counts:
         terminal.print("a criterion matched every record")
     for pipeline, count in counts.items():
-        terminal.print(console.cell(f"{pipeline}: {count:,} unmatched"))
+        terminal.print(console.plain(f"{pipeline}: {count:,} unmatched"))
 
 
 @unmatched.command(
@@ -148,7 +149,7 @@ def discard_them(
     if as_json:
         console.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
     else:
-        console.stdout().print(console.cell(f"{pipeline}: {len(done):,} discarded"))
+        console.stdout().print(console.plain(f"{pipeline}: {len(done):,} discarded"))
 
 
 def _as_json(record: UnmatchedRecord) -> dict[str, Any]:
@@ -163,8 +164,8 @@ def _show(pipeline: str, records: list[UnmatchedRecord], count: int) -> None:
     table = console.table(terminal, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
     for one in records:
         at = f"{one.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
-        texts = (console.cell(one.reason), console.cell(_shortened(one.payload)))
-        table.add_row(console.cell(one.message_id), str(one.id), at, *texts)
+        texts = (console.plain(one.reason), console.plain(_shortened(one.payload)))
+        table.add_row(console.plain(one.message_id), str(one.id), at, *texts)
     terminal.print(table)
     if count > len(records):
         terminal.print(f"and {count - len(records):,} more (--limit shows more)")
@@ -182,7 +183,7 @@ def _show_matched(tenants: Counter[str], reasons: Counter[str]) -> None:
         return
     table = console.table(terminal, "reason", "records")
     for reason, count in reasons.most_common(SHOWN_REASONS):
-        table.add_row(console.cell(reason), f"{count:,}")
+        table.add_row(console.plain(reason), f"{count:,}")
     terminal.print(table)
     if len(reasons) > SHOWN_REASONS:
         terminal.print(f"and {len(reasons) - SHOWN_REASONS:,} more reasons (--json lists all)")

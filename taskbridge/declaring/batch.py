@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, Literal, overload
-
-from sqlalchemy import Connection
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from taskbridge.common.limits import OPTIONS
 from taskbridge.common.texts import storable
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 __all__ = ["Batch", "Record", "RetryAfter"]
 

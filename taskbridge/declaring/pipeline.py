@@ -9,21 +9,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from taskbridge.common.limits import OPTIONS
 from taskbridge.common.names import check_pipeline_name, check_source_name
 from taskbridge.common.texts import shown
-from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
+
+if TYPE_CHECKING:
+    from taskbridge.declaring.batch import Batch
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
 INVOICES: Final = "invoices"
 
-Handler = Callable[[Batch], Awaitable[None] | None]
-H = TypeVar("H", bound=Handler)
+Handler: TypeAlias = "Callable[[Batch], Awaitable[None] | None]"
+H = TypeVar("H", bound="Handler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,20 @@
 """The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
 
-from taskbridge.declaring.policy import Spacing
-from taskbridge.gate.gate import Gate
-from taskbridge.gate.keys import OURS, Keys, Queue
-from taskbridge.gate.looking import OLDEST_REDIS
-from taskbridge.gate.transitions import Answer, State
-from taskbridge.gate.values import (
-    Begun,
-    Blame,
-    CircuitStatus,
-    Due,
-    Hold,
-    Outcome,
-    Reminder,
-    RunnerStatus,
-    Settlement,
-    Survey,
-    TailHold,
-    Timing,
-)
-from taskbridge.gate.wire import client
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskbridge.common.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from taskbridge.declaring.policy import Spacing
+    from taskbridge.gate.gate import Gate
+    from taskbridge.gate.keys import OURS, Keys, Queue
+    from taskbridge.gate.looking import OLDEST_REDIS, CircuitStatus, Hold, RunnerStatus, Survey
+    from taskbridge.gate.state import State
+    from taskbridge.gate.transitions import Answer
+    from taskbridge.gate.values import Begun, Blame, Due, Outcome, Reminder, Settlement, TailHold, Timing
+    from taskbridge.gate.wire import client
 
 __all__ = [
     "OLDEST_REDIS",
@@ -44,3 +39,18 @@ __all__ = [
     "Timing",
     "client",
 ]
+
+if not TYPE_CHECKING:
+    # Who only looks needs no script.
+    __getattr__ = on_first_use(
+        __name__,
+        {
+            "gate": "Gate Spacing",
+            "keys": "OURS Keys Queue",
+            "looking": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
+            "state": "State",
+            "transitions": "Answer",
+            "values": "Begun Blame Due Outcome Reminder Settlement TailHold Timing",
+            "wire": "client",
+        },
+    )

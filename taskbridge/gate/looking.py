@@ -3,21 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
 
 import redis
 
 from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys
-from taskbridge.gate.transitions import State
-from taskbridge.gate.values import CircuitStatus, Hold, RunnerStatus, Survey
+from taskbridge.gate.state import State
 
-__all__ = ["OLDEST_REDIS", "Looking"]
+__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Looking", "RunnerStatus", "Survey"]
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
 WAITS_FOR_TURN: Final = ("turn", "found")
 """What the field `held` of a tenant's runner says when it waits for its turn."""
+
+
+class Hold(StrEnum):
+    """What a tenant that is held waits for."""
+
+    TURN = "turn"
+    WAIT_QUEUE = "wait queue"
+    """A free run slot of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
+    RATE = "rate"
+    RETRY = "retry"
+    """The time until which it is held: a back-off, or what its handler asked for."""
+
+
+class CircuitStatus(NamedTuple):
+    """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
+
+    `opened` counts how often it opened, `probes` how many probes failed since it did.
+    """
+
+    open: bool
+    until_ms: int | None
+    probes: int
+    opened: int
+    opened_at_ms: int | None
+    closed_at_ms: int | None
+    waiting: int
+    rests_until_ms: int | None = None
+    """The downstream asked the whole pipeline to wait until then."""
+
+
+class Survey(NamedTuple):
+    """How a pipeline stands: the `tenants` with the earliest deadlines, and how many have a runner.
+
+    `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
+    replaced, `republished` messages that were published again, both as far back as Redis remembers.
+    """
+
+    tenants: list[str]
+    runners: int
+    overdue_ms: int
+    replaced: int
+    republished: int
+    circuit: CircuitStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatus:
+    """One tenant as the gate sees it. Times are milliseconds of the Unix epoch by Redis's clock; None: not set."""
+
+    state: State
+    token: str | None
+    events: int
+    runs: int
+    held: bool
+    waits_for_turn: bool
+    began_ms: int | None
+    deadline_ms: int | None
+    lease_ends_ms: int | None
+    hold: Hold | None = None
+    """What it waits for; None: it is not held."""
 
 
 class Looking:

@@ -47,16 +47,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 
+from taskbridge.gate.state import State
+
 __all__ = ["TRANSITIONS", "Answer", "Condition", "Row", "State", "Verb", "choose"]
-
-
-class State(StrEnum):
-    """Where a tenant's runner stands. An idle tenant has no key in Redis."""
-
-    IDLE = "idle"
-    WAITING = "waiting"
-    QUEUED = "queued"
-    RUNNING = "running"
 
 
 class Verb(StrEnum):

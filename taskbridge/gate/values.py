@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from taskbridge.gate.transitions import State
-
 __all__ = [
     "Begun",
     "Blame",
-    "CircuitStatus",
     "Due",
-    "Hold",
     "Outcome",
     "Reminder",
-    "RunnerStatus",
     "Settlement",
-    "Survey",
     "TailHold",
     "Timing",
 ]
@@ -91,34 +85,6 @@ class Begun(NamedTuple):
     died: bool = False
 
 
-class Hold(StrEnum):
-    """What a tenant that is held waits for."""
-
-    TURN = "turn"
-    WAIT_QUEUE = "wait queue"
-    """A free run slot of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
-    RATE = "rate"
-    RETRY = "retry"
-    """The time until which it is held: a back-off, or what its handler asked for."""
-
-
-class CircuitStatus(NamedTuple):
-    """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
-
-    `opened` counts how often it opened, `probes` how many probes failed since it did.
-    """
-
-    open: bool
-    until_ms: int | None
-    probes: int
-    opened: int
-    opened_at_ms: int | None
-    closed_at_ms: int | None
-    waiting: int
-    rests_until_ms: int | None = None
-    """The downstream asked the whole pipeline to wait until then."""
-
-
 class Due(NamedTuple):
     """Whom a ticker should start. Milliseconds until it should look again, and since the oldest deadline that passed.
 
@@ -152,35 +118,3 @@ class TailHold(NamedTuple):
     wait_ms: int
     lost: bool
     ends_ms: int
-
-
-class Survey(NamedTuple):
-    """How a pipeline stands: the `tenants` with the earliest deadlines, and how many have a runner.
-
-    `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
-    replaced, `republished` messages that were published again, both as far back as Redis remembers.
-    """
-
-    tenants: list[str]
-    runners: int
-    overdue_ms: int
-    replaced: int
-    republished: int
-    circuit: CircuitStatus
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerStatus:
-    """One tenant as the gate sees it. Times are milliseconds of the Unix epoch by Redis's clock; None: not set."""
-
-    state: State
-    token: str | None
-    events: int
-    runs: int
-    held: bool
-    waits_for_turn: bool
-    began_ms: int | None
-    deadline_ms: int | None
-    lease_ends_ms: int | None
-    hold: Hold | None = None
-    """What it waits for; None: it is not held."""

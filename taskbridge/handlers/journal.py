@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.store.queries import queries
+
+if TYPE_CHECKING:
+    from taskbridge.declaring.batch import Batch
 
 __all__ = ["JOURNAL", "journal"]
 

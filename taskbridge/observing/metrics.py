@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
@@ -27,9 +27,12 @@ from prometheus_client.registry import Collector
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate import Survey
-from taskbridge.process.runtime import Runtime
+from taskbridge.process.looking import Looking
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+
+if TYPE_CHECKING:
+    from taskbridge.process.runtime import Runtime
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
 
@@ -167,12 +170,13 @@ Values = dict[str, dict[str, float | Histogram]]
 class Metrics(Collector):
     """Collects all metrics when it is asked. One server that is away costs the metrics that need it, and no more.
 
-    `ticking`: this process has a ticker. `problems` has a sentence for each server that did not answer the last time.
+    `ticker`: the runtime of a process that has one, for what only it sees. `problems` has a sentence for each server
+    that did not answer the last time.
     """
 
-    def __init__(self, runtime: Runtime, *, ticking: bool) -> None:
+    def __init__(self, runtime: Looking, ticker: Runtime | None = None) -> None:
         self._runtime = runtime
-        self._ticking = ticking
+        self._ticker = ticker
         self._redis, self._postgres = _Server("Redis"), _Server("Postgres")
         self._sums = _Sums(runtime)
         self._alone = threading.Lock()
@@ -198,7 +202,7 @@ class Metrics(Collector):
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
         standing = self._ask(
             self._postgres,
-            lambda: (read_ages(runtime.engine, names), read_backlogs(runtime.engine, sources, tenants)),
+            lambda: (read_ages(runtime.database, names), read_backlogs(runtime.database, sources, tenants)),
         )
         values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": standing is not None}}
         if surveys is not None:
@@ -206,12 +210,12 @@ class Metrics(Collector):
         if standing is not None:
             ages, backlogs = standing
             values |= _of_ages(ages)
-            counters = self._sums.look(names, SUMS_TIMEOUT if self._ticking else ANSWER_TIMEOUT)
+            counters = self._sums.look(names, ANSWER_TIMEOUT if self._ticker is None else SUMS_TIMEOUT)
             values |= _of_counters(counters) if counters is not None else {}
             values |= _of_backlogs(backlogs) if surveys is not None else {}
-        if self._ticking:
-            values["taskbridge_tick_lateness_seconds"] = {name: runtime.lateness[name] for name in names}
-            values["taskbridge_orphaned_tenants_total"] = {name: runtime.orphaned[name] for name in names}
+        if self._ticker is not None:
+            values["taskbridge_tick_lateness_seconds"] = {name: self._ticker.lateness[name] for name in names}
+            values["taskbridge_orphaned_tenants_total"] = {name: self._ticker.orphaned[name] for name in names}
         return values
 
     def _ask(self, server: _Server, question: Callable[[], T]) -> T | None:
@@ -221,7 +225,7 @@ class Metrics(Collector):
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
             self.problems.append(sentence)
-            if self._ticking:
+            if self._ticker is not None:
                 log.warning("metrics: %s", sentence)
             return None
 
@@ -229,7 +233,7 @@ class Metrics(Collector):
 class _Sums:
     """The counters, sums over all cursors: read in a thread of its own, for at most a hundredth of the time."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Looking) -> None:
         self._runtime = runtime
         self._found: dict[str, Counters] | None = None
         self._thread: threading.Thread | None = None
@@ -249,7 +253,7 @@ class _Sums:
     def _read(self, names: Sequence[str]) -> None:
         started = time.monotonic()
         try:
-            self._found = read_counters(self._runtime.engine, names)
+            self._found = read_counters(self._runtime.database, names)
         except Exception as error:
             log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
         took = time.monotonic() - started

@@ -27,7 +27,7 @@ def serve(runtime: Runtime) -> Callable[[], None]:
 
     address, port = runtime.settings.metrics_address, runtime.settings.metrics_port
     try:
-        server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(runtime, ticking=True)))
+        server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(runtime, runtime)))
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"metrics cannot be served on {address}, port {port} ({error}): end what uses it, or correct "

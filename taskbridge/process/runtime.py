@@ -1,4 +1,4 @@
-"""What one process needs to work: settings, pipelines, the gate, the cursors. Made when it is first used.
+"""What one process needs to work: the gate, the cursors, the broker. Made when it is first used.
 
 A forked child makes its own: connections are not shared across a fork.
 """
@@ -12,40 +12,26 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-import redis
-from sqlalchemy import Engine
-
 from taskbridge.common.histogram import Histogram
-from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
-from taskbridge.errors import ConfigurationError, TaskBridgeError
-from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, client, message
-from taskbridge.handlers.journal import JOURNAL
+from taskbridge.errors import TaskBridgeError
+from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, message
 from taskbridge.process.heartbeat import Heartbeat
+from taskbridge.process.looking import Looking
 from taskbridge.process.pace import Pace
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.settings import Settings
-from taskbridge.store import (
-    Cursors,
-    Pauses,
-    Quarantine,
-    Records,
-    Tails,
-    check_cluster,
-    check_schema,
-    check_version,
-    connect,
-    know,
-)
+from taskbridge.store import Cursors, Records, Tails
 
 if TYPE_CHECKING:
     from celery import Celery
+    from sqlalchemy import Engine
 
     from taskbridge.process.event_loop import EventLoop
 
-__all__ = ["Looking", "Runtime", "afresh", "keys_of", "runtime_of", "serves"]
+__all__ = ["Runtime", "afresh", "keys_of", "runtime_of", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -57,12 +43,12 @@ BROKER_REST: Final = 1.0
 """Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
 
 
-class Runtime:
+class Runtime(Looking):
     """One process's connections and pipelines."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
+        super().__init__(settings)
         self.app = app
-        self.settings = settings
         self.slots = 1
         """How many runs can be on at a time in the worker of this process."""
         self.idle_slots: Callable[[], int] | None = None
@@ -79,45 +65,6 @@ class Runtime:
         So who comes next, with an event say, begins when the runs that are on end once.
         """
         return (self.slots + 1) // 2
-
-    @cached_property
-    def pipelines(self) -> Pipelines:
-        """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.
-
-        A deployment with pipelines of its own must not take invoices that are for another's handler.
-
-        Raises:
-            ConfigurationError: a module does not import, or none of them declares a pipeline.
-        """
-        modules = self.settings.pipelines
-        DECLARED.load(modules)
-        if not modules:
-            return DECLARED.beside(JOURNAL)
-        if not DECLARED.names():
-            raise ConfigurationError(
-                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, where no pipeline is declared: "
-                "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
-            )
-        return DECLARED
-
-    @cached_property
-    def redis(self) -> redis.Redis:
-        """The gate's client. Times out rather than hang where Redis does not answer."""
-        if not self.settings.redis_url:
-            raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
-        try:
-            return client(self.settings.redis_url)
-        except ValueError:
-            # The text may hold a part of the password.
-            raise ConfigurationError(
-                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
-                "percent-encoded"
-            ) from None
-
-    @property
-    def keys(self) -> Keys:
-        """The deployment's keys and queues."""
-        return Keys(self.settings.key_prefix)
 
     @cached_property
     def gate(self) -> Gate:
@@ -138,13 +85,10 @@ class Runtime:
             queue_prefix=prefix,
         )
 
-    @cached_property
-    def engine(self) -> Engine:
-        """The pool of connections to Postgres."""
-        if not self.settings.postgres_url:
-            raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
-        settings = self.settings
-        return connect(settings.postgres_url, settings.schema, statement_timeout=settings.statement_timeout)
+    @property
+    def database(self) -> Engine:
+        """The pool: whatever a worker does goes through it."""
+        return self.engine
 
     def cursors_of(self, pipeline: str) -> Cursors:
         """Return the cursors over the source that a pipeline reads.
@@ -164,23 +108,7 @@ class Runtime:
 
     def records_of(self, pipeline: str) -> Records:
         """Return the messages of a pipeline's source; of a pipeline that nobody declares, those under its name."""
-        declared = self.pipelines.names()
-        return Records(self.engine, self.pipelines[pipeline].source if pipeline in declared else pipeline)
-
-    def know(self, pipeline: Pipeline) -> None:
-        """Let the database know the pipeline, once in this process.
-
-        Raises:
-            InvalidPolicy: it has read another source until now.
-        """
-        if self._known.get(pipeline.name) != pipeline.source:
-            has_criteria = pipeline.criteria is not None
-            know(self.engine, pipeline.name, pipeline.source, pipeline.start, has_criteria=has_criteria)
-            self._known[pipeline.name] = pipeline.source
-
-    @cached_property
-    def _known(self) -> dict[str, str]:
-        return {}
+        return Records(self.engine, self.source_of(pipeline))
 
     @cached_property
     def _cursors(self) -> dict[str, Cursors]:
@@ -223,15 +151,6 @@ class Runtime:
         return self.tails.pending(pipeline, declared.source)
 
     @cached_property
-    def pauses(self) -> Pauses:
-        """What an operator holds."""
-        return Pauses(self.engine)
-
-    def quarantine_of(self, pipeline: str) -> Quarantine:
-        """Return the quarantine of the source that a pipeline reads; raises as `cursors_of`."""
-        return Quarantine(self.engine, self.pipelines[pipeline].source)
-
-    @cached_property
     def heartbeat(self) -> Heartbeat:
         """The heartbeat of this process's runs."""
         return Heartbeat(self.settings.runner_ttl)
@@ -252,17 +171,10 @@ class Runtime:
         """Connect everything, so that a worker that could not work says so before it takes a message.
 
         Raises:
-            TaskBridgeError: a pipeline module does not import, a server cannot be used or is too old, the schema is
-                not this version's, or the database was restored into another cluster.
+            TaskBridgeError: as `Looking.check`, or a server cannot be used.
         """
         with speaking_plainly():
-            self.pipelines.names()
-            self.gate.check_version()
-            check_version(self.engine)
-            check_schema(self.engine)
-            check_cluster(self.engine)
-            for name in self.pipelines.names():
-                self.know(self.pipelines[name])
+            super().check()
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         """Publish a run the ordinary way."""
@@ -334,21 +246,6 @@ class Runtime:
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
         self.slots = slots
-
-
-class Looking(Runtime):
-    """A runtime without a Celery app, for a command that only reads: its gate publishes nothing."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(cast("Celery", None), settings)
-
-    def make_gate(self, kind: type[G]) -> G:
-        """Return a gate of a kind, on the Redis and with the keys of this process."""
-
-        def publish(*_: object) -> None:
-            raise TypeError("nothing is published here")
-
-        return kind(self.redis, self.keys, publish=publish)
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()

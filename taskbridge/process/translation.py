@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import psycopg
 import redis
-from sqlalchemy.exc import DBAPIError, OperationalError
 
-from taskbridge.common.lost_connections import POSTGRES_AWAY, is_broker_error, sqlstate
+from taskbridge.common.lost_connections import POSTGRES_AWAY, is_broker_error
 from taskbridge.errors import ForeignCluster, Unavailable
-from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
+from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, driver_error
 
 __all__ = ["speaking_plainly"]
 
@@ -40,11 +40,12 @@ def _meaning(error: BaseException) -> Unavailable | None:
         return Unavailable(_redis_text(error))
     if is_broker_error(error):
         return Unavailable(_broker_text(error))
-    if not isinstance(error, DBAPIError):
+    said = driver_error(error)
+    if said is None:
         return None
-    if sqlstate(error.orig) == FOREIGN_CLUSTER_STATE:
+    if said.sqlstate == FOREIGN_CLUSTER_STATE:
         return ForeignCluster(FOREIGN_CLUSTER)
-    text = _postgres_text(error)
+    text = _postgres_text(said)
     return None if text is None else Unavailable(text)
 
 
@@ -86,15 +87,14 @@ _REFUSED: Final = ("28", "3D")
 """SQLSTATE classes of a login that is refused, and of a database that does not exist."""
 
 
-def _postgres_text(error: DBAPIError) -> str | None:
+def _postgres_text(error: psycopg.Error) -> str | None:
     """Say what keeps Postgres from being used; None where it is something else."""
-    text = str(error.orig)
-    state = sqlstate(error.orig)
+    text, state = str(error), error.sqlstate
     if state == "42P01":  # undefined table
         return "the database has no schema of TaskBridge: run `taskbridge migrate`"
     if state in ("25006", "42501"):  # read only, no privilege
         return f"Postgres refuses the statement: {text.splitlines()[0]}"
-    if not isinstance(error, OperationalError):
+    if not isinstance(error, psycopg.OperationalError):
         return None
     if state and not state.startswith((*POSTGRES_AWAY, *_REFUSED)):
         return f"Postgres ended the statement: {text.splitlines()[0]}"

@@ -36,7 +36,7 @@ from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing import recording
 from taskbridge.producing.notify import notify
 from taskbridge.producing.parking import bound, park, rotate
-from taskbridge.store import json_text, matching_alone, with_reason
+from taskbridge.store import driver_error, json_text, matching_alone, with_reason
 
 __all__ = ["UNDECLARED", "again", "take", "with_undeclared"]
 
@@ -181,9 +181,9 @@ def _is_about_the_payload(error: DBAPIError) -> bool:
 
 def _is_away(error: Exception) -> bool:
     """Whether Postgres cannot be used. Where it refused one statement, or something else failed, it can."""
-    if not isinstance(error, Unavailable) or not isinstance(error.__cause__, DBAPIError):
+    if not isinstance(error, Unavailable) or driver_error(error.__cause__) is None:
         return False
-    state = sqlstate(error.__cause__.orig)
+    state = sqlstate(driver_error(error.__cause__))
     return not state or state.startswith(POSTGRES_AWAY)
 
 

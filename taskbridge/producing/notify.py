@@ -77,5 +77,5 @@ def _spacing(runtime: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | 
         return pipeline.policy.spacing
     if delay_ms is not None:
         return pipeline.criteria.spacing_for(delay_ms)
-    waiting = runtime.cursors_of(pipeline.name).waiting(pipeline.name, tenant, pipeline.criteria.smallest_ms)
+    waiting = runtime.tenants_of(pipeline.name).waiting(pipeline.name, tenant, pipeline.criteria.smallest_ms)
     return pipeline.policy.spacing if waiting is None else pipeline.criteria.spacing_for(waiting.delay_ms)

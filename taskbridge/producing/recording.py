@@ -15,11 +15,12 @@ from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput
 from taskbridge.gate import Answer
+from taskbridge.process.looking import Looking
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing.notify import notify
 from taskbridge.store import UnmatchedRecord, json_text
-from taskbridge.store.records import PAGE
+from taskbridge.store.unmatched import PAGE
 
 __all__ = [
     "MatchedAgain",
@@ -124,7 +125,7 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
                 yield MatchedAgain(record, None, found.reason)
 
 
-def criteria_of(runtime: Runtime, pipeline: str) -> DelaySinceLastRun:
+def criteria_of(runtime: Looking, pipeline: str) -> DelaySinceLastRun:
     """Return the policy of a pipeline with criteria.
 
     Raises:

@@ -1,39 +1,51 @@
 """The store: Postgres, which is the truth. It imports nothing of the gate."""
 
-from taskbridge.store.adopted import Adopted, Definition, described, known
-from taskbridge.store.adopting import Left, adopt, adopting, adoption, check_adoptions, examined, unadopt, unadopting
-from taskbridge.store.backfill import Backfilled, backfill
-from taskbridge.store.cluster import (
-    FOREIGN_CLUSTER,
-    FOREIGN_CLUSTER_STATE,
-    Rebased,
-    check_cluster,
-    in_its_cluster,
-    rebase,
-)
-from taskbridge.store.cursor import Cursors, Evidence, StaleToken, Unread, Waiting, WaitingRecords
-from taskbridge.store.engine import OLDEST_POSTGRES, NoAnswer, check_version, connect
-from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
-from taskbridge.store.page import Page
-from taskbridge.store.pauses import Pause, Paused, Pauses
-from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines, undeclared_readers
-from taskbridge.store.prune import PRUNED, Prune, Step, prune
-from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
-from taskbridge.store.records import (
-    Records,
-    Row,
-    UnmatchedRecord,
-    json_text,
-    matching_alone,
-    record,
-    record_invoice,
-    record_many,
-    unmatched_sources,
-    with_reason,
-)
-from taskbridge.store.schema import check_schema, migrate
-from taskbridge.store.tail import Found, Kind, Tails
-from taskbridge.store.transaction import CursorLost, Quarantined, Transaction
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskbridge.common.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from taskbridge.store.adopted import Adopted, Definition, described, known
+    from taskbridge.store.adoptions import (
+        Left,
+        adopt,
+        adopting,
+        adoption,
+        check_adoptions,
+        examined,
+        unadopt,
+        unadopting,
+    )
+    from taskbridge.store.backfilling import Backfilled, backfill
+    from taskbridge.store.bounded import NoAnswer
+    from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
+    from taskbridge.store.cursor import Cursors, Evidence, StaleToken, Unread, Waiting
+    from taskbridge.store.engine import connect
+    from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+    from taskbridge.store.page import Page
+    from taskbridge.store.pauses import Pause, Paused, Pauses
+    from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines, undeclared_readers
+    from taskbridge.store.pruning import PRUNED, Prune, Step, prune
+    from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
+    from taskbridge.store.rebasing import Rebased, rebase
+    from taskbridge.store.records import (
+        Records,
+        Row,
+        json_text,
+        matching_alone,
+        record,
+        record_invoice,
+        record_many,
+        with_reason,
+    )
+    from taskbridge.store.schema import check_schema, migrate
+    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
+    from taskbridge.store.tail import Found, Kind, Tails
+    from taskbridge.store.tenants import Tenants, WaitingRecords
+    from taskbridge.store.transaction import CursorLost, Quarantined, Transaction
+    from taskbridge.store.unmatched import UnmatchedRecord, count_unmatched, read_unmatched, unmatched_sources
 
 __all__ = [
     "EVERYTHING",
@@ -63,12 +75,14 @@ __all__ = [
     "Quarantine",
     "Quarantined",
     "QuarantinedRecord",
+    "Reader",
     "Rebased",
     "Records",
     "Row",
     "StaleToken",
     "Step",
     "Tails",
+    "Tenants",
     "Transaction",
     "UnmatchedRecord",
     "Unread",
@@ -83,7 +97,9 @@ __all__ = [
     "check_schema",
     "check_version",
     "connect",
+    "count_unmatched",
     "described",
+    "driver_error",
     "examined",
     "in_its_cluster",
     "json_text",
@@ -95,6 +111,7 @@ __all__ = [
     "read_ages",
     "read_backlogs",
     "read_counters",
+    "read_unmatched",
     "rebase",
     "record",
     "record_invoice",
@@ -106,3 +123,32 @@ __all__ = [
     "unmatched_sources",
     "with_reason",
 ]
+
+if not TYPE_CHECKING:
+    # SQLAlchemy takes as long to load as all else, and who only looks needs none of it.
+    __getattr__ = on_first_use(
+        __name__,
+        {
+            "adopted": "Adopted Definition described known",
+            "adoptions": "Left adopt adopting adoption check_adoptions examined unadopt unadopting",
+            "backfilling": "Backfilled backfill",
+            "bounded": "NoAnswer",
+            "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
+            "cursor": "Cursors Evidence StaleToken Unread Waiting",
+            "engine": "connect",
+            "figures": "Ages Backlog Counters read_ages read_backlogs read_counters",
+            "page": "Page",
+            "pauses": "Pause Paused Pauses",
+            "pipelines": "EVERYTHING NOW know undeclared_pipelines undeclared_readers",
+            "pruning": "PRUNED Prune Step prune",
+            "quarantine": "Quarantine QuarantinedRecord",
+            "rebasing": "Rebased rebase",
+            "records": "Records Row json_text matching_alone record record_invoice record_many with_reason",
+            "schema": "check_schema migrate",
+            "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
+            "tail": "Found Kind Tails",
+            "tenants": "Tenants WaitingRecords",
+            "transaction": "CursorLost Quarantined Transaction",
+            "unmatched": "UnmatchedRecord count_unmatched read_unmatched unmatched_sources",
+        },
+    )

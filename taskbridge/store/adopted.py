@@ -1,7 +1,7 @@
 """Adopted tables: what a table of the user's own is as a source, and how a batch reads its rows.
 
 The record of a row is thin: source, tenant, key, and no document. Triggers write it in the transaction that changes the
-row (`adopting.py`); a batch reads the row as it is when the batch is read.
+row (`adoptions.py`); a batch reads the row as it is when the batch is read.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, takewhile
@@ -29,14 +29,14 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import described, dropped, known
+from taskbridge.store.bounded import within
 from taskbridge.store.documents import decoded
-from taskbridge.store.engine import distrust, within
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
-from taskbridge.store.sessions import Broken, driving, session_name, successor_of
+from taskbridge.store.sessions import Broken, distrust, driving, session_name, successor_of
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
 
-__all__ = ["Cursors", "Evidence", "StaleToken", "Unread", "Waiting", "WaitingRecords"]
+__all__ = ["Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +93,6 @@ class Waiting(NamedTuple):
     tenant: str
     delay_ms: int
     last_ms: int | None
-
-
-class WaitingRecords(NamedTuple):
-    """How many records wait for a tenant, and the criterion and delay (milliseconds) that set when they are due."""
-
-    waiting: int
-    delay_ms: int
-    criterion: str
 
 
 class Cursors:
@@ -222,7 +214,6 @@ class Cursors:
             try:
                 return self._read_known(key, limit, bisecting, documents, *before)
             except Broken:
-                distrust(self._engine)
                 return self._read_known(key, limit, bisecting, documents, *before)
         except (psycopg.Error, MemoryError, InvalidInput) as error:
             # What was read so far would fill the memory until the failure is written down.
@@ -402,52 +393,6 @@ class Cursors:
             if len(rows) < page:
                 return
             values["after"] = rows[-1].tenant
-
-    def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
-        """Return what waits for one tenant; None: nothing."""
-        values = {"pipeline": pipeline, "tenant": tenant, "smallest": smallest, "size": None}
-        with self._autocommit.connect() as connection:
-            row = connection.exec_driver_sql(self._query("waiting_records"), {**values, "source": self._source}).first()
-        return None if row is None else WaitingRecords(*row)
-
-    def pending_before(self, pipeline: str, tenants: Collection[str], snapshot: str) -> dict[str, int]:
-        """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
-
-        A record that is tried again is pending; one that changed after the snapshot is not visible in it.
-        """
-        values = {"pipeline": pipeline, "tenants": list(tenants), "snapshot": snapshot, "size": None}
-        with self._autocommit.connect() as connection, within(connection, None):
-            rows = connection.exec_driver_sql(self._query("pending_before"), {**values, "source": self._source})
-            return {row.tenant: row.records for row in rows}
-
-    def tenants_after(self, pipeline: str, after: str, limit: int) -> list[str]:
-        """Return the next `limit` tenants by name that have records or a cursor; after "" the first ones."""
-        values = {"pipeline": pipeline, "source": self._source, "after": after, "limit": limit}
-        with self._autocommit.connect() as connection, within(connection, None):
-            return list(connection.exec_driver_sql(self._query("tenants_after"), values).scalars())
-
-    def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
-        """Return what `counts` says of every tenant, by name, page by page."""
-        after = ""
-        while tenants := self.tenants_after(pipeline, after, PAGE):
-            yield from self.counts(pipeline, tenants)
-            after = tenants[-1]
-
-    def counts(self, pipeline: str, tenants: Collection[str], most: int | None = None) -> list[dict[str, Any]]:
-        """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns.
-
-        Of each tenant up to `most` records are counted; None: all. Tenants without records and cursor are left out.
-        """
-        values = {"pipeline": pipeline, "source": self._source, "tenants": list(tenants), "size": most}
-        with self._autocommit.connect() as connection, within(connection, None):
-            rows = connection.exec_driver_sql(self._query("tenant_counts"), values)
-            return [dict(row) for row in rows.mappings() if row["known"]]
-
-    def delivery_counts(self, pipeline: str) -> tuple[int, int]:
-        """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
-        with self._autocommit.connect() as connection, within(connection, None):
-            row = connection.exec_driver_sql(self._query("delivery_counts"), {"pipeline": pipeline}).one()
-        return row.deliveries, row.duplicates
 
 
 class _Rows(NamedTuple):

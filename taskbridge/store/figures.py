@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
-
-from sqlalchemy import Connection, Engine
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.store.queries import Queries, queries
+from taskbridge.store.sessions import driving, rows, scalar
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from taskbridge.store.sessions import Database
 
 __all__ = ["MOST_RECORDS", "Ages", "Backlog", "Counters", "read_ages", "read_backlogs", "read_counters"]
 
@@ -50,40 +54,38 @@ class Ages(NamedTuple):
     base: float = math.inf
 
 
-def read_ages(engine: Engine, pipelines: Collection[str]) -> dict[str, Ages]:
+def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]:
     """Return how old the tails and bases of `pipelines` are."""
-    query, found = queries(engine), dict.fromkeys(pipelines, Ages())
-    with engine.connect() as connection:
-        connection.exec_driver_sql(query("metric_limits"), {"timeout": _TIMEOUT})
-        for row in connection.exec_driver_sql(query("tail_ages"), {"pipelines": [*pipelines]}):
-            found[row.pipeline] = found[row.pipeline]._replace(**{row.kind: row.seconds})
+    query, found = queries(database), dict.fromkeys(pipelines, Ages())
+    with driving(database) as driver, driver.transaction():
+        driver.execute(query("metric_limits"), {"timeout": _TIMEOUT})
+        for row in rows(driver, query("tail_ages"), {"pipelines": [*pipelines]}):
+            found[row["pipeline"]] = found[row["pipeline"]]._replace(**{row["kind"]: row["seconds"]})
     return found
 
 
-def read_counters(engine: Engine, pipelines: Collection[str], timeout: str = "30s") -> dict[str, Counters]:
+def read_counters(database: Database, pipelines: Collection[str], timeout: str = "30s") -> dict[str, Counters]:
     """Return the counters of `pipelines`: every cursor is read. It is given up after `timeout`."""
-    query = queries(engine)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(query("metric_limits"), {"timeout": timeout})
-        found = {
-            row["pipeline"]: _counters(row) for row in connection.exec_driver_sql(_counters_text(query)).mappings()
-        }
+    query = queries(database)
+    with driving(database) as driver, driver.transaction():
+        driver.execute(query("metric_limits"), {"timeout": timeout})
+        found = {row["pipeline"]: _counters(row) for row in rows(driver, _counters_text(query))}
     return {name: found.get(name, Counters()) for name in pipelines}
 
 
 def read_backlogs(
-    engine: Engine, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]]
+    database: Database, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]]
 ) -> dict[str, Backlog]:
     """Return the backlog of pipelines, each with its source, of which the `tenants` to look at are given.
 
     Each statement ends after three seconds.
     """
-    query = queries(engine)
-    with engine.connect() as connection:
-        connection.exec_driver_sql(query("metric_limits"), {"timeout": _TIMEOUT})
-        connection.exec_driver_sql(query("plan_by_lookups"))
+    query = queries(database)
+    with driving(database) as driver, driver.transaction():
+        driver.execute(query("metric_limits"), {"timeout": _TIMEOUT})
+        driver.execute(query("plan_by_lookups"))
         return {
-            name: _backlog(connection, query, {"pipeline": name, "source": pipelines[name]}, some)
+            name: _backlog(driver, query, {"pipeline": name, "source": pipelines[name]}, some)
             for name, some in tenants.items()
         }
 
@@ -93,18 +95,24 @@ def _counters_text(query: Queries) -> str:
     return query("metric_counters").replace("{sums}", ", ".join(sums))
 
 
-def _counters(row: Mapping[Any, Any]) -> Counters:
+def _counters(row: Mapping[str, Any]) -> Counters:
     first_events = Histogram()
     first_events.counts, first_events.sum_ms = list(row["first_event_counts"]), row["first_event_ms_sum"]
     sums = {name: row[name] for name in Counters._fields if name in row}
     return Counters(**sums, first_events=first_events)
 
 
-def _backlog(connection: Connection, query: Queries, names: Mapping[str, str], tenants: Sequence[str]) -> Backlog:
+def _backlog(
+    driver: psycopg.Connection[Any], query: Queries, names: Mapping[str, str], tenants: Sequence[str]
+) -> Backlog:
     values = {**names, "size": MOST_RECORDS}
-    pending = connection.exec_driver_sql(query("metric_pending"), {**values, "tenants": list(tenants)}).one()
-    quarantined = connection.exec_driver_sql(query("metric_quarantine"), values).scalar_one()
-    failing = connection.exec_driver_sql(query("metric_failing"), values).one()
+    (pending,) = rows(driver, query("metric_pending"), {**values, "tenants": list(tenants)})
+    quarantined = scalar(driver, query("metric_quarantine"), values)
+    (failing,) = rows(driver, query("metric_failing"), values)
     return Backlog(
-        pending.records, max(0.0, pending.oldest_seconds or 0.0), quarantined, failing.failing, failing.first
+        pending["records"],
+        max(0.0, pending["oldest_seconds"] or 0.0),
+        quarantined,
+        failing["failing"],
+        failing["first"],
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, NamedTuple
-
-from sqlalchemy import Engine
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, scalar
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
 
 __all__ = ["Pause", "Paused", "Pauses"]
 
@@ -38,9 +40,9 @@ class Paused(NamedTuple):
 class Pauses:
     """The pauses of one database."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._query = queries(engine)
-        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    def __init__(self, database: Database) -> None:
+        self._query = queries(database)
+        self._database = database
 
     def pause(self, pipeline: str, tenant: str | None = None, reason: str | None = None) -> tuple[Pause, bool]:
         """Pause a tenant, or with None the whole pipeline.
@@ -49,25 +51,24 @@ class Pauses:
             The pause, and whether it is new. One that was there stays; its reason is replaced where one is given.
         """
         values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason}
-        with self._autocommit.connect() as connection:
-            *pause, already = connection.exec_driver_sql(self._query("pause"), values).one()
+        with driving(self._database) as driver:
+            ((*pause, already),) = driver.execute(self._query("pause"), values).fetchall()
         return Pause(*pause), not already
 
     def release(self, pipeline: str, tenant: str | None = None) -> bool:
         """End the pause of a tenant, or with None the pipeline's own; return whether there was one."""
         values = {"pipeline": pipeline, "tenant": tenant or WHOLE}
-        with self._autocommit.connect() as connection:
-            return connection.exec_driver_sql(self._query("release"), values).first() is not None
+        with driving(self._database) as driver:
+            return driver.execute(self._query("release"), values).fetchone() is not None
 
     def of(self, pipeline: str) -> Paused:
         """Return what is paused in a pipeline."""
-        with self._autocommit.connect() as connection:
-            rows = connection.exec_driver_sql(self._query("pauses"), {"pipeline": pipeline})
-            found = {row.tenant: Pause(*row) for row in rows}
-        whole = found.pop(None, None)
-        return Paused(whole, found)
+        with driving(self._database) as driver:
+            pauses = [Pause(*row) for row in driver.execute(self._query("pauses"), {"pipeline": pipeline})]
+        whole = next((one for one in pauses if one.tenant is None), None)
+        return Paused(whole, {one.tenant: one for one in pauses if one.tenant is not None})
 
     def snapshot(self) -> str:
         """Return the `pg_snapshot` of what is committed now, for `Cursors.pending_before`."""
-        with self._autocommit.connect() as connection:
-            return str(connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one())
+        with driving(self._database) as driver:
+            return str(scalar(driver, "SELECT pg_current_snapshot()::text"))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
-
-from sqlalchemy import Engine
+from typing import TYPE_CHECKING, Final
 
 from taskbridge.errors import InvalidPolicy
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, rows, scalar
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
 
 __all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines", "undeclared_readers"]
 
@@ -22,12 +24,12 @@ EVERY_RECORD: Final = "1:1:"
 
 
 def know(
-    engine: Engine, pipeline: str, source: str, start: str | datetime = EVERYTHING, *, has_criteria: bool = False
+    database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING, *, has_criteria: bool = False
 ) -> None:
     """Keep what a pipeline reads, and where it begins, when it is seen for the first time.
 
     Args:
-        engine: connections to the database.
+        database: where it is kept.
         pipeline: its name.
         source: what it reads.
         start: `everything`, `now`, or a time: what was written before is not this pipeline's, but for what a
@@ -37,24 +39,24 @@ def know(
     Raises:
         InvalidPolicy: it has read another source until now, or nobody knows any more what was written since `start`.
     """
-    sql, values = queries(engine), {"pipeline": pipeline, "source": source}
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        found = connection.exec_driver_sql(sql("known_source"), values).scalar()
+    sql, values = queries(database), {"pipeline": pipeline, "source": source}
+    with driving(database) as driver:
+        found = scalar(driver, sql("known_source"), values)
         if found is None:
             snapshot = EVERY_RECORD if start == EVERYTHING else None
             if isinstance(start, datetime):
-                with within(connection, None):
-                    since = connection.exec_driver_sql(sql("snapshot_since"), values | {"since": start}).one()
-                if since.is_rebased:
+                with within(driver, None):
+                    (since,) = rows(driver, sql("snapshot_since"), {**values, "since": start})
+                if since["is_rebased"]:
                     raise InvalidPolicy(
                         f"the pipeline {pipeline!r} cannot begin at {start}: the records of the source {source!r} have "
                         "been rebased since, and count as written at one time: declare it with start='now' or without"
                     )
-                snapshot = since.snapshot
-            connection.exec_driver_sql(sql("know_pipeline"), values | {"start": snapshot})
-            found = connection.exec_driver_sql(sql("known_source"), values).scalar_one()
+                snapshot = since["snapshot"]
+            driver.execute(sql("know_pipeline"), values | {"start": snapshot})
+            found = scalar(driver, sql("known_source"), values)
         if found != source and has_criteria:
-            found = connection.exec_driver_sql(sql("correct_source"), values).scalar() or found
+            found = scalar(driver, sql("correct_source"), values) or found
     if found != source:
         raise InvalidPolicy(
             f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "
@@ -62,18 +64,17 @@ def know(
         )
 
 
-def undeclared_pipelines(engine: Engine, declared: Sequence[str]) -> dict[str, int]:
+def undeclared_pipelines(database: Database, declared: Sequence[str]) -> dict[str, int]:
     """Return how many tenants each pipeline has that is not among `declared`; those without any are left out."""
-    query = queries(engine)("undeclared_pipelines")
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, within(connection, None):
-        rows = connection.exec_driver_sql(query, {"declared": [*declared]})
-        return {row.pipeline: row.tenants for row in rows}
+    query, values = queries(database)("undeclared_pipelines"), {"declared": [*declared]}
+    with driving(database) as driver, within(driver, None):
+        return {row["pipeline"]: row["tenants"] for row in rows(driver, query, values)}
 
 
-def undeclared_readers(engine: Engine, declared: Sequence[str]) -> dict[str, list[str]]:
+def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:
     """Return, of each source that several pipelines read, those that are not among `declared`."""
     readers = defaultdict(list)
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection, within(connection, None):
-        for row in connection.exec_driver_sql(queries(engine)("pipelines")):
-            readers[row.source].append(row.pipeline)
+    with driving(database) as driver, within(driver, None):
+        for row in rows(driver, queries(database)("pipelines")):
+            readers[row["source"]].append(row["pipeline"])
     return {source: sorted({*names} - {*declared}) for source, names in readers.items() if len(names) > 1}

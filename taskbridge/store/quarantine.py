@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import Engine
-
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, rows
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
 
@@ -40,10 +42,10 @@ class Quarantine:
     A row is about one revision of a record: once the record changes in the source, or is gone, it is not in quarantine.
     """
 
-    def __init__(self, engine: Engine, source: str = "invoices") -> None:
+    def __init__(self, database: Database, source: str = "invoices") -> None:
         self._source = source
-        self._query = queries(engine)
-        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._query = queries(database)
+        self._database = database
 
     def find(
         self,
@@ -74,9 +76,9 @@ class Quarantine:
             "discarded": discarded,
             "limit": limit,
         }
-        with self._autocommit.connect() as connection, within(connection, None):
-            rows = connection.exec_driver_sql(self._query("quarantined"), values).all()
-        return [QuarantinedRecord(*row[:-1]) for row in rows], rows[0].found if rows else 0
+        with driving(self._database) as driver, within(driver, None):
+            found = driver.execute(self._query("quarantined"), values).fetchall()
+        return [QuarantinedRecord(*row[:-1]) for row in found], found[0][-1] if found else 0
 
     def retry(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
         """Let the next sweep of their tenants take `records`, also those that were discarded.
@@ -102,6 +104,6 @@ class Quarantine:
             "external_ids": [one.external_id for one in records],
             "revisions": [one.revision for one in records],
         }
-        with self._autocommit.connect() as connection:
-            rows = connection.exec_driver_sql(self._query("quarantine_mark"), values)
-            return [(row.tenant, row.external_id) for row in rows]
+        with driving(self._database) as driver:
+            marked = rows(driver, self._query("quarantine_mark"), values)
+        return [(row["tenant"], row["external_id"]) for row in marked]

@@ -1,4 +1,4 @@
-"""Writing records, of every source, and those that no criterion matched. Whoever commits notifies."""
+"""Writing records, of every source; matching messages again. Whoever commits notifies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
@@ -17,21 +16,20 @@ from sqlalchemy.exc import IntegrityError
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput
+from taskbridge.store.bounded import within
 from taskbridge.store.documents import unreadable
-from taskbridge.store.engine import within
 from taskbridge.store.queries import Queries, queries
+from taskbridge.store.unmatched import PAGE, UnmatchedRecord, read_unmatched
 
 __all__ = [
     "Matcher",
     "Records",
     "Row",
-    "UnmatchedRecord",
     "json_text",
     "matching_alone",
     "record",
     "record_invoice",
     "record_many",
-    "unmatched_sources",
     "with_reason",
 ]
 
@@ -42,7 +40,6 @@ Row = tuple[str, str, Mapping[str, Any]]
 
 Matcher = Callable[[Any], Match | Unmatched]
 
-PAGE: Final = 500
 AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
@@ -183,16 +180,6 @@ def json_text(where: str, document: object) -> str:
     return text
 
 
-class UnmatchedRecord(NamedTuple):
-    """A record that no criterion matched, and why."""
-
-    id: int
-    message_id: str
-    reason: str
-    payload: Any
-    recorded_at: datetime
-
-
 class Records:
     """The messages of a source: each written once, and matched again after the criteria changed."""
 
@@ -209,31 +196,6 @@ class Records:
         values = {"source": self._source, "key": message_id, "document": payload, **_columns(found)}
         with _lent(self._engine, connection) as lent:
             return lent.exec_driver_sql(self._query("record_event"), values).first() is not None
-
-    def unmatched(
-        self, reason: str | None = None, page_size: int = PAGE, *, thin: bool = True
-    ) -> Iterator[UnmatchedRecord]:
-        """Return the records that no criterion matched, oldest first; with `reason` those that have it.
-
-        Without `thin` not those of adopted tables, which no criterion is asked about.
-
-        `page_size` of them are in memory at once.
-        """
-        after = 0
-        while True:
-            values = {"source": self._source, "reason": reason, "after": after, "limit": page_size, "thin": thin}
-            with _autocommit(self._engine).connect() as connection:
-                page = [UnmatchedRecord(*row) for row in connection.exec_driver_sql(self._query("unmatched"), values)]
-            yield from page
-            if len(page) < page_size:
-                return
-            after = page[-1].id
-
-    def count_unmatched(self) -> int:
-        """Return how many records no criterion matched."""
-        with _autocommit(self._engine).connect() as connection, within(connection, None):
-            values = {"source": self._source}
-            return int(connection.exec_driver_sql(self._query("count_unmatched"), values).scalar_one())
 
     def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
         """Give unmatched records up, those with `message_ids` or all; return their message ids.
@@ -253,7 +215,7 @@ class Records:
         in this one. `page_size` of them are in memory at once.
         """
         for source in under or (self._source,):
-            for one in Records(self._engine, source).unmatched(reason, page_size, thin=False):
+            for one in read_unmatched(self._engine, source, reason, page_size, thin=False):
                 found = match(one.payload)
                 if isinstance(found, Unmatched) and found.reason == one.reason:
                     yield one, found
@@ -278,12 +240,6 @@ class Records:
             # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
             log.warning("source %s: message %r is not matched: its key is taken", self._source, message_id)
         return False
-
-
-def unmatched_sources(engine: Engine) -> dict[str, int]:
-    """Return how many unmatched records each source has, also one that nobody reads; only those with some."""
-    with _autocommit(engine).connect() as connection, within(connection, None):
-        return {row[0]: row[1] for row in connection.exec_driver_sql(queries(engine)("unmatched_sources"))}
 
 
 def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> dict[str, int]:

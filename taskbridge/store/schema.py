@@ -7,17 +7,20 @@ beside the application's own tables; there the version table says which tables a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, OperationalError
+import psycopg
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import driver_of, within
 from taskbridge.store.queries import queries, quoted, schema_of
+from taskbridge.store.sessions import driver_error, driving, scalar
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from sqlalchemy import Engine
+
+    from taskbridge.store.sessions import Database
 
 __all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 
@@ -54,24 +57,25 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     committed = engine.execution_options(isolation_level="READ COMMITTED")
     try:
         with committed.begin() as connection, within(connection, None):
-            connection.exec_driver_sql(queries(engine)("one_migration"))
-            before = _current(connection, schema)
+            driver = driver_of(connection)
+            driver.execute(queries(engine)("one_migration"))
+            before = _current(driver, schema)
             _refuse_unknown(before)
-            _make(connection, schema)
+            _make(driver, schema)
             if revision == "base":
-                connection.exec_driver_sql(f"DROP SCHEMA {quoted(schema)} CASCADE")
+                driver.execute(f"DROP SCHEMA {quoted(schema)} CASCADE")
             else:
-                connection.exec_driver_sql(f"SET LOCAL search_path = {quoted(schema)}")
+                driver.execute(f"SET LOCAL search_path = {quoted(schema)}")
                 config = _config()
                 config.attributes.update(connection=connection, schema=schema)
                 command.upgrade(config, revision)
-            after = _current(connection, schema)
-    except DBAPIError as error:
-        said = getattr(getattr(error.orig, "diag", None), "message_primary", None)
-        if said is None or isinstance(error, OperationalError):
+            after = _current(driver, schema)
+    except Exception as error:
+        said = driver_error(error)
+        if said is None or said.diag.message_primary is None or isinstance(said, psycopg.OperationalError):
             raise
         raise SchemaMismatch(
-            f"the schema could not be changed, and is as it was: Postgres says {said!r}; "
+            f"the schema could not be changed, and is as it was: Postgres says {said.diag.message_primary!r}; "
             "mend that and run `taskbridge migrate` again"
         ) from error
     # Connections that are open have the path that they began with.
@@ -87,42 +91,44 @@ def _refuse_unknown(found: str | None) -> None:
         )
 
 
-def _make(connection: Connection, schema: str) -> None:
+def _make(driver: psycopg.Connection[Any], schema: str) -> None:
     """Make the schema where it is missing, move what lies beside it, and keep it out of the role's search path."""
-    if connection.exec_driver_sql("SELECT to_regnamespace(%s) IS NULL", (quoted(schema),)).scalar_one():
-        connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}")
-    former = _former(connection, schema)
+    if scalar(driver, "SELECT to_regnamespace(%(name)s) IS NULL", {"name": quoted(schema)}):
+        driver.execute(f"CREATE SCHEMA {quoted(schema)}")
+    former = _former(driver, schema)
     if former is not None:
-        _move(connection, former, schema)
-    if connection.exec_driver_sql("SELECT current_schema() = current_user").scalar_one():
+        _move(driver, former, schema)
+    if scalar(driver, "SELECT current_schema() = current_user"):
         # A role of the schema's own name would find our tables before the application's, and make its own among them.
-        name = connection.exec_driver_sql("SELECT quote_ident(current_database())").scalar_one()
-        connection.exec_driver_sql(f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET search_path = public")
+        name = scalar(driver, "SELECT quote_ident(current_database())")
+        driver.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET search_path = public")
 
 
-def _former(connection: Connection, schema: str) -> str | None:
+def _former(driver: psycopg.Connection[Any], schema: str) -> str | None:
     """Return the other schema in which the search path finds a version table of ours; None: there is none."""
-    found = connection.exec_driver_sql(
+    found: str | None = scalar(
+        driver,
         "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.relname = %s AND c.relkind = 'r' AND n.nspname <> %s AND n.nspname = ANY (current_schemas(false)) "
+        "WHERE c.relname = %(table)s AND c.relkind = 'r' AND n.nspname <> %(schema)s "
+        "AND n.nspname = ANY (current_schemas(false)) "
         "ORDER BY array_position(current_schemas(false), n.nspname) LIMIT 1",
-        (VERSION_TABLE, schema),
-    ).scalar_one_or_none()
-    return None if found is None else str(found)
+        {"table": VERSION_TABLE, "schema": schema},
+    )
+    return found
 
 
-def _move(connection: Connection, former: str, schema: str) -> None:
-    version = _revision(connection, former)
+def _move(driver: psycopg.Connection[Any], former: str, schema: str) -> None:
+    version = _revision(driver, former)
     for revision, objects in _FORMER.items():
         for one in objects if version is not None and revision <= version else ():
             kind, name = one.split(" ")
-            connection.exec_driver_sql(f"ALTER {kind} {quoted(former)}.{name} SET SCHEMA {quoted(schema)}")
-    connection.exec_driver_sql(f"ALTER TABLE {quoted(former)}.{VERSION_TABLE} SET SCHEMA {quoted(schema)}")
+            driver.execute(f"ALTER {kind} {quoted(former)}.{name} SET SCHEMA {quoted(schema)}")
+    driver.execute(f"ALTER TABLE {quoted(former)}.{VERSION_TABLE} SET SCHEMA {quoted(schema)}")
 
 
-def check_schema(engine: Engine) -> None:
+def check_schema(database: Database) -> None:
     """Raise SchemaMismatch, saying what to run, unless the database is at this version's schema."""
-    found = current(engine)
+    found = current(database)
     if found == head():
         return
     if found is None:
@@ -134,24 +140,23 @@ def check_schema(engine: Engine) -> None:
     _refuse_unknown(found)
 
 
-def current(engine: Engine) -> str | None:
+def current(database: Database) -> str | None:
     """Return the database's revision, None where there is none."""
-    schema = schema_of(engine)
-    with engine.connect() as connection:
-        return _current(connection, schema)
+    with driving(database) as driver:
+        return _current(driver, schema_of(database))
 
 
-def _current(connection: Connection, schema: str) -> str | None:
-    found = _revision(connection, schema)
-    former = _former(connection, schema) if found is None else None
-    return found if former is None else _revision(connection, former)
+def _current(driver: psycopg.Connection[Any], schema: str) -> str | None:
+    found = _revision(driver, schema)
+    former = _former(driver, schema) if found is None else None
+    return found if former is None else _revision(driver, former)
 
 
-def _revision(connection: Connection, schema: str) -> str | None:
+def _revision(driver: psycopg.Connection[Any], schema: str) -> str | None:
     table = f"{quoted(schema)}.{VERSION_TABLE}"
-    if connection.exec_driver_sql("SELECT to_regclass(%s)", (table,)).scalar_one() is None:
+    if scalar(driver, "SELECT to_regclass(%(table)s)", {"table": table}) is None:
         return None
-    found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()  # noqa: S608 - our own names
+    found: str | None = scalar(driver, f"SELECT version_num FROM {table}")  # noqa: S608 - our own names
     return found
 
 

@@ -1,34 +1,122 @@
-"""Sessions of Postgres: lent for single statements, and named so that the run after one that froze can end its own."""
+"""Sessions of Postgres: lent for statements, and named so that the run after one that froze can end its own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from threading import RLock
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from sqlalchemy import Engine
+from psycopg.rows import dict_row, scalar_row
 
-from taskbridge.common.run_key import RunKey
-from taskbridge.store.engine import NoAnswer, distrust
+from taskbridge.common.names import DEFAULT_SCHEMA
+from taskbridge.errors import Unavailable
+from taskbridge.store.address import parameters_of
+from taskbridge.store.bounded import Bounded, NoAnswer, of_the_socket, open_session
 
-__all__ = ["Broken", "driving", "session_name", "successor_of"]
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from taskbridge.common.run_key import RunKey
+
+    Database: TypeAlias = Engine | "Reader"
+
+__all__ = [
+    "OLDEST_POSTGRES",
+    "Broken",
+    "Reader",
+    "Watched",
+    "check_version",
+    "distrust",
+    "driver_error",
+    "driving",
+    "rows",
+    "scalar",
+    "session_name",
+    "successor_of",
+]
+
+OLDEST_POSTGRES: Final = 15
+"""The oldest major version that the tests ran on, and the oldest that its makers still mend."""
 
 
 class Broken(psycopg.OperationalError):
     """The connection broke, so that nothing is known of the statement."""
 
 
-@contextmanager
-def driving(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
-    """Lend a connection of the pool, each statement its own transaction. SQLAlchemy's share of a run's time is saved.
+class Reader:
+    """The one session of a process that only looks. A pool is SQLAlchemy's, which takes as long to load as all else.
+
+    Args: as those of `taskbridge.store.connect`.
 
     Raises:
-        Broken: the connection broke.
+        ConfigurationError: the URL cannot be read.
     """
-    pooled = engine.raw_connection()
+
+    def __init__(self, url: str, schema: str = DEFAULT_SCHEMA, *, statement_timeout: float | None = None) -> None:
+        self.schema = schema
+        self._statement_timeout = statement_timeout
+        self._parameters = parameters_of(url)
+        self._parameters |= of_the_socket(self._parameters, statement_timeout)
+        self._alone = RLock()
+        self._session: Bounded | None = None
+
+    @contextmanager
+    def lend(self) -> Iterator[Bounded]:
+        """Lend the session to one thread at a time, each statement its own transaction."""
+        with self._alone:
+            if self._session is None:
+                self._session = open_session(self._statement_timeout, **self._parameters)
+                self._session.autocommit = True
+            try:
+                yield self._session
+            except BaseException:
+                # Nobody knows how it stands.
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the session; the next look opens another."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+class Watched:
+    """A pool that lends no session that was opened before `distrusted`, by the process's monotonic clock."""
+
+    distrusted: float = -math.inf
+
+
+def distrust(engine: Engine) -> None:
+    """Lend no session any more that is open by now; whoever uses one at this moment keeps it until the end.
+
+    Where one session broke or gives no answer, others often do too: they share a server and a route. `Engine.dispose`
+    would never close those that are in use.
+    """
+    if isinstance(engine.pool, Watched):
+        engine.pool.distrusted = monotonic()
+    else:
+        engine.dispose()
+
+
+@contextmanager
+def driving(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """Lend a connection, each statement its own transaction. SQLAlchemy's share of a run's time is saved.
+
+    Raises:
+        Broken: the connection broke. Those that lie in the pool are not lent any more.
+    """
+    if isinstance(database, Reader):
+        with database.lend() as session:
+            yield session
+        return
+    pooled = database.raw_connection()
     driver: psycopg.Connection[Any] | None = pooled.driver_connection
     assert driver is not None  # noqa: S101 - for the type: a connection of the pool has its driver's
     try:
@@ -41,12 +129,39 @@ def driving(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
         pooled.invalidate()
         if isinstance(error, NoAnswer):
             # A second try would take as long.
-            distrust(engine)
+            distrust(database)
         elif broken and isinstance(error, psycopg.OperationalError):
+            distrust(database)
             raise Broken(*error.args) from error
         raise
     finally:
         pooled.close()
+
+
+def rows(
+    driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return a statement's rows, with the names of their columns."""
+    return driver.cursor(row_factory=dict_row).execute(statement, values).fetchall()
+
+
+def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any] | None = None) -> Any:
+    """Return the first column of a statement's first row; None where it has no row."""
+    return driver.cursor(row_factory=scalar_row).execute(statement, values).fetchone()
+
+
+def driver_error(error: BaseException | None) -> psycopg.Error | None:
+    """Return psycopg's error: the one that SQLAlchemy's holds, or the given one. None: it is neither."""
+    said = getattr(error, "orig", error)
+    return said if isinstance(said, psycopg.Error) else None
+
+
+def check_version(database: Database) -> None:
+    """Raise Unavailable, with the remedy, where the server is older than PostgreSQL 15."""
+    with driving(database) as driver:
+        found = int(scalar(driver, "SHOW server_version_num"))
+    if found // 10_000 < OLDEST_POSTGRES:
+        raise Unavailable(f"PostgreSQL {found // 10_000} is too old: upgrade it to {OLDEST_POSTGRES} or newer")
 
 
 def session_name(key: RunKey) -> str:

@@ -15,8 +15,8 @@ import psycopg
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
+from taskbridge.store.bounded import GRACE, Bounded
 from taskbridge.store.cursor import Waiting
-from taskbridge.store.engine import GRACE, Bounded, distrust
 from taskbridge.store.queries import queries
 from taskbridge.store.sessions import Broken, driving
 
@@ -174,7 +174,6 @@ class Tails:
                 stands, rows = self._read(which, values, seconds)
             except Broken:
                 # A server that restarts breaks every connection that lies in the pool.
-                distrust(self._engine)
                 stands, rows = self._read(which, values, seconds)
             if stands and stands[2]:
                 return _found(previous, stands[1], stands[0], rows, self._most_open)

@@ -17,10 +17,10 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import storable
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.engine import Bounded, NoAnswer, distrust
+from taskbridge.store.bounded import Bounded, NoAnswer
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, session_name, successor_of
+from taskbridge.store.sessions import distrust, driving, session_name, successor_of
 
 __all__ = ["NO_BISECTION", "CursorLost", "Quarantined", "Transaction"]
 

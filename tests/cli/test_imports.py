@@ -1,27 +1,39 @@
-"""A command loads what it needs: help and version nothing but click, `status` no Celery, no Alembic, no servers."""
+"""A command loads what it needs: help and version nothing but click, a look the drivers of the two servers."""
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
+from sqlalchemy import Engine
 
 import taskbridge
+import taskbridge.gate
+import taskbridge.store
 from taskbridge.cli.main import COMMANDS, cli
+from taskbridge.store import record
 from tests.cli.program import Program
 
 SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}
 SLOW = {"alembic", "prometheus_client", "benchmarks", "taskbridge.embedded", "rich.progress", "matplotlib"}
 
 
-def loaded(code: str, environment: dict[str, str]) -> set[str]:
+def loaded(code: str, environment: dict[str, str], directory: Path | None = None) -> set[str]:
     """Run code in a process of its own and return the modules that it has at its end."""
     tail = "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr)); "
     ended = subprocess.run(
-        [sys.executable, "-c", tail + code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", tail + code],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     lines = [line for line in ended.stderr.splitlines() if line.startswith("LOADED")]
     assert lines, ended.stderr
@@ -45,25 +57,60 @@ def test_the_help_of_a_command_loads_nothing_that_the_command_works_with(bare: P
     assert not found & (SERVERS | SLOW | {"rich", "jsonpath_rfc9535"})
 
 
-def test_status_loads_neither_celery_nor_alembic_nor_benchmarks_nor_embedded_servers(taskbridge: Program) -> None:
+DECLARING = """
+from taskbridge import Batch, DelaySinceLastRun, LatencyNeutral, RateLimit, Record, RetryAfter, pipeline
+
+
+@pipeline("orders", policy=LatencyNeutral(lease=1.2, tick=0.2))
+def orders(batch: Batch) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pipelines"),
+    [
+        (["status"], ""),
+        (["status", "France", "--json"], "declaring"),
+        (["quarantine", "list"], ""),
+        (["unmatched", "list"], ""),
+        (["metrics"], ""),
+    ],
+)
+def test_a_look_loads_the_drivers_and_nothing_else_that_is_slow(
+    taskbridge: Program, engine: Engine, arguments: list[str], pipelines: str
+) -> None:
+    record(engine, "orders" if pipelines else "invoices", "France", "1", {})
+    (taskbridge.directory / "declaring.py").write_text(DECLARING)
     found = loaded(
-        "import sys; sys.argv[1:] = ['status']; from taskbridge.cli.main import main; main()", taskbridge.environment
+        f"import sys; sys.argv[1:] = {arguments!r}; from taskbridge.cli.main import main; main()",
+        {**taskbridge.environment, "TASKBRIDGE_PIPELINES": pipelines},
+        taskbridge.directory,
     )
-    assert {"sqlalchemy", "redis"} <= found
-    assert not found & (
-        SLOW | {"celery", "celery.app", "kombu.connection", "taskbridge.integration.app", "jsonpath_rfc9535"}
-    )
+    assert {"psycopg", "redis"} <= found
+    assert ("declaring" in found) is bool(pipelines)
+    assert ("prometheus_client" in found) is (arguments == ["metrics"])
+    slow = SLOW - {"prometheus_client"}
+    assert not found & (slow | {"celery", "kombu", "rich", "sqlalchemy", "taskbridge.integration", "jsonpath_rfc9535"})
 
 
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
         ("import taskbridge", SERVERS | SLOW | {"rich", "click"}),
+        (DECLARING, SERVERS | SLOW | {"rich", "click"}),
         ("from taskbridge import notify_event, record_invoice, record_event, install", SLOW | {"rich"}),
     ],
 )
-def test_a_producer_loads_no_more_than_it_uses(bare: Program, code: str, absent: set[str]) -> None:
+def test_a_program_loads_no_more_than_it_uses(bare: Program, code: str, absent: set[str]) -> None:
     assert not loaded(code, bare.environment) & absent
+
+
+@pytest.mark.parametrize("package", [taskbridge, taskbridge.gate, taskbridge.store], ids=lambda one: one.__name__)
+def test_a_name_is_found_and_is_no_modules_name(package: ModuleType) -> None:
+    modules = {one.name for one in pkgutil.iter_modules(package.__path__)}
+    # Whoever imports the module gives the package an attribute of its name.
+    assert not modules & set(package.__all__)
+    assert all(getattr(package, name) is not None for name in package.__all__)
 
 
 def test_public_names_are_themselves_whatever_was_imported_before(bare: Program) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from rich.console import Console
-from sqlalchemy import event
 
 from taskbridge.cli import monitor
 from taskbridge.cli.monitor import Monitor
@@ -36,23 +36,26 @@ def crowded(deployment: Deployment) -> Runtime:
     return runtime_of(deployment.app)
 
 
-def asked(runtime: Runtime) -> list[int]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tenants each statement from now on asks for."""
     found: list[int] = []
+    execute = psycopg.Cursor.execute
 
-    def note(*arguments: Any) -> None:
-        parameters = arguments[3]
+    def note(cursor: Any, statement: Any, parameters: Any = None, **options: Any) -> Any:
         if isinstance(parameters, dict):
             found.append(len(parameters.get("tenants", ())))
             found.append(parameters.get("limit", 0))
+        return execute(cursor, statement, parameters, **options)
 
-    event.listen(runtime.engine, "before_cursor_execute", note)
+    monkeypatch.setattr(psycopg.Cursor, "execute", note)
     return found
 
 
-def test_the_table_has_the_tenants_at_work_first_and_reads_no_more_than_it_shows(crowded: Runtime) -> None:
+def test_the_table_has_the_tenants_at_work_first_and_reads_no_more_than_it_shows(
+    crowded: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = Console(width=100, height=LINES, force_terminal=True, record=True)
-    found = asked(crowded)
+    found = asked(monkeypatch)
     whole = totals(crowded, "invoices")
     terminal.print(monitor._table(terminal, crowded, [whole]))
     lines = terminal.export_text().splitlines()
@@ -69,9 +72,9 @@ def test_the_table_has_the_tenants_at_work_first_and_reads_no_more_than_it_shows
 
 
 def test_where_there_is_no_terminal_a_line_has_the_totals_and_who_fails(
-    crowded: Runtime, capsys: pytest.CaptureFixture[str]
+    crowded: Runtime, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = asked(crowded)
+    found = asked(monkeypatch)
     Monitor(crowded, workers=None, ours=False)._look()  # type: ignore[arg-type]
     (shown,) = capsys.readouterr().err.splitlines()
     # Other tests may have declared more pipelines in this process.

@@ -10,6 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from taskbridge.cli import console
 from taskbridge.cli.main import COMMANDS, cli
 from tests.cli.files import line, write
 from tests.cli.program import MAIN, Program
@@ -35,6 +36,18 @@ def test_a_table_in_a_pipe_has_no_control_sequences_and_nothing_is_cut(odd_tenan
     assert {MARKUP, "a\\u202eb\\u200bc", LONG} <= rows
 
 
+def test_columns_stand_below_each_other_in_a_pipe() -> None:
+    table = console.table(console.Pipe(), "tenant", "runs", "why", title="orders", texts=("why",))
+    table.add_row("株式会社", "1,000", "-")
+    table.add_row("é", "1", "its rate limit")
+    assert str(table).splitlines() == [
+        "orders",
+        "tenant     runs  why",
+        "株式会社  1,000  -",
+        "é             1  its rate limit",
+    ]
+
+
 def test_json_is_one_object_with_the_names_as_they_are(odd_tenants: Program) -> None:
     shown = odd_tenants("status", "--json")
     assert set(shown.json["pipelines"]["invoices"]["tenants"]) == {MARKUP, TURNED, LONG}
@@ -47,10 +60,10 @@ def test_a_terminal_is_sent_names_as_text_and_colours_only_if_wanted(odd_tenants
     assert "\x1b[" in coloured
     plain = on_a_terminal(odd_tenants, "status", NO_COLOR="1")
     assert "\x1b[3" not in plain
-    for console in (coloured, plain):
-        assert MARKUP in console
-        assert "a\\u202eb\\u200bc" in console
-        assert all(len(row) <= 400 for row in console.splitlines())
+    for sent in (coloured, plain):
+        assert MARKUP in sent
+        assert "a\\u202eb\\u200bc" in sent
+        assert all(len(row) <= 400 for row in sent.splitlines())
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly(odd_tenants: Program) -> None:

@@ -18,6 +18,7 @@ from taskbridge.gate import Answer, Keys
 from taskbridge.producing.notify import notify
 from taskbridge.producing.recording import match_again, record_event
 from taskbridge.running.tail import Rounds, base_round, last_runs_restored, tail_round
+from taskbridge.store import read_unmatched
 from taskbridge.store.cursor import Cursors
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
@@ -220,7 +221,7 @@ def test_unmatched_records_are_matched_again_after_the_criteria_changed(world: W
     assert [(one.record.message_id, one.tenant) for one in done] == [("m-1", "A"), ("m-2", "B"), ("m-3", None)]
     world.run_all()
     assert sorted(ids[0] for _, _, ids in world.batches) == ["m-1", "m-2"]
-    (left,) = world.runtime.records_of(PIPELINE).unmatched()
+    (left,) = read_unmatched(world.runtime.engine, PIPELINE)
     assert (left.message_id, left.reason) == ("m-3", done[2].reason)
     assert next(match_again(world.app, PIPELINE)).tenant is None
     world.run_all()
@@ -254,7 +255,7 @@ def test_what_cannot_be_recorded_is_refused_and_nothing_is_written(
 def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World, payload: Any) -> None:
     recorded = record_event(world.app, PIPELINE, payload, "m-1")
     assert recorded.tenant is None
-    (kept,) = world.runtime.records_of(PIPELINE).unmatched()
+    (kept,) = read_unmatched(world.runtime.engine, PIPELINE)
     assert kept.payload == payload
 
 

@@ -11,6 +11,7 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.recording import Recorded, record_event
+from taskbridge.store import count_unmatched
 from tests.deployment import Deployment
 from tests.waiting import TIME_FACTOR, wait_until
 
@@ -97,7 +98,7 @@ def test_a_message_by_name_from_another_program_is_recorded_once(alerts: Deploym
         delivered(alerts, 1)
         alerts.app.send_task("taskbridge.record_event", [PIPELINE, {"level": "INFO", "service": "A"}])
         runtime = runtime_of(alerts.app)
-        wait_until(lambda: runtime.records_of(PIPELINE).count_unmatched() == 1, "the unmatched record")
+        wait_until(lambda: count_unmatched(runtime.engine, PIPELINE) == 1, "the unmatched record")
         wait_until(lambda: not runtime.gate.active(PIPELINE), "idle")
     assert alerts.deliveries() == [("A", "m-1")]
 

@@ -90,7 +90,7 @@ class World:
 
     def waiting(self, service: str) -> int:
         """How many records wait for the tenant's next run."""
-        found = self.runtime.cursors_of(PIPELINE).waiting(PIPELINE, service, POLICY.smallest_ms)
+        found = self.runtime.tenants_of(PIPELINE).waiting(PIPELINE, service, POLICY.smallest_ms)
         return 0 if found is None else found.waiting
 
     def _take(self, batch: Batch) -> None:

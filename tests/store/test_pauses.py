@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match
-from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, know, record_invoice
+from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, Tenants, know, record_invoice
 from tests.quarantined import put_in_quarantine, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -42,7 +42,7 @@ def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: s
 
 
 def left(engine: Engine, snapshot: str, pipeline: str = "invoices") -> dict[str, int]:
-    return Cursors(engine, pipeline).pending_before(pipeline, TENANTS, snapshot)
+    return Tenants(engine, pipeline).pending_before(pipeline, TENANTS, snapshot)
 
 
 def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pauses) -> None:
@@ -86,7 +86,7 @@ def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
     record_invoice(engine, "acme", "3", {"version": 2})
     assert left(engine, snapshot) == {"acme": 2, "bolt": 1}
     assert left(engine, pauses.snapshot()) == {"acme": 5, "bolt": 1}
-    assert cursors.pending_before("invoices", ["bolt"], snapshot) == {"bolt": 1}
+    assert Tenants(engine).pending_before("invoices", ["bolt"], snapshot) == {"bolt": 1}
     assert handle(cursors) == ["1", "2", "uncommitted", "later", "3"]
     assert left(engine, snapshot) == {"bolt": 1}
     assert handle(cursors, tenant="bolt") == ["1"]

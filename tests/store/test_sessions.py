@@ -18,7 +18,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.errors import HandlerMistake
 from taskbridge.process.time_limit import soft_time_limit
 from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, record_invoice
-from taskbridge.store.engine import NoAnswer, within
+from taskbridge.store.bounded import NoAnswer, within
 from taskbridge.store.queries import query
 from taskbridge.store.sessions import session_name
 from tests.waiting import wait_until

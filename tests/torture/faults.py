@@ -11,7 +11,7 @@ from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import HOLDS_LONGER, PAUSE
 from taskbridge.settings import Settings
-from taskbridge.store.engine import GRACE
+from taskbridge.store.bounded import GRACE
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import Adopted, filled, literal, name_of
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
 
 __all__ = ["Backfilled", "backfill"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import Queries, queries
 
 __all__ = ["PRUNED", "STEP", "Prune", "Step", "prune"]

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal, name_of
-from taskbridge.store.engine import within
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries, query, quoted, schema_of
 
 __all__ = ["Left", "adopt", "adopting", "adoption", "check_adoptions", "examined", "unadopt", "unadopting"]

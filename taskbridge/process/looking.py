@@ -1,0 +1,155 @@
+"""What a process needs that only looks. Neither Celery nor SQLAlchemy is loaded for it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
+from taskbridge.errors import ConfigurationError
+from taskbridge.gate import Keys, client
+from taskbridge.gate.looking import Looking as Gate
+from taskbridge.handlers.journal import JOURNAL
+from taskbridge.settings import Settings
+from taskbridge.store import Pauses, Reader, Tenants, check_cluster, check_schema, check_version, know
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from taskbridge.store import Quarantine
+    from taskbridge.store.sessions import Database
+
+__all__ = ["Looking"]
+
+
+class Looking:
+    """One process's connections and pipelines, for who only looks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @cached_property
+    def pipelines(self) -> Pipelines:
+        """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.
+
+        A deployment with pipelines of its own must not take invoices that are for another's handler.
+
+        Raises:
+            ConfigurationError: a module does not import, or none of them declares a pipeline.
+        """
+        modules = self.settings.pipelines
+        DECLARED.load(modules)
+        if not modules:
+            return DECLARED.beside(JOURNAL)
+        if not DECLARED.names():
+            raise ConfigurationError(
+                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, where no pipeline is declared: "
+                "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
+            )
+        return DECLARED
+
+    @cached_property
+    def redis(self) -> redis.Redis:
+        """The gate's client. Times out rather than hang where Redis does not answer."""
+        if not self.settings.redis_url:
+            raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+        try:
+            return client(self.settings.redis_url)
+        except ValueError:
+            # The text may hold a part of the password.
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
+                "percent-encoded"
+            ) from None
+
+    @property
+    def keys(self) -> Keys:
+        """The deployment's keys and queues."""
+        return Keys(self.settings.key_prefix)
+
+    @cached_property
+    def gate(self) -> Gate:
+        """The gate."""
+        return Gate(self.redis, self.keys)
+
+    @property
+    def database(self) -> Database:
+        """Postgres, for what needs no transaction of SQLAlchemy's."""
+        return self._reader
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(**self._address())
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The pool of connections to Postgres."""
+        from taskbridge.store import connect  # noqa: PLC0415 - not for who only looks
+
+        return connect(**self._address())
+
+    def _address(self) -> dict[str, Any]:
+        settings = self.settings
+        if not settings.postgres_url:
+            raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
+        return {
+            "url": settings.postgres_url,
+            "schema": settings.schema,
+            "statement_timeout": settings.statement_timeout,
+        }
+
+    def source_of(self, pipeline: str) -> str:
+        """Return the source that a pipeline reads; of one that nobody declares, its name."""
+        return self.pipelines[pipeline].source if pipeline in self.pipelines.names() else pipeline
+
+    def tenants_of(self, pipeline: str) -> Tenants:
+        """Return the tenants of the source that a pipeline reads.
+
+        Raises:
+            UnknownPipeline: no loaded module declares it.
+        """
+        return Tenants(self.database, self.pipelines[pipeline].source)
+
+    def quarantine_of(self, pipeline: str) -> Quarantine:
+        """Return the quarantine of the source that a pipeline reads; raises as `tenants_of`."""
+        from taskbridge.store import Quarantine  # noqa: PLC0415 - only where somebody asks for it
+
+        return Quarantine(self.database, self.pipelines[pipeline].source)
+
+    @cached_property
+    def pauses(self) -> Pauses:
+        """What an operator holds."""
+        return Pauses(self.database)
+
+    def know(self, pipeline: Pipeline) -> None:
+        """Let the database know the pipeline, once in this process.
+
+        Raises:
+            InvalidPolicy: it has read another source until now.
+        """
+        if self._known.get(pipeline.name) != pipeline.source:
+            has_criteria = pipeline.criteria is not None
+            know(self.database, pipeline.name, pipeline.source, pipeline.start, has_criteria=has_criteria)
+            self._known[pipeline.name] = pipeline.source
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        return {}
+
+    def check(self) -> None:
+        """Connect everything, so that a process that could not work says so at once.
+
+        Raises:
+            TaskBridgeError: a pipeline module does not import, a server is too old, the schema is not this version's,
+                or the database was restored into another cluster.
+            Exception: of the driver, where a server cannot be used.
+        """
+        self.pipelines.names()
+        self.gate.check_version()
+        check_version(self.database)
+        check_schema(self.database)
+        check_cluster(self.database)
+        for name in self.pipelines.names():
+            self.know(self.pipelines[name])

@@ -1,0 +1,129 @@
+"""A session of Postgres that waits for an answer no longer than it may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.errors import _WaitTimeout
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+__all__ = ["GRACE", "Bounded", "NoAnswer", "driver_of", "of_the_socket", "open_session", "within"]
+
+T = TypeVar("T")
+
+GRACE: Final = 1.0
+"""Seconds that a process waits longer than Postgres may work: an error says more than a lost connection."""
+
+
+class NoAnswer(psycopg.OperationalError):
+    """Postgres did not answer in time, so the connection was given up; what became of the statement is unknown."""
+
+
+class Bounded(psycopg.Connection[Any]):
+    """A connection that waits `answer_timeout` seconds for an answer, and is given up then; None: any time.
+
+    Postgres cannot end a statement itself when its process has stopped, or when the route to it was dropped and the
+    socket stays open.
+    """
+
+    answer_timeout: float | None = None
+    own_answer_timeout: float | None = None
+    """What `answer_timeout` is whenever the connection leaves the pool."""
+    opened: float = -math.inf
+    """When it was about to be opened, by the process's monotonic clock."""
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        """Wait as psycopg does.
+
+        An error's text is what Postgres says first. The rest (DETAIL, CONTEXT, the line of the statement) quotes rows
+        and parameters, which are documents; whoever may see those finds them in the error's `diag`.
+
+        Raises:
+            NoAnswer: it took longer than `answer_timeout`; the connection is closed. A `timeout` is the caller's own
+                affair: silence is no fault while one waits for notifications.
+        """
+        try:
+            return super().wait(gen, interval, self.answer_timeout if timeout is None else timeout)
+        except _WaitTimeout:
+            if timeout is not None:
+                raise
+            self.pgconn.finish()
+            raise NoAnswer(f"timeout: Postgres has not answered for {self.answer_timeout:g} s") from None
+        except psycopg.Error as error:
+            if error.diag.message_primary:
+                error.args = (error.diag.message_primary,)
+            raise
+
+
+def of_the_socket(given: Container[str], statement_timeout: float | None) -> dict[str, Any]:
+    """Return how a dead peer is noticed while a session is idle, or a long statement runs; `given` is the URL's own."""
+    values: dict[str, Any] = {
+        "connect_timeout": 5,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round((statement_timeout or 25) * 1000),
+    }
+    return {"application_name": "taskbridge"} | {name: value for name, value in values.items() if name not in given}
+
+
+def open_session(statement_timeout: float | None, *arguments: Any, **parameters: Any) -> Bounded:
+    """Open a session whose statements take so many seconds at the most; None: any time. The URL's own limit wins."""
+    opened = monotonic()
+    connection = Bounded.connect(*arguments, **parameters)
+    connection.opened = opened
+    if statement_timeout is None:
+        return connection
+    connection.autocommit = True
+    # As Postgres reads the name: in any case, and a hyphen is an underscore.
+    if "statement_timeout" in parameters.get("options", "").lower().replace("-", "_"):
+        found = connection.execute("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'").fetchone()
+        statement_timeout = int(found[0]) / 1000 if found else 0
+    else:
+        connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
+    connection.autocommit = False
+    # 0 is any time.
+    connection.answer_timeout = connection.own_answer_timeout = statement_timeout + GRACE if statement_timeout else None
+    return connection
+
+
+def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """Return psycopg's connection: that of SQLAlchemy's, or the given one."""
+    if isinstance(connection, psycopg.Connection):
+        return connection
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type: psycopg is the driver
+    return driver
+
+
+@contextmanager
+def within(
+    connection: Connection | psycopg.Connection[Any], seconds: float | None, lock_seconds: float | None = None
+) -> Iterator[None]:
+    """Let each statement of the block take `seconds`, and wait `lock_seconds` of them for locks; None: any time.
+
+    In a transaction this holds for the rest of it in the server.
+    """
+    driver = driver_of(connection)
+    if not isinstance(driver, Bounded) or driver.answer_timeout is None:
+        yield
+        return
+    scope, before = "SESSION" if driver.autocommit else "LOCAL", driver.answer_timeout
+    values = (("statement_timeout", seconds), ("lock_timeout", lock_seconds))
+    driver.execute("; ".join(f"SET {scope} {name} = {round((value or 0) * 1000)}" for name, value in values))
+    driver.answer_timeout = None if seconds is None else seconds + GRACE
+    try:
+        yield
+    finally:
+        driver.answer_timeout = before
+        if scope == "SESSION" and not driver.closed:
+            own = round((before - GRACE) * 1000)
+            driver.execute(f"SET statement_timeout = {own}; SET lock_timeout TO DEFAULT")

@@ -1,0 +1,78 @@
+"""A database that came into another cluster: its records and cursors get ids of this one, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import Connection, Engine
+
+from taskbridge.errors import Unavailable
+from taskbridge.store.bounded import driver_of, within
+from taskbridge.store.queries import queries
+
+__all__ = ["Rebased", "rebase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """What a rebase did: pending records that it put into quarantine, by pipeline, rows with a new id, and cursors."""
+
+    quarantined: Mapping[str, int]
+    rows: int
+    cursors: int
+
+
+def rebase(engine: Engine, lock_seconds: float = 10.0) -> Rebased | None:
+    """Put ids of this cluster in place of the former one's, in one transaction; None: they are, and nothing changed.
+
+    Every record keeps its state in every pipeline, and its revision. Pending ones are in quarantine afterwards, with
+    another try asked for, which is what a tenant's next sweep takes first.
+
+    Args:
+        engine: connections to the database; no other process of TaskBridge may have one.
+        lock_seconds: how long to wait for others' transactions that wrote to the tables.
+
+    Raises:
+        Unavailable: another process of TaskBridge is connected, or somebody writes records; nothing changed.
+    """
+    query = queries(engine)
+    # Each statement must see what the lock waited for, whatever the database's default is.
+    committed = engine.execution_options(isolation_level="READ COMMITTED")
+    with committed.begin() as connection, within(connection, None):
+        if connection.exec_driver_sql(query("in_its_cluster")).scalar_one():
+            return None
+        _refuse_company(connection)
+        _lock(connection, lock_seconds)
+        connection.exec_driver_sql(query("rebase_identifier"))
+        connection.exec_driver_sql(query("rebase_revisions"))
+        quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
+        # One snapshot for both, taken when nobody else can have written a row that is not committed.
+        snapshot = {"snapshot": connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()}
+        connection.exec_driver_sql(query("rebase_starts"), snapshot)
+        rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).rowcount
+        cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount
+        connection.exec_driver_sql(query("rebase_tails"))
+    return Rebased(quarantined, rows, cursors)
+
+
+def _refuse_company(connection: Connection) -> None:
+    """A worker that goes on would read the former cluster's cursors as this one's until the rebase is done."""
+    pids = [str(pid) for pid in connection.exec_driver_sql(queries(connection)("other_sessions")).scalars()]
+    if pids:
+        raise Unavailable(
+            f"other processes of TaskBridge are connected to the database (pg_stat_activity has their pids: "
+            f"{', '.join(pids)}): stop workers, producers and `taskbridge up`, and run `taskbridge rebase` again"
+        )
+
+
+def _lock(connection: Connection, lock_seconds: float) -> None:
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_seconds * 1000)}")
+    try:
+        driver_of(connection).execute(queries(connection)("rebase_lock"))
+    except LockNotAvailable as error:
+        raise Unavailable(
+            "somebody writes to TaskBridge's tables (pg_locks shows who), so nothing was rebased: end that transaction "
+            "and run `taskbridge rebase` again"
+        ) from error

@@ -1,0 +1,78 @@
+"""How tenants stand: their records by state, and the counters of their cursors. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskbridge.store.bounded import within
+from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, rows
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
+
+__all__ = ["Tenants", "WaitingRecords"]
+
+PAGE: Final = 1_000
+
+
+class WaitingRecords(NamedTuple):
+    """How many records wait for a tenant, and the criterion and delay (milliseconds) that set when they are due."""
+
+    waiting: int
+    delay_ms: int
+    criterion: str
+
+
+class Tenants:
+    """The tenants of pipelines that read one source."""
+
+    def __init__(self, database: Database, source: str = "invoices") -> None:
+        self._database = database
+        self._source = source
+        self._query = queries(database)
+
+    def after(self, pipeline: str, after: str, limit: int) -> list[str]:
+        """Return the next `limit` tenants by name that have records or a cursor; after "" the first ones."""
+        return [row["tenant"] for row in self._rows("tenants_after", pipeline, after=after, limit=limit)]
+
+    def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
+        """Return what `counts` says of every tenant, by name, page by page."""
+        after = ""
+        while tenants := self.after(pipeline, after, PAGE):
+            yield from self.counts(pipeline, tenants)
+            after = tenants[-1]
+
+    def counts(self, pipeline: str, tenants: Collection[str], most: int | None = None) -> list[dict[str, Any]]:
+        """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns.
+
+        Of each tenant up to `most` records are counted; None: all. Tenants without records and cursor are left out.
+        """
+        found = self._rows("tenant_counts", pipeline, tenants=list(tenants), size=most)
+        return [row for row in found if row["known"]]
+
+    def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
+        """Return what waits for one tenant; None: nothing."""
+        values = {"pipeline": pipeline, "source": self._source, "tenant": tenant, "smallest": smallest, "size": None}
+        with driving(self._database) as driver:
+            row = driver.execute(self._query("waiting_records"), values).fetchone()
+        return None if row is None else WaitingRecords(*row)
+
+    def pending_before(self, pipeline: str, tenants: Collection[str], snapshot: str) -> dict[str, int]:
+        """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
+
+        A record that is tried again is pending; one that changed after the snapshot is not visible in it.
+        """
+        found = self._rows("pending_before", pipeline, tenants=list(tenants), snapshot=snapshot, size=None)
+        return {row["tenant"]: row["records"] for row in found}
+
+    def delivery_counts(self, pipeline: str) -> tuple[int, int]:
+        """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
+        (row,) = self._rows("delivery_counts", pipeline)
+        return row["deliveries"], row["duplicates"]
+
+    def _rows(self, name: str, pipeline: str, **values: Any) -> list[dict[str, Any]]:
+        values |= {"pipeline": pipeline, "source": self._source}
+        with driving(self._database) as driver, within(driver, None):
+            return rows(driver, self._query(name), values)

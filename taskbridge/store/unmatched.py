@@ -1,0 +1,60 @@
+"""The messages that no criterion matched, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskbridge.store.bounded import within
+from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, rows, scalar
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
+
+__all__ = ["PAGE", "UnmatchedRecord", "count_unmatched", "read_unmatched", "unmatched_sources"]
+
+PAGE: Final = 500
+
+
+class UnmatchedRecord(NamedTuple):
+    """A record that no criterion matched, and why."""
+
+    id: int
+    message_id: str
+    reason: str
+    payload: Any
+    recorded_at: datetime
+
+
+def read_unmatched(
+    database: Database, source: str, reason: str | None = None, page_size: int = PAGE, *, thin: bool = True
+) -> Iterator[UnmatchedRecord]:
+    """Return the records of a source that no criterion matched, oldest first; with `reason` those that have it.
+
+    Without `thin` not those of adopted tables, which no criterion is asked about.
+
+    `page_size` of them are in memory at once.
+    """
+    query, after = queries(database)("unmatched"), 0
+    while True:
+        values = {"source": source, "reason": reason, "after": after, "limit": page_size, "thin": thin}
+        with driving(database) as driver:
+            page = [UnmatchedRecord(*row) for row in driver.execute(query, values)]
+        yield from page
+        if len(page) < page_size:
+            return
+        after = page[-1].id
+
+
+def count_unmatched(database: Database, source: str) -> int:
+    """Return how many records of a source no criterion matched."""
+    with driving(database) as driver, within(driver, None):
+        return int(scalar(driver, queries(database)("count_unmatched"), {"source": source}))
+
+
+def unmatched_sources(database: Database) -> dict[str, int]:
+    """Return how many unmatched records each source has, also one that nobody reads; only those with some."""
+    with driving(database) as driver, within(driver, None):
+        return {row["source"]: row["count"] for row in rows(driver, queries(database)("unmatched_sources"))}
