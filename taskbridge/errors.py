@@ -1,21 +1,21 @@
 """The errors that callers may catch.
 
 TaskBridgeError
-├── UsageError             the caller passed something that can never work
-│   ├── InvalidName        a tenant, pipeline or key prefix that could not be told from another
-│   ├── InvalidPolicy      a policy or pipeline declared with values that contradict each other
-│   ├── UnknownPipeline    no module that was loaded declares it
-│   └── InvalidInput       a file or document that cannot be read
-├── ConfigurationError     a setting, or a handler module that does not import
-├── HandlerMistake         a handler did what none may do
-├── Unavailable            Postgres, Redis or the broker cannot be used now
-│   ├── AlreadyRunning     another process serves this data directory
-│   └── ForeignCluster     the database was restored into another cluster and not rebased yet
-└── SchemaMismatch         the database is at a schema that this version does not know
+├── UsageError
+│   ├── InvalidName
+│   ├── InvalidPolicy
+│   ├── UnknownPipeline
+│   └── InvalidInput
+├── ConfigurationError
+├── HandlerMistake
+├── Unavailable
+│   ├── AlreadyRunning
+│   └── ForeignCluster
+└── SchemaMismatch
 
-Every message says what is wrong and what to do next; it names the tenant or the record where there is one, and
-never a password. Errors of psycopg, SQLAlchemy and redis-py are translated where people and producers call
-(`Unavailable`). A run lets them pass: it is tried again.
+Every message says what is wrong and what to do next. It names the tenant or the record where there is one, and
+never a password. Errors of psycopg, SQLAlchemy and redis-py become `Unavailable` where people and producers call. A run
+does not translate them: it fails and is tried again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UsageError(TaskBridgeError):
 
 
 class InvalidName(UsageError):
-    """A tenant, pipeline or key prefix that could not be told from another."""
+    """A tenant, pipeline, source, schema or key prefix that breaks the rules of `taskbridge.common.names`."""
 
 
 class InvalidPolicy(UsageError):
@@ -65,15 +65,15 @@ class InvalidInput(UsageError):
 
 
 class ConfigurationError(TaskBridgeError):
-    """A setting that is missing or wrong, or a handler module that does not import."""
+    """A setting that is missing or wrong, or a pipeline module that does not import."""
 
 
 class HandlerMistake(TaskBridgeError):
-    """A handler did what none may do: end the program, or the transaction of its batch, which counts as failed."""
+    """A handler did what no handler may do, such as end the program. Its batch counts as failed."""
 
 
 class Unavailable(TaskBridgeError):
-    """Postgres, Redis or the broker cannot be used now: down, refused, or too old."""
+    """Postgres, Redis or the broker cannot be used now: it is down, refuses us, or is too old."""
 
 
 class AlreadyRunning(Unavailable):
@@ -81,7 +81,7 @@ class AlreadyRunning(Unavailable):
 
 
 class ForeignCluster(Unavailable):
-    """The database was restored into another cluster, where its transaction ids mean nothing, and not rebased yet."""
+    """The database was restored into another cluster, where its transaction ids mean nothing, and needs a rebase."""
 
 
 class SchemaMismatch(TaskBridgeError):

@@ -1,4 +1,4 @@
-"""Every knob of a process: environment variable, unit, default. The limits are in `taskbridge.common.limits`."""
+"""The settings of a process: environment variable, unit, default. The limits are in `taskbridge.common.limits`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Settings:
     pipelines: tuple[str, ...] = ()
     """Modules that declare pipelines; comma-separated in the environment."""
     key_prefix: str = DEFAULT_PREFIX
-    """First part of every Redis key of the gate, and another one is in the names of the queues as well, so that several
-    deployments can share one Redis."""
+    """First part of every Redis key of the gate. If it is not the default, the names of the queues have it too. So
+    several deployments can share one Redis."""
     schema: str = DEFAULT_SCHEMA
-    """The Postgres schema of all tables, functions and views of TaskBridge, which is its own alone."""
+    """The Postgres schema of all tables, functions and views of TaskBridge. Nothing else may be in it."""
     runner_ttl: float = 5.0
     """After this many seconds without a heartbeat a run counts as dead and is replaced."""
     republish_after: float = 5.0
@@ -42,23 +42,23 @@ class Settings:
     run_budget: float = 1.0
     """A run that has used this many seconds ends, and its tenant waits for its next turn."""
     ticker_interval: float = 0.05
-    """How often a worker looks for deadlines, at the least."""
+    """The most seconds between two looks of a worker for deadlines that have passed."""
     tail_interval: float = 0.2
-    """How often new records are looked for, whether or not anybody notified, by one worker of all."""
+    """Seconds between two looks of one worker for new records, whether or not anybody notified."""
     base_interval: float = 3.0
-    """How often one worker looks at all that is pending, also at what was notified. After Redis lost its data, work
-    stands still no longer than this and 1 s. Longer where that would take more than a hundredth of the time."""
+    """Seconds between two looks of one worker at everything that is pending. After Redis lost its data, work stands
+    still for this time and 1 s at the most. The time grows where the looks would take more than 1 % of it."""
     tail_listens: bool = False
     """Whether a worker looks for new records at once where a source announces its commits (`taskbridge.announce`)."""
     statement_timeout: float = 10.0
     """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up."""
     transaction_timeout: float = 300.0
-    """A handler's transaction may be idle for this many seconds, or wait as long for a statement."""
+    """A handler's transaction may be idle for this many seconds, and each of its statements may take as long."""
 
     metrics_port: int = 0
     """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none."""
     metrics_address: str = "127.0.0.1"
-    """The address on which it does: whoever reaches it sees the metrics. 0.0.0.0 is every address of the machine."""
+    """The address of that port. Whoever reaches it sees the metrics. 0.0.0.0 is every address of the machine."""
 
     def __post_init__(self) -> None:
         check_key_prefix(self.key_prefix)
@@ -74,7 +74,7 @@ class Settings:
 
         Raises:
             ConfigurationError: a value that is no number or out of its limits, or a URL of the wrong kind.
-            InvalidName: a key prefix that is not allowed.
+            InvalidName: a key prefix or a schema that is not allowed.
         """
         environment = os.environ if environment is None else environment
         values: dict[str, Any] = {}
@@ -118,7 +118,7 @@ OTHERS: Final = frozenset({"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TRACEBACK"})
 def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the variables TASKBRIDGE_... that nothing reads, each with what may have been meant.
 
-    Those of TASKBRIDGE_TEST_ are for tests.
+    Variables that begin with TASKBRIDGE_TEST_ are for tests and are left out.
     """
     known = sorted({_variable(field.name) for field in fields(Settings)} | OTHERS)
     found = []

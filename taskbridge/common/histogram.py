@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["BOUNDS_MS", "Histogram", "bucket"]
 
 BOUNDS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
-"""Upper ends of the buckets in milliseconds, each included; one bucket more has what is longer."""
+"""Upper ends of the buckets in milliseconds, each included. One more bucket has the longer times."""
 
 
 def bucket(milliseconds: float) -> int:

@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when one of their names is first used."""
+"""A package whose modules are imported when one of their names is first used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["on_first_use"]
 
 
 def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__`; `modules` has the names that each module gives, with spaces between them."""
-    places = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+    """Return a package's `__getattr__`; `modules` has, for each module, the names to take from it, space-separated."""
+    module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
 
     def find(name: str) -> Any:
-        place = places.get(name)
-        if place is None:
+        module = module_of.get(name)
+        if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(place), name)
+        value = getattr(import_module(module), name)
         setattr(sys.modules[package], name, value)
         return value
 

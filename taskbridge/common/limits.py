@@ -1,4 +1,4 @@
-"""How long names may be and of what, and between what numbers lie. The docs print these tables."""
+"""The limits of names (length and characters) and of numbers (least and most). The docs print these tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SETTINGS: Final = {
     "transaction_timeout": Range(1, 86_400),
     "metrics_port": Range(0, 65_535, ""),
 }
-"""Of `Settings`, by the names of its fields."""
+"""Limits of `Settings`, by the names of its fields."""
 
 OPTIONS: Final = {
     "batch_size": Range(1, 100_000, "records"),
@@ -64,4 +64,4 @@ OPTIONS: Final = {
     "delay": Range(0.001, 30 * 86_400),
     "RetryAfter": Range(0, 86_400),
 }
-"""Of `@pipeline`, of its policy and criteria, and of what a handler raises. What a handler asks is cut to the range."""
+"""Limits of what a user declares, and of `RetryAfter`, whose seconds are cut to the range and not refused."""

@@ -1,6 +1,7 @@
 """Which errors of redis-py, kombu, psycopg and SQLAlchemy say that a server is away, or another one took its place.
 
-An error exists only where its library was loaded. So those that not every process loads are not loaded here.
+Not every process loads kombu, psycopg and SQLAlchemy, and no error comes from a library that is not loaded. So this
+module imports none of the three.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ __all__ = ["POSTGRES_AWAY", "REDIS_AWAY", "REDIS_SWITCHED", "is_away", "is_broke
 
 REDIS_AWAY: Final = (redis.ConnectionError, redis.TimeoutError)
 REDIS_SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
-"""Errors of a server that is not, or not yet, the one to talk to: after a switchover an open connection leads there."""
+"""Errors of a server that is not, or not yet, the one to talk to. An open connection leads to it after a switchover."""
 _NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
-"""The same inside of a script's error, where redis-py makes no class of it."""
+"""The same errors in the text of a script's error, for which redis-py has no class."""
 
 POSTGRES_AWAY: Final = ("08", "53", "57P")
 """SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
@@ -44,31 +45,31 @@ def is_away(error: BaseException) -> bool:
 
 
 def is_switched(reply: object) -> bool:
-    """Whether what Redis answered is an error of a server that is not the one to talk to."""
+    """Whether the reply is an error of a server that is not the one to talk to."""
     return isinstance(reply, REDIS_SWITCHED) or (isinstance(reply, ResponseError) and bool(_NESTED.search(str(reply))))
 
 
 def is_broker_error(error: BaseException) -> bool:
-    """Whether kombu raised it, where the broker is another server than the gate's."""
+    """Whether kombu raised it: the broker cannot be used."""
     return isinstance(error, _loaded("kombu.exceptions", "KombuError"))
 
 
 def sqlstate(error: BaseException | None) -> str:
-    """Return the state that a driver's error has; "" where it has none, as where the connection broke."""
+    """Return the SQLSTATE of a driver's error; "" where it has none, as when the connection broke."""
     try:
         state = getattr(error, "sqlstate", None)
-    except Exception:  # an attribute of somebody's own, which may raise anything
+    except Exception:  # a class that is not ours may have a property of this name, which may raise anything
         state = None
     return state if isinstance(state, str) else ""
 
 
 def _is_postgres_away(error: BaseException | None) -> bool:
-    # psycopg has classes of its own for what the server says, and this one for a connection that broke.
+    # psycopg raises subclasses for what the server says, and OperationalError itself where the connection broke.
     state = sqlstate(error)
     return state.startswith(POSTGRES_AWAY) if state else type(error) is _loaded("psycopg", "OperationalError")
 
 
 def _loaded(module: str, name: str) -> Any:
-    """Return a class of a library; none (of which nothing is an instance) where that was not loaded."""
+    """Return a class of a library, or () where the library is not loaded: no error is an instance of ()."""
     found = sys.modules.get(module)
     return () if found is None else getattr(found, name)

@@ -1,7 +1,7 @@
-"""What names may hold. Tenants, pipelines and prefixes become Redis keys, and no two of them share one.
+"""What names may hold. Prefix, pipeline and tenant become Redis keys, and no two pairs (pipeline, tenant) share a key.
 
 A key is `{prefix}:{kind}:{pipeline}:{tenant}`. Prefix and pipeline hold no colon and the tenant comes last, so the
-first three colons split a key back into exactly one (pipeline, tenant) pair, whatever the tenant holds.
+first three colons split a key back into exactly one pair, whatever the tenant holds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DEFAULT_PREFIX = "sync"
 DEFAULT_SCHEMA = "taskbridge"
 """The Postgres schema of a deployment that was given none."""
 
-_PIPELINE = re.compile(r"[a-z][a-z0-9_-]*")
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_PIPELINE = re.compile(r"[a-z][a-z0-9_-]*")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SCHEMA = re.compile(r"(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]*")
 
@@ -41,13 +41,11 @@ def check_tenant(tenant: object) -> str:
             f"the tenant {tenant[:20]!r}... has {len(tenant)} characters, at most {NAMES['tenant'].longest} are "
             "allowed: use a shorter key, such as the tenant's id"
         )
-    # Whatever can be printed has none, and that is known sooner.
-    for position, character in enumerate("" if tenant.isprintable() else tenant):
-        if unicodedata.category(character) in _FORBIDDEN_CATEGORIES:
-            raise InvalidName(
-                f"the tenant {tenant!r} holds the control character U+{ord(character):04X} at position {position}: "
-                "remove it"
-            )
+    if (position := _control_character(tenant)) is not None:
+        raise InvalidName(
+            f"the tenant {tenant!r} holds the control character U+{ord(tenant[position]):04X} at position {position}: "
+            "remove it"
+        )
     if tenant != tenant.strip():
         raise InvalidName(f"the tenant {tenant!r} begins or ends with space: strip it")
     return tenant
@@ -73,13 +71,7 @@ def check_source_name(name: object) -> str:
 
 def check_key(tenant: str, key: object) -> str:
     """Return a record's key unchanged, or raise InvalidInput: 1 to 200 characters, as those of a tenant."""
-    if (
-        not isinstance(key, str)
-        or not 0 < len(key) <= NAMES["key"].longest
-        or (
-            not key.isprintable() and any(unicodedata.category(character) in _FORBIDDEN_CATEGORIES for character in key)
-        )
-    ):
+    if not isinstance(key, str) or not 0 < len(key) <= NAMES["key"].longest or _control_character(key) is not None:
         raise InvalidInput(
             f"tenant {tenant!r}: the key {str(key)[:20]!r} is not allowed: "
             f"use a string of 1 to {NAMES['key'].longest} characters, none of them a control character"
@@ -90,7 +82,7 @@ def check_key(tenant: str, key: object) -> str:
 def check_schema_name(name: str) -> str:
     """Return the name of a Postgres schema unchanged, or raise InvalidName.
 
-    1 to 63 of a-z, 0-9 and `_`, not beginning with a digit or `pg_`. It is ours alone, so it is not `public`.
+    1 to 63 of a-z, 0-9 and `_`, not beginning with a digit or `pg_`. Not `public`, which others use too.
     """
     if not _is_of("schema", _SCHEMA, name):
         raise InvalidName(f"the schema {name!r} is not allowed: use {_allowed('schema')} (TASKBRIDGE_SCHEMA)")
@@ -115,6 +107,13 @@ def check_message_id(pipeline: str, message_id: object) -> str:
             f"use a string of 1 to {longest} printable characters"
         )
     return message_id
+
+
+def _control_character(text: str) -> int | None:
+    """Return the position of the first character of a forbidden category."""
+    if text.isprintable():  # then it has none, and this test is quicker
+        return None
+    return next((at for at, one in enumerate(text) if unicodedata.category(one) in _FORBIDDEN_CATEGORIES), None)
 
 
 def _is_of(kind: str, pattern: re.Pattern[str], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which run: what gate and store are told of it."""
+"""The key of a run, by which gate and store know it."""
 
 from __future__ import annotations
 

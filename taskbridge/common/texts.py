@@ -1,4 +1,4 @@
-"""Texts from outside (errors, reasons), made so that Postgres, logs and messages take them, whatever they hold."""
+"""Texts from outside (errors, reasons), changed so that Postgres, logs and messages take them, whatever they hold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ __all__ = ["LONGEST_TEXT", "error_line", "error_text", "printable", "shown", "st
 
 LONGEST_TEXT: Final = 2_000
 MOST_OF_A_GROUP: Final = 3
+"""How many errors of an exception group are shown."""
 MOST_LEVELS: Final = 3
-"""How many groups within groups are looked into: a client may nest thousands."""
+"""How many levels of groups within groups are shown; a client may nest thousands."""
 
 
 def storable(value: object, longest: int = LONGEST_TEXT) -> str:
@@ -19,6 +20,7 @@ def storable(value: object, longest: int = LONGEST_TEXT) -> str:
     A NUL and a lone surrogate become `\x00` and `\ud83d`. A value whose text cannot be made is named by its type.
     """
     try:
+        # Not `[:longest]`: a subclass of str may slice in its own way.
         text = str.__getitem__(str(value), slice(longest))
     except BaseException as error:
         text = f"({type(value).__name__}, whose text cannot be made: {type(error).__name__})"
@@ -26,13 +28,13 @@ def storable(value: object, longest: int = LONGEST_TEXT) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line: every character that is not printable, a line end as well, is shown as its number."""
+    r"""Return `text` on one line: line ends and other characters that are not printable become escapes such as `\n`."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def shown(value: object, longest: int = LONGEST_TEXT) -> str:
-    """Return what stands in a message where a string was expected: `longest` characters of a string, else a summary."""
-    # `repr` of a list that is too deep raises; reprlib stops before.
+    """Return how a message shows a value that should be a string: its first `longest` characters, else a summary."""
+    # `repr` of a list that is nested too deeply raises; reprlib stops before that.
     return repr(value[:longest]) if isinstance(value, str) else reprlib.repr(value)
 
 
@@ -42,10 +44,7 @@ def error_line(error: Exception) -> str:
 
 
 def error_text(error: BaseException, levels: int = MOST_LEVELS) -> str:
-    """Return an error's type and text, as `status`, quarantine and the logs show it; of a group, its first errors too.
-
-    `levels`: how many groups within groups are looked into.
-    """
+    """Return an error's type and text, and those of a group's first errors, as `status` and the logs show them."""
     text = f"{type(error).__name__}: {storable(error)}"
     if levels and isinstance(error, BaseExceptionGroup):
         inside = [error_text(one, levels - 1) for one in error.exceptions[:MOST_OF_A_GROUP]]

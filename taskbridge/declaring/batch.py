@@ -1,4 +1,4 @@
-"""What a handler is given: records of one tenant, and what it may ask about its own standing."""
+"""What a handler is given, a batch of one tenant's records, and what it may raise to be called again later."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Record", "RetryAfter"]
 
-WAIT_UNTOLD: Final = 30.0
-"""Seconds to wait where the downstream asks to, and does not say for how long."""
+DEFAULT_WAIT: Final = 30.0
+"""Seconds to wait where the downstream asks to wait and does not say for how long."""
 
 _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 
@@ -35,11 +35,11 @@ class RetryAfter(Exception):
 
     Args:
         seconds: how long; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date. None,
-            as of a header that is not there, and a text that is neither: 30 s. More than a day is a day, and a moment
-            that is past is 0.
+            where there is no header, and a text that is neither mean 30 s. More than a day is a day, and a date that is
+            past is 0.
         scope: who waits. "tenant": this tenant; others go on. "pipeline": all tenants of the pipeline, in all workers,
-            where the downstream has one limit for all of them. When the time is over, one run begins, and with each
-            that handles something twice as many, up to `max_runs`.
+            because the downstream has one limit for all of them. When the time is over, one run begins. Each run that
+            handles something doubles how many may be under way, up to `max_runs`.
 
     Raises:
         ValueError: `seconds` is none of these, or not a number (NaN); or `scope` is neither.
@@ -58,7 +58,7 @@ class RetryAfter(Exception):
 
 def _seconds(given: object) -> float:
     if given is None:
-        return WAIT_UNTOLD
+        return DEFAULT_WAIT
     if isinstance(given, str):
         return _seconds_of_header(given)
     if not isinstance(given, int | float) or isinstance(given, bool) or given != given:
@@ -71,22 +71,22 @@ def _seconds_of_header(text: str) -> float:
         seconds = float(text)
     except ValueError:
         try:
-            moment = parsedate_to_datetime(text)
+            date = parsedate_to_datetime(text)
         except (TypeError, ValueError, OverflowError):
-            return WAIT_UNTOLD
-        # Without a zone, or with -0000: an HTTP date is always in UTC.
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        return (moment - datetime.now(UTC)).total_seconds()
-    return WAIT_UNTOLD if math.isnan(seconds) else seconds
+            return DEFAULT_WAIT
+        # It has no zone where the text has none, or -0000; an HTTP date is always in UTC.
+        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+        return (date - datetime.now(UTC)).total_seconds()
+    return DEFAULT_WAIT if math.isnan(seconds) else seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One row of work.
 
-    `external_id` is the source's own key (an invoice number), unique within the tenant. `revision` is another
-    number with each change of the row, higher than all before it, and never one that was used before; a record that
-    changed after it was handled comes again with its new one.
+    `external_id` is the record's key (an invoice number), unique within source and tenant. `revision` is a new and
+    higher number after each change of the row, never one that was used before. A record that changed after it was
+    handled is delivered again with its new revision.
 
     Of an adopted table the document is the row, its numerics as text; `deleted` says that the row is gone, and then the
     document is empty.
@@ -107,9 +107,9 @@ class Record:
 
 
 class Batch(Sequence[Record]):
-    """Records of one tenant, oldest first, never another tenant's.
+    """Records of one tenant, oldest first.
 
-    A handler that returns has handled them all but those that it rejected; one that raises has handled none, and is
+    A handler that returns has handled them all but those that it rejected. One that raises has handled none; it is
     called again, in the end with each record alone. It may raise `RetryAfter` to be called again after a while.
     """
 
@@ -157,7 +157,7 @@ class Batch(Sequence[Record]):
         return self._until - time.monotonic()
 
     def reject(self, record: Record, reason: str) -> None:
-        """Put one record of this batch into quarantine with `reason`, and the rest count as handled.
+        """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
         Takes effect when the handler returns, with the cursor or not at all. What the handler wrote for the record
         through `connection` is not undone. A reason is kept up to 2,000 characters.

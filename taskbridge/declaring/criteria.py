@@ -1,6 +1,6 @@
-"""Criteria: which tenant a stored event belongs to, and how soon after the tenant's last run it is due.
+"""Criteria: which tenant a stored message belongs to, and how soon after the tenant's last run it is due.
 
-A criterion looks at an event's payload with two JSONPath queries (RFC 9535): one for the value that it is about, such
+A criterion looks at a message's payload with two JSONPath queries (RFC 9535): one for the value that must match, such
 as `$.level`, and one for the tenant, such as `$.service`.
 """
 
@@ -40,13 +40,13 @@ _JSON_TYPES: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Criterion:
-    """An event whose payload has this value belongs to that tenant and waits this long after the tenant's last run.
+    """A message whose payload has this value belongs to that tenant and waits this long after the tenant's last run.
 
     Args:
         match_path: JSONPath that must give exactly one value.
         match_value: what that value must be, compared as JSON: 1 and 1.0 are equal, 1 and true or "1" are not.
         parameter_path: JSONPath that must give exactly one value, the tenant.
-        delay: seconds from the start of the tenant's last run until the event is due; 0.001 to 30 days.
+        delay: seconds from the start of the tenant's last run until the message is due; 0.001 to 30 days.
 
     Raises:
         InvalidPolicy: a path is no JSONPath, the value is no JSON scalar, or the delay is out of range.
@@ -67,7 +67,7 @@ class Criterion:
         _check_delay(self.label, self.delay)
         object.__setattr__(self, "_match", matched)
         object.__setattr__(self, "_parameter", parameter)
-        # Python takes True for 1; JSON does not.
+        # True and 1 are equal in Python, and not in JSON.
         identity = (match_path, isinstance(self.match_value, bool), self.match_value, parameter_path)
         object.__setattr__(self, "_identity", identity)
 
@@ -91,7 +91,7 @@ class Match(NamedTuple):
 
 
 class Unmatched(NamedTuple):
-    """No tenant follows from the payload, and why: what an operator corrects, in the criteria or at the sender."""
+    """The payload gives no tenant. The reason says what an operator can correct, in the criteria or at the sender."""
 
     reason: str
 
@@ -107,8 +107,8 @@ class _NoTenant(Exception):
 def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
     """Return the tenant and the smallest delay of the criteria that apply to `payload`, or why there is none.
 
-    It raises for no JSON payload. Criteria that apply but give different tenants leave the payload unmatched, because
-    a record belongs to one tenant.
+    It never raises, whatever JSON the payload is. Where the criteria that apply give different tenants the payload is
+    unmatched, because a record belongs to one tenant.
     """
     applying: list[tuple[Criterion, str]] = []
     without_tenant: list[str] = []
@@ -122,18 +122,14 @@ def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
             without_tenant.append(f"criterion {criterion.label} has its value, but {problem}")
     if applying:
         return _agreed(applying)
-    # One that came within a step of a match says more than those that are about something else.
+    # A criterion whose value is there says more than those that need another value.
     return Unmatched(without_tenant[0] if without_tenant else _nothing_applies(missed))
 
 
 def check_criteria(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
-    """Return `criteria` as a tuple, or raise InvalidPolicy: there is none, or two of them ask for the same thing.
-
-    Positions in the message count from 1.
-    """
+    """Return `criteria` as a tuple, or raise InvalidPolicy: there is none, or two of them ask for the same thing."""
     checked: list[Criterion] = []
-    # Two that differ in the parameter path alone are allowed: senders may name the tenant in different places, and
-    # a payload that holds one of the two gets its tenant from that one.
+    # Two that differ in the parameter path alone are allowed, since senders may name the tenant in different places.
     seen: dict[tuple[str, bool, Scalar, str], int] = {}
     for position, item in enumerate(_items(criteria), start=1):
         if not isinstance(item, Criterion):
@@ -143,7 +139,7 @@ def check_criteria(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
             raise InvalidPolicy(_repeated(earlier, checked[earlier - 1], position, item))
         checked.append(item)
     if not checked:
-        raise InvalidPolicy("there is no criterion, so no event could ever be due: give at least one")
+        raise InvalidPolicy("there is no criterion, so no message could ever be due: give at least one")
     return tuple(checked)
 
 
@@ -199,7 +195,6 @@ def _check_scalar(path: str, value: object) -> None:
 def _check_delay(label: str, delay: object) -> None:
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)}: give seconds as a finite number")
-    # False for NaN and the infinities too.
     if not OPTIONS["delay"].has(delay):
         raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)} s: it must lie {OPTIONS['delay']}")
 
@@ -233,7 +228,7 @@ def _only_value(query: jsonpath.JSONPathQuery, payload: object) -> object:
     """The one value that the query gives, or a ValueError that says what it does instead."""
     try:
         values = query.find(cast("jsonpath.JSONValue", payload)).values()
-    except Exception as error:  # a filter may choke on a value, such as a pattern with a lone surrogate
+    except Exception as error:  # a filter may fail on a value, such as a pattern with a lone surrogate
         import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
 
         if isinstance(error, (jsonpath.JSONPathRecursionError, RecursionError)):
@@ -273,7 +268,7 @@ def _nothing_applies(missed: dict[str, list[str]]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as JSON, shortened, without a character that a terminal or Postgres would stumble over."""
+    """A value as JSON, shortened, without characters that a terminal or Postgres does not take."""
     if isinstance(value, str):
         shown = f'"{_printable(value[:_LONGEST_TEXT], also=_QUOTED)}"'
         return shown if len(value) <= _LONGEST_TEXT else f"{shown}... ({len(value)} characters)"

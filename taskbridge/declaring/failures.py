@@ -15,13 +15,13 @@ __all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "i
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
 LONGEST_OUTAGE_BACKOFF: Final = 30.0
-"""Of a tenant whose downstream seems to be away; as often an open circuit is probed."""
+"""Seconds, where the downstream seems to be away: as long as the longest wait between two probes of a circuit."""
 
 
 def backoff(failures: int, longest: float | None = None) -> float:
-    """Seconds until the next try after `failures` before this one: 0.5, doubling to `longest`, or else to 300.
+    """Return the seconds until the next try: 0.5, doubled for each of the `failures` before, up to `longest` or 300.
 
-    Less up to a quarter, so that tenants that failed together do not come back together.
+    Up to a quarter is taken off at random, so that tenants that failed together do not come back together.
     """
     seconds = min(longest or LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
     return seconds * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
@@ -33,14 +33,14 @@ def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) 
 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:
-    """Return the RetryAfter that `error` is, or the longest of a group of nothing else (as a `TaskGroup` raises it)."""
+    """Return the RetryAfter that `error` is, or the longest of a group of nothing else, as a `TaskGroup` raises it."""
     told, left = [], [error]
     while left:
         one = left.pop()
         if isinstance(one, BaseExceptionGroup):
             left += one.exceptions
         elif isinstance(one, RetryAfter):
-            # A subclass may have left out what its base class sets.
+            # A subclass may not have called `RetryAfter.__init__`.
             told.append(one if {"seconds", "scope"} <= vars(one).keys() else RetryAfter(None))
         else:
             return None
@@ -65,13 +65,13 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 class Bisection:
     """The search for a record that cannot be handled among those after the cursor.
 
-    `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: of so many next records one
+    `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: one of so many next records
     cannot be handled (0: none is known). `attempts`: how often in a row a batch of this size failed. Where one record
-    is alone, `revision` is its revision, `attempts` counts its errors, `outages` those of them that say "downstream",
-    and `deaths` the runs that died over it.
+    is alone, `revision` is its revision, `attempts` counts its errors, `outages` those of them that blame the
+    downstream, and `deaths` the runs that died over it.
 
-    A batch that fails is tried once more as it is, then halved with each failure until one record is alone. A half that
-    is handled leaves the other half under suspicion. Once the record is found, batches double again with each success.
+    A batch that fails is tried once more as it is, then halved with each failure until one record is alone. If a half
+    is handled, the bad record is in the other half. Once it is found, batches double again with each success.
     """
 
     limit: int | None = None
@@ -86,7 +86,7 @@ class Bisection:
     ) -> Bisection:
         """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
 
-        The failures of another record, which stood there before, are not counted for this one.
+        Failures are counted for one record: another that was alone before leaves none to this one.
         """
         if size == 1:
             before = self if self.is_alone and self.revision == revision else Bisection()
@@ -98,13 +98,13 @@ class Bisection:
         return Bisection((size + 1) // 2, size)
 
     def unread(self, size: int, revision: int | None = None) -> Bisection:
-        """Return what follows where a batch of `size` records, the first of this `revision`, could not be read."""
+        """Return what follows when a batch of `size` records, the first of this `revision`, could not be read."""
         return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
 
     def told_to_wait(self, size: int) -> Bisection:
-        """Return what follows where the handler asked to wait with a batch of `size` records.
+        """Return what follows when the handler asked to wait with a batch of `size` records.
 
-        If it asks again with no more records, it may make a request for each: half as many may get through.
+        If it asks again with as many records or fewer, it may make one request for each; the next batch is half as big.
         """
         if size == 1:
             return self
@@ -127,5 +127,5 @@ class Bisection:
 
     @property
     def tries(self) -> int:
-        """How often in a row it failed, errors and deaths together."""
+        """How often in a row the batch failed, errors and deaths together."""
         return self.attempts + self.deaths

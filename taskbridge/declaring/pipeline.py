@@ -30,7 +30,7 @@ H = TypeVar("H", bound="Handler")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A named stream of work: a batching policy, the handler of its records, and what to do when that fails.
+    """A named stream of work: a policy, the handler of its records, and what to do when that fails.
 
     See `pipeline` for what each value means.
     """
@@ -50,7 +50,7 @@ class Pipeline:
 
     @property
     def criteria(self) -> DelaySinceLastRun | None:
-        """The policy, where it has criteria, which find tenant and delay of the messages of the pipeline's source."""
+        """The policy if it has criteria, which find the tenant and the delay of each message; else None."""
         return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
 
     @property
@@ -77,7 +77,7 @@ class Pipeline:
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
 
     def _check_handler(self) -> None:
-        # An object that is called has its code in its class.
+        # The handler may be an object; what is called then is in its class.
         for one in (self.handler, type(self.handler).__call__):
             if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
                 raise InvalidPolicy(
@@ -101,7 +101,7 @@ class Pipelines:
         self._builtin: dict[str, Pipeline] = {}
 
     def beside(self, builtin: Pipeline) -> Pipelines:
-        """Return these, with those that are declared later, and a built-in one unless its name is declared."""
+        """Return these pipelines, also those declared later, and a built-in one unless its name is declared."""
         both = Pipelines()
         both._declared = self._declared
         both._builtin = {builtin.name: builtin}
@@ -124,7 +124,7 @@ class Pipelines:
     def load(self, modules: Iterable[str]) -> None:
         """Import modules so that they declare their pipelines.
 
-        The current directory is looked in as well where modules are named, and else not.
+        If there are any, Python also looks for them in the current directory.
 
         Raises:
             ConfigurationError: a module does not import; the message has its error.
@@ -191,10 +191,9 @@ def pipeline(
             or from a time. It counts when the pipeline is seen for the first time, and never again.
         policy: when runs may start.
         batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where their documents
-            come to 64 MiB, where so many took longer than a run's time budget, and while a bad record among them is
-            looked for.
+            come to 64 MiB, where so many took longer than a run's time budget, and during bisection.
         max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
-        max_runs: how many runs of this pipeline may be on at once, over all workers; 0: as many as there is room for.
+        max_runs: how many runs of this pipeline may be under way at once, over all workers; 0: no limit.
         rate_limit: how many records of this pipeline may be delivered in a time, or how often its handler may be
             called, over all workers and tenants: a `RateLimit`, or its rate alone ("600/m", "10 calls/s"), or one of
             each in a tuple.
@@ -219,14 +218,14 @@ def pipeline(
                 handler,
                 policy,
                 batch_size,
-                max_attempts,
-                max_runs,
-                Limits.of(f"pipeline {name}: rate_limit", rate_limit),
-                Limits.of(f"pipeline {name}: tenant_rate_limit", tenant_rate_limit),
-                soft_time_limit,
-                tuple(downstream_errors),
-                source or "",
-                start,
+                max_attempts=max_attempts,
+                max_runs=max_runs,
+                rate_limit=Limits.of(f"pipeline {name}: rate_limit", rate_limit),
+                tenant_rate_limit=Limits.of(f"pipeline {name}: tenant_rate_limit", tenant_rate_limit),
+                soft_time_limit=soft_time_limit,
+                downstream_errors=tuple(downstream_errors),
+                source=source or "",
+                start=start,
             )
         )
         return handler

@@ -1,8 +1,7 @@
-"""Policies: when a tenant's next run may start. Values that refuse nonsense when they are made."""
+"""Policies, which say when a tenant's next run may start, and rate limits. Both check their values when made."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,8 +77,7 @@ class LatencyNeutral:
     def spacing(self) -> Spacing:
         """The policy in the gate's units.
 
-        No last run is kept once the burst is over: the first event of the next burst would otherwise wait for the rest
-        of a tick that its predecessor's last run began.
+        The last run is not kept once the burst is over, so that the first event of the next burst waits for no tick.
         """
         tick = _milliseconds(self.tick)
         return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)
@@ -87,9 +85,9 @@ class LatencyNeutral:
 
 @dataclass(frozen=True)
 class DelaySinceLastRun:
-    """Act at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
+    """Start at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
 
-    The delay is that of the criterion that the record's message matched; a record that was not written by
+    The delay is that of the criterion that the record's message matched. A record that was not written by
     `record_event` has the smallest one. A run takes all records of its tenant, also those that are not yet due.
 
     Args:
@@ -119,7 +117,7 @@ class DelaySinceLastRun:
     def spacing_for(self, delay_ms: int) -> Spacing:
         """The policy in the gate's units, for an event with this delay.
 
-        The last run is kept for the longest delay that is known: the next event may have that one.
+        The last run is kept for the longest delay, since the next event may have that one.
         """
         return Spacing(delay=delay_ms, last_ttl=max(delay_ms, *(criterion.delay_ms for criterion in self.criteria)))
 
@@ -131,8 +129,8 @@ class RateLimit:
     Args:
         rate: a number, `records` or `calls`, a slash, and `s`, `m`, `h` or `d`, as in "600 records/m" or "10 calls/s".
             Without a word it is records: "600/m".
-        burst: how many may go at once after a quiet time, at least 1. By default what the rate allows in one second; of
-            calls what it allows in a tenth of one, so that a downstream that counts by the second sees hardly more.
+        burst: how many may go at once after a quiet time, at least 1. By default what the rate allows in one second;
+            for calls in a tenth of one, so that a downstream that counts by the second sees hardly more than its limit.
 
     Raises:
         InvalidPolicy: the rate cannot be read, or a number is out of range.
@@ -182,7 +180,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, name: str, given: object) -> Limits:
-        """Return what the option `name` says: a limit or its rate, several of them, or None.
+        """Return the limits that the option `name` was `given`: a limit or its rate, a list of them, or None.
 
         Raises:
             InvalidPolicy: it is something else, or two limits are of one kind.
@@ -208,8 +206,6 @@ _PERIODS: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_
 
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
-    if isinstance(value, float) and not math.isfinite(value):
         raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
     if not OPTIONS[name].has(value):
         raise InvalidPolicy(f"the {name} is {value} s: it must lie {OPTIONS[name]}")

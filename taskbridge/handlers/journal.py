@@ -17,7 +17,7 @@ __all__ = ["JOURNAL", "journal"]
 def journal(batch: Batch) -> None:
     """Write one row of `deliveries` per record, in the transaction that advances the cursor: exactly once.
 
-    Records that were rejected before are left out, so that a handler of yours can reject first and then call this.
+    Rejected records are left out, so that a handler of yours can reject some and then call this.
     """
     taken = [record for record in batch if record.external_id not in batch.rejected]
     batch.connection.exec_driver_sql(
