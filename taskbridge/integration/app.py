@@ -23,9 +23,9 @@ __all__ = ["app", "make_app", "notify_event", "notify_many", "record", "record_e
 DEFAULTS: Final[dict[str, Any]] = {
     "broker_connection_retry_on_startup": True,
     "task_ignore_result": True,
-    # What a worker has reserved it no longer takes in order, so it reserves little.
+    # The order of the queues does not count for messages that a worker has reserved, so it reserves few.
     "worker_prefetch_multiplier": 1,
-    # Messages of `record_event` that were with a worker that was killed come again after this. No task takes as long.
+    # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
     "broker_transport_options": {"visibility_timeout": 300},
 }
 

@@ -1,4 +1,4 @@
-"""TaskBridge on a Celery app that is there already: its tasks, its queues, its ticker, and nothing else of the app."""
+"""TaskBridge on a Celery app that is there already: it adds tasks, queues and threads of the worker, and no more."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
 
 
 def _add_queues(app: Celery) -> None:
-    """Let Celery know our queues beside those of the app, whether these are declared or there is only the default one.
+    """Let Celery know our queues beside those of the app, also where the app has only its default queue.
 
     Not by `task_queues`: the app may still change it, and its default queue, until Celery makes the queues.
     """
@@ -101,7 +101,7 @@ def _configured(sender: Celery, **_: Any) -> None:
 
 
 def fit(app: Any) -> None:
-    """Change what does not fit in the configuration, and nothing else: other tasks and queues stay as they are."""
+    """Change what our tasks need in the configuration, and nothing else: other tasks and queues stay as they are."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
     ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following, RUNS_TASK: following}
@@ -109,7 +109,8 @@ def fit(app: Any) -> None:
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
     if ours not in routes:
         conf.task_routes = [ours, *routes]
-        # A router that is there keeps its routes. Where there is none yet, a new one would make the queues too early.
+        # A router keeps the routes that it was made with, so it is made anew. Where there is none yet, `update` would
+        # make one, and with it the queues, too early.
         if "router" in vars(app.amqp):
             conf.update(task_routes=conf.task_routes)
     if not JSON & set(conf.accept_content):
@@ -127,7 +128,7 @@ def _uses_redis(conf: Any) -> bool:
 
 @signals.celeryd_init.connect(weak=False)
 def _worker_begins(instance: Any, **_: Any) -> None:
-    """Fit the configuration once more: the app may have changed it since."""
+    """Fit the configuration again: the app may have changed it since `install`."""
     if instance.app in _INSTALLED:
         fit(instance.app)
 

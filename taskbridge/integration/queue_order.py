@@ -12,8 +12,8 @@ __all__ = ["QueueOrder"]
 class QueueOrder:
     """Each queue of the app has its turn, as kombu's own `round_robin` gives it, and our queues have one together.
 
-    Within that turn first events come before continuations. kombu makes one for each connection and calls it by the
-    names that its own orders have (`kombu.utils.scheduling`).
+    Within that turn first events come before continuations. kombu makes one of these for each connection; the methods
+    have the names of kombu's own orders (`kombu.utils.scheduling`).
     """
 
     def __init__(self) -> None:

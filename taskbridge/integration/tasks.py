@@ -1,4 +1,4 @@
-"""The Celery tasks, by pinned names: other programs publish them, so the names stay."""
+"""The Celery tasks. Other programs publish them, so their names must not change."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ from taskbridge.running import runner
 __all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
 
 NOTIFY_TASK: Final = "taskbridge.notify_event"
+HIDDEN: Final = "(...)"
 
 
 class RecordTask(Task[Any, Any]):
-    """Its arguments hold a document, which is nothing for logs, events and Flower."""
+    """`record_event`: its arguments hold a document, which logs, events and Flower must not show."""
 
     abstract = True
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
-        """Publish it with its arguments unnamed."""
+        """Publish it; its arguments are shown as `(...)`."""
         return super().apply_async(args, kwargs, *further, **{"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, **options})
 
 
-HIDDEN: Final = "(...)"
-
-
 def register(app: Celery) -> NotifyTask:
-    """Add the tasks to `app` and return `notify_event`. No task is made before it is used, nor is `app` configured."""
+    """Add the tasks to `app` and return `notify_event`. Celery makes them later, so `app` is not configured by this."""
     # Not shared: Celery would put them into every other app of the process as well.
     ours: dict[str, Any] = {"shared": False, "ignore_result": True}
 
@@ -47,7 +45,7 @@ def register(app: Celery) -> NotifyTask:
         return notify(app, tenant, pipeline).name.lower()
 
     # It carries data, so it is acknowledged when that is committed or parked. A message that comes again has the same
-    # id. One that ends its process comes again after `default_retry_delay`, and not at once and for ever.
+    # id. One whose process dies comes again after `default_retry_delay`, and not at once, over and over.
     @app.task(
         name=RECORD_TASK,
         base=RecordTask,
@@ -72,7 +70,7 @@ def register(app: Celery) -> NotifyTask:
         """Try parked messages again; published by a worker's keeper."""
         intake.again(app)
 
-    # JSON whatever the app's own messages are, since the gate writes these as well.
+    # JSON, whatever the app's own messages are, since the gate writes messages of this task too.
     @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""

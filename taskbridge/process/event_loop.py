@@ -1,7 +1,8 @@
 """The event loop of a process, for handlers that are coroutines.
 
 One loop in one thread, whatever the pool, so that a client which belongs to a loop (an HTTP session, say) can be kept
-from call to call. The thread that called waits: heartbeats, the soft time limit and the batch's connection are as ever.
+from call to call. The calling thread waits, so heartbeat, soft time limit and the batch's connection work as they do
+for any handler.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> None:
-        """Wait until `awaitable` has ended. If this wait is interrupted, it is cancelled, and has ten seconds to end.
+        """Wait until `awaitable` has ended. If this wait is interrupted, cancel it and wait ten more seconds.
 
         Raises:
             SoftTimeLimitExceeded: it took longer than `seconds`.
@@ -45,13 +46,13 @@ class EventLoop:
                 raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
         except BaseException:
             if call.withdraw():
-                # Another coroutine blocks the loop: this one has not begun, and never will.
+                # Another coroutine blocks the loop, so this one has not begun. Now it never will.
                 self._leave(loop)
                 raise
             loop.call_soon_threadsafe(call.cancel)
             ended = False
             try:
-                # Until it has ended it may use the batch's connection.
+                # It may use the batch's connection until it has ended.
                 ended = call.ended.wait(CANCEL_TIMEOUT)
             finally:
                 if not ended:
@@ -61,7 +62,7 @@ class EventLoop:
             raise call.error
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A coroutine does not end though it was cancelled, or blocks the loop: later ones get a loop of their own."""
+        """Give later coroutines a new loop: one on this loop blocks it, or did not end when it was cancelled."""
         with self._starting:
             if self._loop is loop:
                 self._loop = None
@@ -75,7 +76,10 @@ class EventLoop:
 
 
 class _Call:
-    """One awaitable as a task of the loop; `start` and `cancel` are called in its thread."""
+    """One awaitable as a task of the loop; `start` and `cancel` are called in the loop's thread.
+
+    Not `asyncio.run_coroutine_threadsafe`: its future ends at once when it is cancelled, while the coroutine goes on.
+    """
 
     def __init__(self, awaitable: Awaitable[Any]) -> None:
         self._awaitable = awaitable
@@ -93,7 +97,7 @@ class _Call:
             self._task.add_done_callback(self._end)
 
     def withdraw(self) -> bool:
-        """See that it does not begin; return whether it had not. Any thread may ask."""
+        """Keep it from beginning; return False if it has begun. Any thread may call this."""
         with self._beginning:
             self._withdrawn = self._task is None
         if self._withdrawn and inspect.iscoroutine(self._awaitable):
@@ -125,5 +129,5 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except BaseException:
-            # A task of the handler's own, which nobody waited for, wanted to end the program.
+            # A task that the handler started and did not wait for raised SystemExit or the like.
             log.exception("a task on the event loop raised what ends a program; the loop goes on")

@@ -1,9 +1,9 @@
 """Heartbeats: while a handler works, its run's deadline moves on.
 
 One thread per process beats for all runs of the process; it starts with the first run. It wakes at its interval whether
-there is a run or not: to be woken by each run would cost a short run more than that.
-Ownership is trusted from before the call that confirmed it, less a margin, so a process that was frozen knows when it
-wakes that it may have been replaced.
+there is a run or not: to wake it for each run would cost a short run more.
+Ownership counts from before the call that confirmed it, and for less than the TTL. So a process that was frozen knows
+when it goes on that another run may have replaced its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Ownership:
 
     Args:
         beat: moves the run's deadline on, and says whether the run still has its tenant.
-        trust: for how many seconds from before a call that confirmed it, it is believed in.
-        confirmed: a moment before the call that began the run.
+        trust: for how many seconds a confirmation counts, from before the call that gave it.
+        confirmed: the time before the call that began the run.
     """
 
     def __init__(self, beat: Callable[[], bool], trust: float, confirmed: float) -> None:
@@ -37,11 +37,11 @@ class Ownership:
         self._confirmed = confirmed
         self._lost = False
         self.ends_at = math.inf
-        """When the run gives its tenant up, though its handler goes on."""
+        """When the run gives its tenant up, even if its handler goes on."""
 
     @property
     def owned(self) -> bool:
-        """Whether the last confirmation is young enough and none was refused."""
+        """Whether no beat was refused and the last confirmation still counts."""
         return not self._lost and time.monotonic() < self._confirmed + self._trust
 
     def renew(self) -> None:
@@ -65,10 +65,7 @@ class Heartbeat:
 
     @contextmanager
     def keep(self, beat: Callable[[], bool], *, confirmed: float) -> Iterator[Ownership]:
-        """Beat for a run that has just begun, until the block ends; `beat` says whether it still has its tenant.
-
-        `confirmed` is the monotonic clock's time before the call that began it.
-        """
+        """Beat for a run that has just begun, until the block ends. The arguments are those of `Ownership`."""
         ownership = Ownership(beat, self._trust, confirmed)
         self._owned.add(ownership)
         if self._thread is None:
@@ -91,5 +88,5 @@ class Heartbeat:
                 try:
                     ownership.renew()
                 except redis.RedisError as error:
-                    # Ownership runs out by itself if Redis stays away; the run goes on until then.
+                    # If Redis stays away, ownership runs out by itself; the run goes on until then.
                     log.warning("heartbeat not delivered: %s", error)

@@ -1,4 +1,4 @@
-"""What a process needs that only looks. Neither Celery nor SQLAlchemy is loaded for it."""
+"""What a process needs that only reads, as `taskbridge status` does. It loads neither Celery nor SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["Looking"]
 
 
 class Looking:
-    """One process's connections and pipelines, for who only looks."""
+    """The connections and pipelines of a process that only reads."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @cached_property
     def pipelines(self) -> Pipelines:
-        """What the modules of TASKBRIDGE_PIPELINES declare; the journal serves `invoices` only where none is named.
+        """What the modules of TASKBRIDGE_PIPELINES declare; where none is named, the journal serves `invoices`.
 
-        A deployment with pipelines of its own must not take invoices that are for another's handler.
+        Beside other pipelines the journal would take invoices that are meant for a handler of another process.
 
         Raises:
             ConfigurationError: a module does not import, or none of them declares a pipeline.
@@ -52,7 +52,7 @@ class Looking:
 
     @cached_property
     def redis(self) -> redis.Redis:
-        """The gate's client. Times out rather than hang where Redis does not answer."""
+        """The gate's client."""
         if not self.settings.redis_url:
             raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
         try:
@@ -76,7 +76,7 @@ class Looking:
 
     @property
     def database(self) -> Database:
-        """Postgres, for what needs no transaction of SQLAlchemy's."""
+        """Postgres, for statements that need no transaction of SQLAlchemy's."""
         return self._reader
 
     @cached_property
@@ -120,7 +120,7 @@ class Looking:
 
     @cached_property
     def pauses(self) -> Pauses:
-        """What an operator holds."""
+        """The pauses of tenants and pipelines."""
         return Pauses(self.database)
 
     def know(self, pipeline: Pipeline) -> None:
@@ -139,7 +139,7 @@ class Looking:
         return {}
 
     def check(self) -> None:
-        """Connect everything, so that a process that could not work says so at once.
+        """Use every server and every pipeline once, so that a process that could not work says so at once.
 
         Raises:
             TaskBridgeError: a pipeline module does not import, a server is too old, the schema is not this version's,

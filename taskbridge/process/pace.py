@@ -1,7 +1,7 @@
 """How many records a handler is given at once, learned from how long its calls took.
 
-A call costs something by itself (a request, a transaction) and something for each record. Which is which shows only
-between calls of different sizes, so the last calls are kept by size: one class for each power of two.
+A call costs something by itself (a request, a transaction) and something for each record. Only calls of different sizes
+show which is which, so the last calls are kept by size: one class for each power of two.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ FIRST_CALL: Final = 100
 """Most records of the first call in a process, when nothing is known."""
 
 MOST_BUDGETS: Final = 5
-"""A larger call than any before may take this many budgets, should the time so far have been the records' alone."""
+"""A larger call than any before may take this many budgets, if a call costs nothing by itself."""
 
 _KEPT: Final = 3
-"""Calls of each size that are remembered: of three, one slow call is never the middle one."""
+"""Calls of each size that are remembered. One slow call of three is never the middle one."""
 
 _Call = tuple[int, float]
 
@@ -49,7 +49,7 @@ class Pace:
         (fewest, shortest), (most, longest) = known[0], known[-1]
         largest = int(most * max(2, MOST_BUDGETS * budget / longest))
         if most < 2 * fewest:
-            # All were of about one size. Quick calls may grow; of slow ones a smaller shows what it saves.
+            # All were of about one size. Quick calls may grow; after slow ones a smaller call shows what it saves.
             return largest if longest <= budget or most == 1 else max(1, int(most * budget / longest))
         slope = max(0.0, (longest - shortest) / (most - fewest))
         by_itself = max(0.0, shortest - slope * fewest)
@@ -57,13 +57,13 @@ class Pace:
 
 
 def _usual(calls: tuple[_Call, ...]) -> _Call:
-    """Return the middle one of calls of one size, of two the quicker."""
+    """Return the call of middle speed among calls of one size; of two the quicker."""
     return sorted(calls, key=lambda call: call[1] / call[0])[(len(calls) - 1) // 2]
 
 
 def _within(seconds: float, known: list[_Call]) -> int:
     """Return how many records take up to `seconds`, on the lines from each known call to the next larger one."""
-    found = known[-1][0] << 20
+    found = unbounded = known[-1][0] << 20  # where more records take no longer
     for (fewer, shorter), (more, longer) in pairwise(known):
         if longer > shorter:
             at = fewer + (seconds - shorter) * (more - fewer) / (longer - shorter)
@@ -71,5 +71,5 @@ def _within(seconds: float, known: list[_Call]) -> int:
             if at < more:
                 return found
         else:
-            found = known[-1][0] << 20
+            found = unbounded
     return found

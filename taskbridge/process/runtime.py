@@ -55,14 +55,14 @@ class Runtime(Looking):
         """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
         self.pid = os.getpid()
         self.shut_until = 0.0
-        """Until when (`time.monotonic`) messages are parked without a try, since Postgres could not be used."""
+        """Until when (`time.monotonic`) messages are parked without a try, because Postgres could not be used."""
         self._broker_away_until = 0.0
 
     @property
     def most_handed(self) -> int:
-        """How many runs may be queued for those who were given their turn, and as many for those who were reminded.
+        """How many runs may be queued by turns, and how many by reminders.
 
-        So who comes next, with an event say, begins when the runs that are on end once.
+        So a first event that is queued behind them waits for about one run of each slot.
         """
         return (self.slots + 1) // 2
 
@@ -72,7 +72,7 @@ class Runtime(Looking):
         return self.make_gate(Gate)
 
     def make_gate(self, kind: type[G]) -> G:
-        """Return a gate of a kind, on the Redis and with the keys of this process."""
+        """Return a gate of this class, on the Redis and with the keys of this process."""
         settings, conf = self.settings, self.app.conf
         prefix = conf.broker_transport_options.get("global_keyprefix", "")
         at_once = not self.eager and message.same_server(settings.redis_url, conf.broker_write_url)
@@ -136,7 +136,7 @@ class Runtime(Looking):
 
     @cached_property
     def orphaned(self) -> Counter[str]:
-        """How many tenants of each pipeline base rounds of this process found with pending records, and gave a run."""
+        """How many orphaned tenants of each pipeline the base rounds of this process gave a run."""
         return Counter()
 
     @cached_property
@@ -185,7 +185,7 @@ class Runtime(Looking):
         self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
 
     def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
-        """Publish a run. Where the broker cannot be reached, say so in the log: its deadline publishes it again."""
+        """Publish a run. Where the broker cannot be reached, log that; the run's deadline publishes it again."""
         options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
         if self.eager:
             self.app.tasks[task].apply_async(arguments, **options)
@@ -197,7 +197,7 @@ class Runtime(Looking):
                 with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
                     self.app.tasks[task].apply_async(arguments, producer=producer, retry=False, **options)
             except Exception as error:
-                # A connection that was there may lead to a server that is not the one any more.
+                # An open connection may lead to a server that another has replaced.
                 self._drop_producers()
                 if last:
                     log.warning(
@@ -211,7 +211,7 @@ class Runtime(Looking):
 
     @cached_property
     def _producers(self) -> Any:
-        """Connections to the broker that time out; those of the app need not."""
+        """Connections to the broker with a time-out, which those of the app may lack."""
         from kombu.pools import ProducerPool  # noqa: PLC0415 - not for who only looks
 
         conf = self.app.conf
@@ -260,7 +260,7 @@ def runtime_of(app: Celery, settings: Settings | None = None) -> Runtime:
     if found is None:
         found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
     elif found.pid != os.getpid():
-        # A child of a fork that Python was not told of.
+        # This process was forked without Python's hooks.
         found.forget()
     return found
 

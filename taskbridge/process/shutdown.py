@@ -13,7 +13,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 __all__ = ["ends_process", "is_stopping"]
 
-# Shared with the processes of a prefork pool, which no signal tells that their worker stops.
+# Memory that the processes of a prefork pool share: no signal tells them that their worker stops.
 _FLAG: Final = mmap.mmap(-1, 1)
 
 

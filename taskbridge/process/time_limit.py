@@ -1,4 +1,4 @@
-"""The soft time limit of a handler's call, and what follows where a handler goes on all the same."""
+"""The soft time limit of a handler's call, and what follows when a handler catches its error and goes on."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _interrupts() -> bool:
 
 
 def disarm() -> None:
-    """Let nothing interrupt this thread any more: what it waits for has a limit of its own."""
+    """Stop the timer of `soft_time_limit`, before a wait that has a time limit of its own."""
     if _interrupts():
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def longest_call(seconds: float) -> float:
-    """Return the seconds after which a run gives its tenant up, whatever its handler with this limit does."""
+    """Return the seconds after which a run gives its tenant up although its handler, with this soft limit, goes on."""
     return seconds + MOST_INTERRUPTS * _interval(seconds)
 
 
@@ -43,8 +43,8 @@ def longest_call(seconds: float) -> float:
 def soft_time_limit(seconds: float | None) -> Iterator[None]:
     """Raise SoftTimeLimitExceeded in the block after `seconds` (None: never), in the main thread of a process.
 
-    A block that catches it and goes on gets `TimeLimitIgnored`, again and again. One that catches that too ends its
-    process, where it is one of a pool that makes new ones. In other threads nothing is raised.
+    A block that catches it and goes on gets `TimeLimitIgnored`, again and again. If it catches that too, its process is
+    killed, where it is one of a pool, which makes a new one. In other threads nothing is raised.
     """
     if seconds is None or not _interrupts():
         yield
@@ -68,7 +68,7 @@ def soft_time_limit(seconds: float | None) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, seconds, _interval(seconds))
             yield
         finally:
-            # The signal may come before this line, too: then it is raised here, and the timer ends all the same.
+            # If the signal comes just before this line, its error is raised here; the outer `finally` stops the timer.
             over = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -15,18 +15,16 @@ __all__ = ["speaking_plainly"]
 
 
 class speaking_plainly:  # noqa: N801 - used as a function is
-    """Translate connection errors of Postgres, Redis and the broker into `Unavailable`, without address or password.
+    """Translate errors of Postgres, Redis and the broker into `Unavailable`, or its subclass `ForeignCluster`.
 
-    What Postgres refuses because the database was restored into another cluster becomes `ForeignCluster`.
-
-    For the calls that people and producers make. A run lets them pass: it is tried again.
+    For the calls that people and producers make. A run does not translate them: it fails and is tried again.
     """
 
-    # A generator would cost each event three times as much.
+    # Not a generator with `contextmanager`, which costs each event three times as much.
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raise what `error` means, if that is known."""
@@ -55,7 +53,7 @@ def _redis_text(error: redis.RedisError) -> str:
         return "Redis refuses the password: correct it in TASKBRIDGE_REDIS_URL"
     if isinstance(error, redis.TimeoutError):
         return "Redis does not answer in time: look at its load, and at TASKBRIDGE_REDIS_URL (rediss:// is for TLS)"
-    if "Error -" in text:  # of the resolver; those of the system are positive
+    if "Error -" in text:  # the resolver's error numbers are negative, the system's positive
         return "the host in TASKBRIDGE_REDIS_URL is not known: correct it, or the name service"
     if "SSL" in text or "certificate" in text:
         return "Redis and this process do not agree on TLS: correct rediss:// and its options in TASKBRIDGE_REDIS_URL"
@@ -71,7 +69,7 @@ def _broker_text(error: BaseException) -> str:
     return "the broker cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)"
 
 
-# What libpq says when it cannot connect. A server in another language gets the last sentence of `_postgres_text`.
+# Parts of libpq's texts in English. A text in another language gets the last sentence of `_postgres_text`.
 _POSTGRES_TEXTS: Final = (
     (("password authentication", "no password"), "refuses the password: correct it in TASKBRIDGE_POSTGRES_URL"),
     (("does not exist",), "has no such database or role: create it, or correct TASKBRIDGE_POSTGRES_URL"),

@@ -1,4 +1,4 @@
-"""Messages of `taskbridge.record_event`: each ends in the table of records, however often that has to be tried.
+"""Messages of the task `record_event`: each ends in the table of records, however often that has to be tried.
 
 | what keeps it out | where the message goes |
 | --- | --- |
@@ -6,9 +6,9 @@
 | no worker that took it knows the pipeline | stored as unmatched; a worker that knows the pipeline matches it |
 | it can never be recorded: no JSON for jsonb, a bad id, no criteria | stored as unmatched, with the reason |
 
-The parking queue is consumed by nobody. A thread of each worker looks how many messages are in it and lets the pool
-take a slice of them, with a back-off while that does not help. So an hour without Postgres keeps no message in a
-worker's memory, needs no countdown, and holds up no run.
+Nobody consumes the parking queue. A thread of each worker, the keeper, counts the messages in it and lets the pool try
+some of them for a short time; it waits longer each time that none is recorded. So an hour without Postgres keeps no
+message in a worker's memory, needs no countdown, and holds up no run.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ UNDECLARED: Final = "no worker that took it knows the pipeline; one that does ma
 """The reason of a message whose pipeline may come with the next deployment."""
 
 SLICE: Final = 0.1
-"""Seconds that the pool spends on messages that wait at once. Others wait for as long."""
+"""Seconds for which the pool tries waiting messages before it does something else."""
 NOT_TRIED: Final = 1.0
-"""Seconds after a failure of Postgres in which this process parks messages without trying: each try may take long."""
+"""Seconds after a failure of Postgres in which this process parks messages without a try, since each may take long."""
 MOST_FAILURES: Final = 3
 AT_ONCE: Final = 50
-"""Messages whose pipeline was not known that are read at once: not many more than fit into a slice."""
+"""Messages whose pipeline was not known are read so many at a time: not many more than fit into a slice."""
 LONGEST_UNSTORABLE: Final = 10_000_000
 
 
@@ -98,7 +98,7 @@ def again(app: Celery) -> None:
         with speaking_plainly():
             _match_undeclared(runtime)
     except Exception as error:
-        log.warning("no more messages of pipelines that are known by now are matched: %s", error_line(error))
+        log.warning("messages that came before their pipeline was known cannot be matched: %s", error_line(error))
         if _is_away(error):
             return
     until, failures = time.monotonic() + SLICE / 2, 0
@@ -117,8 +117,8 @@ def again(app: Celery) -> None:
                 arguments, keywords, _ = message.decode()
                 _store(runtime, _message(arguments, keywords, message.headers["id"]))
             except Exception as error:
-                # To the end of the queue, so that it holds up no other. As a new message: one that the broker takes
-                # back is marked as redelivered, and the next try would refuse it.
+                # It goes to the end of the queue, so that it holds up no other, and as a new message: one that the
+                # broker takes back is marked as redelivered, and the next try would refuse it.
                 rotate(app, message, error_line(error))
                 failures += 1
                 if _is_away(error):
@@ -138,7 +138,7 @@ def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str
 
 
 def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
-    """What a message of `record_event` has."""
+    """Take the arguments of `record_event`; never called, its signature binds them."""
 
 
 _SIGNATURE: Final = inspect.signature(_called)
@@ -165,7 +165,7 @@ def _store(runtime: Runtime, message: Message) -> str:
     else:
         found = recorded.found
         if new and isinstance(found, Match):
-            # It is stored. Should this fail, a worker finds the record all the same.
+            # The record is stored: if this fails, the tail finds it.
             try:
                 notify(runtime.app, found.tenant, recorded.pipeline, found.delay_ms)
             except Exception as error:
@@ -180,7 +180,7 @@ def _is_about_the_payload(error: DBAPIError) -> bool:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether Postgres cannot be used. Where it refused one statement, or something else failed, it can."""
+    """Whether the error says that Postgres cannot be used, and not that it refused one statement."""
     if not isinstance(error, Unavailable) or driver_error(error.__cause__) is None:
         return False
     state = sqlstate(driver_error(error.__cause__))
@@ -194,7 +194,7 @@ def _give_up(runtime: Runtime, message: Message, reason: str) -> str:
     try:
         message_id = check_message_id(pipeline, message.message_id or message.task_id)
     except InvalidInput:
-        # The same for the same message, so that one that comes twice is stored once.
+        # It is made from the message, so that one that comes twice is stored once.
         message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))
     found = Unmatched(printable(reason)[:2000])
     with speaking_plainly():
@@ -246,6 +246,6 @@ def _match_undeclared(runtime: Runtime) -> None:
 
 
 def with_undeclared(runtime: Runtime) -> dict[str, int]:
-    """Return the pipelines that are known by now and have messages from before, each with the oldest one's id."""
+    """Return the known pipelines that have messages from before they were known, each with the oldest one's id."""
     known = [name for name in runtime.pipelines.names() if runtime.pipelines[name].criteria is not None]
     return with_reason(runtime.engine, known, UNDECLARED) if known else {}

@@ -14,8 +14,8 @@ from taskbridge.process.translation import speaking_plainly
 
 __all__ = ["notify", "notify_many", "start"]
 
-# Inline there is no ticker that would come back at a deadline: each event makes a run, which ends when nothing is new.
 EAGER = Spacing(delay=0)
+"""Where tasks run inline no ticker acts on deadlines, so each event makes a run, which ends when nothing is new."""
 
 
 def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | None = None) -> Answer:
@@ -35,7 +35,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
     with speaking_plainly():
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
-            # Nothing else fires deadlines inline; a tenant that waits after a failure is tried again here.
+            # No ticker acts on the deadline of a tenant that waits after a failure, so this does.
             runtime.gate.expire(pipeline, [tenant])
             return runtime.gate.notify(pipeline, tenant, EAGER)
         return runtime.gate.notify(pipeline, tenant, _spacing(runtime, declared, tenant, delay_ms))
@@ -72,7 +72,10 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None
 
 
 def _spacing(runtime: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:
-    """Return how the tenant's next run is spaced. Where records have delays of their own, those that wait are asked."""
+    """Return how the tenant's next run is spaced.
+
+    With criteria and without `delay_ms` Postgres is asked for the smallest delay of the records that wait.
+    """
     if pipeline.criteria is None:
         return pipeline.policy.spacing
     if delay_ms is not None:

@@ -1,4 +1,4 @@
-"""What producers call: write records, then say so."""
+"""What producers call: write records, then notify."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bridge:
             tenant: whose record it is; 1 to 200 characters.
             key: the record's own name, unique within source and tenant; 1 to 200 characters, none a control character.
             document: the record as JSON. Write decimals and dates as strings.
-            source: where it belongs: the source of the pipelines that are to read it, by default their name.
+            source: where it belongs. A pipeline reads the source of its own name unless it declares another.
             connection: a SQLAlchemy connection to the same database.
 
         Returns:
@@ -57,8 +57,8 @@ class Bridge:
         Raises:
             InvalidName: the source or the tenant is not allowed.
             InvalidInput: the key is not allowed, or the document is no JSON object.
-            Unavailable: Postgres cannot be used; `ForeignCluster`, which is one, where the database was restored into
-                another cluster and not rebased yet.
+            Unavailable: Postgres cannot be used. Its subclass `ForeignCluster`: the database was restored into another
+                cluster and not rebased yet.
         """
         with speaking_plainly():
             return store.record(runtime_of(self.app).engine, source, tenant, key, document, connection)
@@ -66,7 +66,7 @@ class Bridge:
     def record_many(self, rows: Iterable[Row], *, source: str, connection: Connection | None = None) -> dict[str, int]:
         """Write or update many records of a source, 5,000 in a statement; each is (tenant, key, document).
 
-        Where one stands there several times, the last one counts. Whoever commits notifies:
+        If a tenant's key is there several times, the last one counts. Whoever commits notifies:
         `notify_many(changed, pipeline)`.
 
         Returns:
@@ -96,8 +96,7 @@ class Bridge:
         Raises:
             InvalidName: the tenant is not allowed.
             InvalidInput: the number is not allowed, or the document is no JSON object.
-            Unavailable: Postgres cannot be used; `ForeignCluster`, which is one, where the database was restored into
-                another cluster and not rebased yet.
+            Unavailable: as `record`.
         """
         with speaking_plainly():
             return store.record_invoice(runtime_of(self.app).engine, tenant, number, document, connection)
@@ -120,8 +119,8 @@ class Bridge:
         Raises:
             UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or
                 a payload that is no JSON.
-            Unavailable: Postgres or Redis cannot be used (see `record_invoice`). A record that is written is found
-                all the same.
+            Unavailable: Postgres (see `record`) or Redis cannot be used. Workers find a record that is written also
+                without a notification.
         """
         return recording.record_event(self.app, pipeline, payload, message_id, connection)
 
@@ -134,6 +133,6 @@ class Bridge:
         Raises:
             InvalidName: a tenant is not allowed; nothing was sent.
             UnknownPipeline: no loaded module declares the pipeline.
-            Unavailable: Redis cannot be used. The records are safe: they are found all the same.
+            Unavailable: Redis cannot be used. The records are safe: workers find them also without a notification.
         """
         return notify.notify_many(self.app, tenants, pipeline)

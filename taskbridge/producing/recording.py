@@ -77,7 +77,7 @@ def record_event(
 
 
 class Prepared(NamedTuple):
-    """A message that was checked and matched, `text` its payload; it can be written."""
+    """A message that was checked and matched and can be written; `text` is its payload as JSON."""
 
     pipeline: str
     message_id: str
@@ -102,10 +102,10 @@ def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | Non
 
 
 def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size: int = PAGE) -> Iterator[MatchedAgain]:
-    """Match the records that no criterion matched again, after the criteria changed, and notify the tenants found.
+    """Match unmatched messages once more, after the criteria changed, and notify the tenants that are found.
 
-    Each is matched when the caller asks for the next; it may stop at any. With `reason`, only those that were stored
-    with it. `page_size` of them are in memory at once.
+    Each is matched when the caller asks for the next; the caller may stop at any. With `reason` only those that were
+    stored with it. `page_size` of them are in memory at once.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -114,7 +114,7 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
     runtime = runtime_of(app)
     policy = criteria_of(runtime, pipeline)
     with speaking_plainly():
-        # What came before the pipeline was known lies under its name.
+        # A message that came before the pipeline was known has the pipeline's name as its source.
         again = runtime.records_of(pipeline).match_again
         under = sorted({pipeline, runtime.pipelines[pipeline].source})
         for record, found in again(lambda payload: match(policy.criteria, payload), reason, under, page_size):
