@@ -10,11 +10,11 @@ first call of `taskbridge.process.runtime.runtime_of`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.settings import Settings
@@ -24,7 +24,21 @@ if TYPE_CHECKING:
     from taskbridge.process.looking import Looking
     from taskbridge.process.runtime import Runtime
 
-__all__ = ["POSTGRES", "REDIS", "Origin", "enter", "existing", "looking", "need_data", "ready", "runtime", "served"]
+__all__ = [
+    "POSTGRES",
+    "REDIS",
+    "Origin",
+    "enter",
+    "existing",
+    "looking",
+    "need_data",
+    "ready",
+    "runtime",
+    "served",
+    "session",
+]
+
+R = TypeVar("R", bound="Looking")
 
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 REDIS: Final = "TASKBRIDGE_REDIS_URL"
@@ -97,6 +111,23 @@ def need_data(data_dir: Path) -> None:
             f"there is nothing in {data_dir} yet: start `taskbridge up`, choose another directory with --data-dir, or "
             f"set {POSTGRES} and {REDIS}"
         )
+
+
+@contextmanager
+def session(data_dir: Path, opened: Callable[[], R], *, makes: bool = False) -> Iterator[tuple[R, Origin]]:
+    """Choose the servers for the `with` block, see that they can be used, and lend `opened()`: `looking` or `runtime`.
+
+    Servers of this process are brought up to date; others must be. With `makes` the data directory is made where there
+    is none.
+
+    Raises: as `need_data`, `enter` and `ready`.
+    """
+    if not makes:
+        need_data(data_dir)
+    with enter(data_dir) as origin:
+        lent = opened()
+        ready(lent, migrate=origin is Origin.OURS)
+        yield lent, origin
 
 
 def ready(runtime: Looking, *, migrate: bool) -> None:

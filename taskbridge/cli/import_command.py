@@ -41,8 +41,7 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
     content = sending.read(file, tenant_column)
     sending.list_problems(file, content)
     progress = sending.Sending(content)
-    with environment.enter(data_dir) as origin:
-        environment.ready(environment.runtime(), migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.runtime, makes=True) as (_, origin):
         sending.check_pipeline()
         try:
             sending.send(progress)

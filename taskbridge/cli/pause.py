@@ -174,10 +174,7 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
 def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Scope]:
     if tenant is not None:
         check_tenant(tenant)
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.runtime) as (runtime, origin):
         yield _Scope(runtime, origin, runtime.pipelines[pipeline].name, tenant)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, duration, examples, json_option
 from taskbridge.errors import TaskBridgeError
@@ -57,12 +56,9 @@ def prune(
     """
     from taskbridge import store
 
-    environment.need_data(data_dir)
     counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
     complete = False
-    with environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.runtime) as (runtime, _):
         what = _what(runtime.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
         try:
             _prune(store.prune(runtime.engine, what), counts)

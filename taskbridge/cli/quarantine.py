@@ -191,10 +191,7 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 
 @contextmanager
 def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        runtime = environment.looking()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.looking) as (runtime, origin):
         yield runtime.quarantine_of(pipeline), runtime.pauses, origin
 
 

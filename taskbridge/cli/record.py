@@ -50,9 +50,10 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     from taskbridge.producing.recording import criteria_of
 
     progress = Messages(pipeline, file, id_field)
-    with json_lines.messages(file) as lines, environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with (
+        json_lines.messages(file) as lines,
+        environment.session(data_dir, environment.runtime, makes=True) as (runtime, origin),
+    ):
         criteria_of(runtime, pipeline)
         try:
             record_all(progress, lines)

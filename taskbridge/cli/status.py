@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.times import ago, ahead, iso, moment
 from taskbridge.common.names import check_tenant
@@ -152,10 +151,7 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
     """
     if tenant is not None:
         check_tenant(tenant)
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        runtime = environment.looking()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.looking) as (runtime, _):
         names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
         from taskbridge.store import undeclared_pipelines, unmatched_sources
 

@@ -51,10 +51,7 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
     """
     from taskbridge.store import count_unmatched, read_unmatched, unmatched_sources
 
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        runtime = environment.looking()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.looking) as (runtime, _):
         if pipeline is None:
             _count(unmatched_sources(runtime.database), as_json=as_json)
             return
@@ -88,10 +85,7 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
     from taskbridge.integration.app import app
     from taskbridge.producing.recording import criteria_of, match_again
 
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.runtime) as (runtime, origin):
         criteria_of(runtime, pipeline)
         tenants, reasons = Counter[str](), Counter[str]()
         for one in match_again(app, pipeline):
@@ -141,10 +135,7 @@ def discard_them(
     """
     if everything == bool(message_ids or reason):
         raise click.UsageError("choose what to give up: IDs, --reason or both, or --all for all that are unmatched")
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        runtime = environment.runtime()
-        environment.ready(runtime, migrate=origin is Origin.OURS)
+    with environment.session(data_dir, environment.runtime) as (runtime, _):
         done = runtime.records_of(pipeline).discard(list(message_ids) or None, reason)
     if as_json:
         console.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
