@@ -16,6 +16,7 @@ from taskbridge.gate import Queue
 from taskbridge.gate.message import RUN_TASK, RUNS_TASK
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
+from taskbridge.integration.transport import transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import keys_of, runtime_of, serves
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
@@ -128,9 +129,12 @@ def _uses_redis(conf: Any) -> bool:
 
 @signals.celeryd_init.connect(weak=False)
 def _worker_begins(instance: Any, **_: Any) -> None:
-    """Fit the configuration again: the app may have changed it since `install`."""
-    if instance.app in _INSTALLED:
-        fit(instance.app)
+    """Fit the configuration again: the app may have changed it since `install`. A worker has a transport of ours."""
+    app = instance.app
+    if app in _INSTALLED:
+        fit(app)
+        if transport := transport_of(app.conf):
+            app.conf.broker_transport = transport
 
 
 @signals.worker_init.connect(weak=False)

@@ -1,0 +1,100 @@
+"""Redis keeps no books about the run messages that a worker has; the prefetch limit and a warm shutdown are as ever."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections import Counter
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from taskbridge.integration.transport import transport_of
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+# Nothing is published again while a test runs.
+UNHURRIED = {"runner_ttl": 3600.0, "republish_after": 3600.0}
+ORDER = [f"tenant-{number}" for number in range(8)]
+RUNS = 20
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_run_costs_no_command_beside_its_scripts_and_the_look_into_the_queue(
+    deployment: Deployment, pool: str
+) -> None:
+    database = deployment.redis.connection_pool.connection_kwargs["db"]
+    sent: Counter[str] = Counter()
+    with deployment.worker("-P", pool), deployment.redis.monitor() as monitor:  # type: ignore[no-untyped-call]
+        for number in range(RUNS):
+            deployment.save(f"tenant-{number}", "1")
+            wait_until(lambda: len(deployment.deliveries()) == number + 1, "delivered")  # noqa: B023 - at once
+        deployment.redis.echo("end")
+        while "ECHO end" not in (seen := monitor.next_command())["command"]:
+            # Flower's events may be switched off.
+            ours = seen["db"] == database and seen["client_type"] != "lua"
+            if ours and ".celeryev/" not in seen["command"]:
+                sent[seen["command"].split(" ")[0].upper()] += 1
+    assert {command for command, times in sent.items() if times >= RUNS / 2} == {"EVALSHA", "BRPOP"}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("deployment", [UNHURRIED], indirect=True)
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_reserved_messages_are_few_and_a_warm_shutdown_puts_them_back_in_their_places(
+    deployment: Deployment, pool: str
+) -> None:
+    def queued() -> list[str]:
+        """Return the tenants of the queued messages, the next one first."""
+        messages = map(json.loads, reversed(deployment.redis.lrange("taskbridge.first", 0, -1)))
+        return [json.loads(one["body"])[0][1] for one in messages]
+
+    # given two runs that take long, and what else their worker has
+    with deployment.worker("-P", pool, handler_seconds=1.5) as stopping:
+        for tenant in ORDER:
+            deployment.save(tenant, "1")
+        wait_until(lambda: len(deployment.rows("SELECT 1 FROM ledger")) == 2, "two handlers are at work")
+        assert queued() == ORDER[4:]
+        # when it is told to stop
+        stopping.stop()
+    begun = {tenant for tenant, _ in deployment.deliveries()}
+    assert len(begun) < len(ORDER) - 2
+    assert queued() == [tenant for tenant in ORDER if tenant not in begun]
+    with deployment.worker("-P", pool):
+        wait_until(lambda: len(deployment.deliveries()) == len(ORDER), "delivered")
+
+
+OURS = "taskbridge.integration.transport:"
+CERTIFICATES = {"ssl_cert_reqs": ssl.CERT_NONE}
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected", "shown"),
+    [
+        ({"broker_url": "redis://host:1/2"}, "Transport", "redis://:**@host:1/2"),
+        (
+            {"broker_url": "rediss://host:1/2", "broker_use_ssl": CERTIFICATES},
+            "SecureTransport",
+            "rediss://:**@host:1/2",
+        ),
+        ({"broker_url": "rediss://host:1/2?ssl_cert_reqs=CERT_NONE"}, "SecureTransport", "rediss://:**@host:1/2"),
+        ({"broker_url": ["sentinel://a:1", "sentinel://b:1"]}, "SentinelTransport", "sentinel://:**@a:1//"),
+        ({"broker_url": "rediss://host:1/2"}, None, ""),
+        ({"broker_url": "redis+socket:///tmp/socket"}, None, ""),
+        ({"broker_url": "amqp://host//"}, None, ""),
+        ({"broker_url": "redis://host", "broker_transport": "package.module:Theirs"}, None, ""),
+        ({"broker_url": "redis://host", "broker_transport_options": {"ack_emulation": False}}, None, ""),
+    ],
+)
+def test_a_transport_of_ours_stands_in_for_kombus_and_for_no_other(
+    conf: dict[str, Any], expected: str | None, shown: str
+) -> None:
+    app = Celery(set_as_current=False)
+    app.conf.update(conf)
+    found = transport_of(app.conf)
+    assert found == (expected and OURS + expected)
+    if found:
+        app.conf.broker_transport = found
+        assert app.connection_for_read().as_uri() == shown
