@@ -30,8 +30,9 @@ run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Re
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
 	$(BIN)/pytest -n 3 --dist loadgroup $(PYTEST_FLAGS)
 
-test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture
+test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
+	TASKBRIDGE_TEST_EXAMPLES=400 $(BIN)/pytest -n 2 --timeout 1200 tests/gate/test_gate_agrees_with_model.py tests/gate/test_admission.py
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
 	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)

@@ -12,6 +12,7 @@ replaced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from kombu import Connection
@@ -26,6 +27,11 @@ _RUNS: Final = frozenset({RUN_TASK, RUNS_TASK})
 
 class QoS(redis.QoS):
     """The messages that a worker has and did not acknowledge."""
+
+    # For the types: kombu's stubs do not have them all.
+    channel: Any
+    _delivered: Any
+    _flush: Callable[[], None]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -116,7 +116,7 @@ def runs(deployment: Deployment, tenant: str) -> int:
 
 
 @SELDOM
-@pytest.mark.parametrize("broker", ["the gate's", "another"])
+@pytest.mark.parametrize("broker", ["the gate's", pytest.param("another", marks=pytest.mark.slow)])
 def test_an_event_does_not_wait_behind_many_tenants_that_were_found(deployment: Deployment, broker: str) -> None:
     if broker == "another":
         with_the_gate_elsewhere(deployment)

@@ -21,7 +21,7 @@ RUNS = 20
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_run_costs_no_command_beside_its_scripts_and_the_look_into_the_queue(
     deployment: Deployment, pool: str
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_run_costs_no_command_beside_its_scripts_and_the_look_into_the_queue(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("deployment", [UNHURRIED], indirect=True)
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_reserved_messages_are_few_and_a_warm_shutdown_puts_them_back_in_their_places(
     deployment: Deployment, pool: str
 ) -> None:

@@ -169,8 +169,15 @@ LOSSES: list[tuple[str, dict[str, bool], int, Faults, dict[str, Any]]] = [
 ]
 
 
+LONGEST = "base_asks_the_cursor"
+
+
 @pytest.mark.parametrize(
-    ("guard", "others", "records", "faults", "bounds"), LOSSES, ids=[f"{at} {row[0]}" for at, row in enumerate(LOSSES)]
+    ("guard", "others", "records", "faults", "bounds"),
+    [
+        pytest.param(*row, id=f"{at} {row[0]}", marks=[pytest.mark.slow] if row[0] == LONGEST else [])
+        for at, row in enumerate(LOSSES)
+    ],
 )
 def test_the_search_finds_a_record_that_nobody_would_come_for(
     guard: str, others: dict[str, bool], records: int, faults: Faults, bounds: dict[str, Any]

@@ -51,10 +51,11 @@ def delivered(alerts: Deployment, count: int) -> list[Any]:
 
 def test_at_once_then_not_before_the_delay_since_the_last_run(alerts: Deployment) -> None:
     with alerts.worker():
-        assert record(alerts, "WARNING", "A").answer.name == "STARTED"  # type: ignore[union-attr]
+        # A tail that looks between commit and event is the first.
+        assert record(alerts, "WARNING", "A").answer.name in {"STARTED", "ABSORBED"}  # type: ignore[union-attr]
         delivered(alerts, 1)
         assert [record(alerts, level, "A").answer.name for level in ("WARNING", "WARNING")] == ["DELAYED"] * 2  # type: ignore[union-attr]
-        assert record(alerts, "ERROR", "B").answer.name == "STARTED"  # type: ignore[union-attr]
+        assert record(alerts, "ERROR", "B").answer.name in {"STARTED", "ABSORBED"}  # type: ignore[union-attr]
         runs = delivered(alerts, 4)
         of_a = [began for began, tenant, _ in runs if tenant == "A"]
         assert len(of_a) == 2, "what waited was taken by one run"
