@@ -20,6 +20,7 @@ from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from psycopg.errors import LockNotAvailable, QueryCanceled
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -33,7 +34,7 @@ from taskbridge.store.bounded import within
 from taskbridge.store.documents import decoded
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
-from taskbridge.store.sessions import Broken, distrust, driving, session_name, successor_of
+from taskbridge.store.sessions import distrust, driving, session_name, successor_of, with_second_try
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
 
 __all__ = ["Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
@@ -44,9 +45,10 @@ LONG_LOOK: Final = 60.0
 """Seconds for a look at many tenants of a pipeline."""
 LOCKED: Final = 2.0
 """Of those, seconds to wait for a lock: somebody works on the table, and other pipelines wait for their turn."""
-_BLOCKED: Final = ("55P03", "57014")
-"""SQLSTATEs of a statement that ended because of a lock or of its time-out."""
-PAGE: Final = 1_000
+_BLOCKED: Final = (LockNotAvailable, QueryCanceled)
+"""How a statement ends because of a lock, or by its time-out."""
+PAGE: Final = 5_000
+"""Cursors of a page of last runs."""
 SMALL: Final = 2_000
 """Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
 
@@ -64,6 +66,15 @@ class StaleToken(Exception):
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
         self.owner = owner
+
+
+class _Batch(NamedTuple):
+    """What to read: up to `limit` records, if `bisecting` fewer while a bad one is looked for."""
+
+    key: RunKey
+    limit: int
+    bisecting: bool
+    documents: bool
 
 
 class _OtherAdoption(Exception):
@@ -141,7 +152,7 @@ class Cursors:
         counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
         statement = (self._query("claim"), {**key._asdict(), **counts, "session": session_name(key)})
         try:
-            page = self._claim(key, limit, bisecting, documents, *statement)
+            page = self._claim(_Batch(key, limit, bisecting, documents), *statement)
         except Unread:
             # The claim may have been undone with the read. Only who owns the cursor can write the failure down.
             if self._owner(key) != key.token:
@@ -153,19 +164,17 @@ class Cursors:
             raise StaleToken(str(self._owner(key)))
         return page
 
-    def _claim(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *statement: Any) -> Page | None:
+    def _claim(self, batch: _Batch, *statement: Any) -> Page | None:
         try:
-            return self._read(key, limit, bisecting, documents, *statement)
+            return self._read(batch, *statement)
         except Unread as unread:
-            if getattr(unread.error, "sqlstate", None) not in _BLOCKED:
-                raise
             # A run that was replaced may hold the cursor's row.
-            if not self._end_replaced(key):
+            if not (isinstance(unread.error, _BLOCKED) and self._end_replaced(batch.key)):
                 raise
-            return self._read(key, limit, bisecting, documents, *statement)
+            return self._read(batch, *statement)
 
     def _end_replaced(self, key: RunKey) -> bool:
-        """Whether there were sessions of runs that this one replaced, or others of its own; they are ended."""
+        """End the sessions of runs that this one replaced, and its own others; return whether there were any."""
         with self._autocommit.connect() as connection:
             return any(connection.exec_driver_sql(self._query("end_replaced"), successor_of(key)).scalars().all())
 
@@ -178,7 +187,7 @@ class Cursors:
             CursorLost: the token does not own the cursor.
             Unread: Postgres took too long or failed, or there was too little memory.
         """
-        page = self._read(key, limit, bisecting, documents, self._query("plan_by_index"))
+        page = self._read(_Batch(key, limit, bisecting, documents), self._query("plan_by_index"))
         if page is None:
             raise CursorLost
         return page
@@ -205,22 +214,16 @@ class Cursors:
     def _reading(self, name: str, rows: _Rows) -> str:
         return query(name, schema_of(self._engine), rows.document)
 
-    def _read(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
-        """Read one batch in one round trip, and once more if its connection broke.
-
-        A server that restarts breaks every connection that lies in the pool; one run must find all of them out.
-        """
+    def _read(self, batch: _Batch, *before: Any) -> Page | None:
+        """Read one batch in one round trip, after the statement `before`. None: the token does not own the cursor."""
         try:
-            try:
-                return self._read_known(key, limit, bisecting, documents, *before)
-            except Broken:
-                return self._read_known(key, limit, bisecting, documents, *before)
+            return with_second_try(lambda: self._read_known(batch, *before))
         except (psycopg.Error, MemoryError, InvalidInput) as error:
             # What was read so far would fill the memory until the failure is written down.
             traceback.clear_frames(error.__traceback__)
-            raise Unread(error, limit, bisecting=bisecting) from error
+            raise Unread(error, batch.limit, bisecting=batch.bisecting) from error
 
-    def _read_known(self, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any) -> Page | None:
+    def _read_known(self, batch: _Batch, *before: Any) -> Page | None:
         """Read one batch; once more where the source was adopted, or its table changed, since this process has looked.
 
         Raises:
@@ -229,7 +232,7 @@ class Cursors:
         # Other threads may look meanwhile, and a text goes with its version.
         rows = self._rows
         try:
-            return self._read_once(rows, key, limit, bisecting, documents, *before)
+            return self._read_once(rows, batch, *before)
         except _OtherAdoption:
             # What came before the read is committed.
             before = (self._query("plan_by_index"),)
@@ -237,7 +240,7 @@ class Cursors:
             # As where the table, or a column, was renamed.
             if rows is RECORDED:
                 raise
-        return self._read_once(self._look_up(), key, limit, bisecting, documents, *before)
+        return self._read_once(self._look_up(), batch, *before)
 
     def _look_up(self) -> _Rows:
         """Look what the source is now: that of records with their documents, or an adopted table.
@@ -259,9 +262,7 @@ class Cursors:
             self._rows = rows
         return rows
 
-    def _read_once(
-        self, known_rows: _Rows, key: RunKey, limit: int, bisecting: bool, documents: bool, *before: Any
-    ) -> Page | None:
+    def _read_once(self, known_rows: _Rows, batch: _Batch, *before: Any) -> Page | None:
         """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
@@ -271,27 +272,21 @@ class Cursors:
             with driver.pipeline():
                 driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                 driver.execute(*before)
-                small = SMALL if documents else -1
-                values = {
-                    **key._asdict(),
-                    "source": self._source,
-                    "limit": limit,
-                    "bisecting": bisecting,
-                    "small": small,
-                }
+                which = {"source": self._source, "limit": batch.limit, "bisecting": batch.bisecting}
+                values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
                 cursor.execute(self._reading("read_batch", known_rows), values)
                 driver.execute("COMMIT")
             # Asked for any earlier, the rows would cost a round trip of their own.
             rows = cursor.fetchall()
             whole, is_known = True, not rows or rows[0][_ADOPTED] == known_rows.version
-            if is_known and documents and any(row[_STORED] for row in rows):
-                rows, whole = self._with_documents(driver, known_rows, key, rows)
+            if is_known and batch.documents and any(row[_STORED] for row in rows):
+                rows, whole = self._with_documents(driver, known_rows, batch.key.tenant, rows)
         if not is_known:
             raise _OtherAdoption
-        return page_of(key, rows, whole=whole) if rows else None
+        return page_of(batch.key, rows, whole=whole) if rows else None
 
     def _with_documents(
-        self, driver: psycopg.Connection[Any], known_rows: _Rows, key: RunKey, rows: list[tuple[Any, ...]]
+        self, driver: psycopg.Connection[Any], known_rows: _Rows, tenant: str, rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
 
@@ -299,16 +294,14 @@ class Cursors:
         read is left out: its new revision is found as any other.
         """
         left, at = self._batch_bytes, 0
+        names = {"source": self._source, "tenant": tenant, "small": ANY_SIZE}
         kept: list[tuple[Any, ...]] = []
         while at < len(rows) and left > 0:
             part = _slice(rows, at)
             at += len(part)
             large = [row for row in part if row[_STORED]]
-            names = {"source": self._source, "tenant": key.tenant}
-            which = {"ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large], "small": ANY_SIZE}
-            found = (
-                driver.execute(self._reading("documents", known_rows), {**names, **which}).fetchall() if large else []
-            )
+            which = {"ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large]}
+            found = driver.execute(self._reading("documents", known_rows), {**names, **which}) if large else ()
             texts = {row_id: (text, deleted) for row_id, text, deleted in found}
             left -= sum(len(text or "") for text, _ in texts.values())
             for row in part:
@@ -331,9 +324,9 @@ class Cursors:
             yield transaction
         finally:
             if transaction.close():
-                # Other sessions of the pool may be silent too, and each costs a record one of its tries.
+                # Other sessions of the pool may be silent too, and each would cost a record one of its tries.
                 distrust(self._engine)
-                # Its statement would go on, and its locks would keep what is tried next waiting.
+                # The session's statement would go on, and its locks would keep what is tried next waiting.
                 try:
                     self._end_replaced(key)
                 except (DBAPIError, psycopg.Error) as error:
@@ -383,7 +376,7 @@ class Cursors:
         with self._autocommit.connect() as connection:
             connection.exec_driver_sql(self._query("succeeded"), {**key._asdict(), "trial": trial})
 
-    def last_runs(self, pipeline: str, within_ms: int, page: int = 5 * PAGE) -> Iterator[list[tuple[str, int]]]:
+    def last_runs(self, pipeline: str, within_ms: int, page: int = PAGE) -> Iterator[list[tuple[str, int]]]:
         """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""
         values = {"pipeline": pipeline, "within_ms": within_ms, "after": "", "limit": page}
         while True:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row, scalar_row
@@ -39,10 +39,13 @@ __all__ = [
     "scalar",
     "session_name",
     "successor_of",
+    "with_second_try",
 ]
 
+T = TypeVar("T")
+
 OLDEST_POSTGRES: Final = 15
-"""The oldest major version that the tests ran on, and the oldest that its makers still mend."""
+"""The oldest major version that the tests ran on, and that still got fixes when they did."""
 
 
 class Broken(psycopg.OperationalError):
@@ -136,6 +139,17 @@ def driving(database: Database) -> Iterator[psycopg.Connection[Any]]:
         raise
     finally:
         pooled.close()
+
+
+def with_second_try(work: Callable[[], T]) -> T:
+    """Return what `work` returns; it is called again if its connection broke.
+
+    A server that restarts breaks every connection that lies in the pool. The first try finds that out for all of them.
+    """
+    try:
+        return work()
+    except Broken:
+        return work()
 
 
 def rows(

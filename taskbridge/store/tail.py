@@ -12,13 +12,14 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from psycopg.rows import args_row
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
 from taskbridge.store.bounded import GRACE, Bounded
 from taskbridge.store.cursor import Waiting
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import Broken, driving
+from taskbridge.store.sessions import driving, scalar, with_second_try
 
 __all__ = ["Found", "Kind", "Tails"]
 
@@ -27,6 +28,7 @@ PAGE: Final = 5_000
 MOST_OPEN: Final = 10_000
 """Transactions that a stored snapshot may list; from the next one that it would list, it sees nothing."""
 BASE_FACTOR: Final = 30
+"""A page of a base round, or of all pending records, may take so many times as long as one of the tail."""
 
 
 class Kind(StrEnum):
@@ -58,12 +60,31 @@ class Found(NamedTuple):
     until: Place | None
 
 
+class _Round(NamedTuple):
+    """What the pages of a round have in common; see `round.sql`."""
+
+    kind: str
+    pipeline: str
+    source: str
+    smallest: int
+    has_delays: bool
+    every: bool
+
+
+class _Stands(NamedTuple):
+    """A row of `tail_stands.sql`."""
+
+    now: str
+    before: str
+    known: bool
+
+
 class Tails:
     """T and B of the pipelines of one database.
 
     Args:
         engine: connections to it.
-        seconds: that a page of the tail may take; one of the base has thirty times as many.
+        seconds: that a page of the tail may take; one of the base has `BASE_FACTOR` times as many.
         page: records of a page.
         most_open: transactions that a stored snapshot may list.
     """
@@ -104,11 +125,12 @@ class Tails:
         Raises:
             Unavailable: the server is a standby.
         """
+        of = _Round(kind.value, pipeline, source, smallest, has_delays, every=kind is Kind.TAIL)
         seconds = self._seconds_of(kind) + more_seconds
-        page = self._page_of(kind, pipeline, source, smallest, previous, seconds, has_delays=has_delays)
+        page = self._page_of(of, previous, seconds)
         if previous is not None and page.before != previous.before:
             # What this round has seen before is in no snapshot.
-            return self._page_of(kind, pipeline, source, smallest, None, seconds, has_delays=has_delays)
+            return self._page_of(of, None, seconds)
         return page
 
     def pending(self, pipeline: str, source: str) -> Iterator[str]:
@@ -124,9 +146,9 @@ class Tails:
 
     def _all_pending(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
         yield from self.retries(pipeline, source, 0)
-        page: Found | None = None
+        of, page = _Round(Kind.BASE.value, pipeline, source, 0, has_delays=True, every=True), None
         while page is None or page.until is not None:
-            page = self._page_of(Kind.BASE, pipeline, source, 0, page, BASE_FACTOR * self._seconds, every=True)
+            page = self._page_of(of, page, self._seconds_of(Kind.BASE))
             yield page.waiting
 
     def retries(self, pipeline: str, source: str, smallest: int, *, has_delays: bool = True) -> Iterator[list[Waiting]]:
@@ -137,7 +159,7 @@ class Tails:
         values = {"pipeline": pipeline, "source": source, "smallest": smallest, "has_delays": has_delays}
         tenant = key = ""
         while True:
-            with self._limited(BASE_FACTOR * self._seconds) as connection:
+            with self._limited(self._seconds_of(Kind.BASE)) as connection:
                 place = {"tenant": tenant, "key": key, "size": self._page}
                 found = connection.execute(self._query("tail_retries"), {**values, **place})
             if not (rows := found.fetchall()):
@@ -145,43 +167,22 @@ class Tails:
             tenant, key, *_ = rows[-1]
             yield [Waiting(of, delay_ms, last_ms) for of, _, delay_ms, last_ms in rows if delay_ms is not None]
 
-    def _page_of(
-        self,
-        kind: Kind,
-        pipeline: str,
-        source: str,
-        smallest: int,
-        previous: Found | None,
-        seconds: float,
-        *,
-        has_delays: bool = True,
-        every: bool = False,
-    ) -> Found:
+    def _page_of(self, of: _Round, previous: Found | None, seconds: float) -> Found:
         place = None if previous is None else previous.until
-        which = {"pipeline": pipeline, "kind": kind.value}
-        values = {
-            **which,
-            "source": source,
-            "smallest": smallest,
-            "has_delays": has_delays,
-            "every": every or kind is Kind.TAIL,
-            "after_xid": str(place.xid if place else 0),
-            "after_id": place.id if place else -1,
-            "size": self._page,
-        }
-        for anew in (False, True, None):
-            try:
-                stands, rows = self._read(which, values, seconds)
-            except Broken:
-                # A server that restarts breaks every connection that lies in the pool.
-                stands, rows = self._read(which, values, seconds)
-            if stands and stands[2]:
-                return _found(previous, stands[1], stands[0], rows, self._most_open)
-            if anew is not None:
-                self._begin(pipeline, anew=bool(stands))
-        raise Unavailable(
-            f"{pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
-        )
+        after = {"after_xid": str(place.xid if place else 0), "after_id": place.id if place else -1}
+        values = {**of._asdict(), **after, "size": self._page}
+        stands, rows = self._read(values, seconds)
+        if stands is None:
+            self._begin(of.pipeline, anew=False)
+            stands, rows = self._read(values, seconds)
+        if stands is not None and not stands.known:
+            self._begin(of.pipeline, anew=True)
+            stands, rows = self._read(values, seconds)
+        if stands is None or not stands.known:
+            raise Unavailable(
+                f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
+            )
+        return _found(previous, stands.before, stands.now, rows, self._most_open)
 
     def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
         """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
@@ -205,19 +206,25 @@ class Tails:
         connection.execute("LISTEN taskbridge")
         return connection
 
-    def _read(
-        self, which: Mapping[str, Any], values: Mapping[str, Any], seconds: float
-    ) -> tuple[tuple[Any, ...] | None, list[tuple[Any, ...]]]:
-        """Read both from one snapshot. The transaction writes nothing: an id of its own would count as visible."""
-        with self._limited(seconds, "REPEATABLE READ READ ONLY") as connection:
-            stands, rows = connection.cursor(), connection.cursor()
-            stands.execute(self._query("tail_stands"), which)
-            rows.execute(self._query("round"), values)
-        return stands.fetchone(), rows.fetchall()
+    def _read(self, values: Mapping[str, Any], seconds: float) -> tuple[_Stands | None, list[tuple[Any, ...]]]:
+        """Return where the round stands, and the rows of a page, both of one snapshot.
+
+        The transaction writes nothing: an id of its own would count as visible.
+        """
+
+        def read() -> tuple[_Stands | None, list[tuple[Any, ...]]]:
+            with self._limited(seconds, "REPEATABLE READ READ ONLY") as connection:
+                stands, rows = connection.cursor(row_factory=args_row(_Stands)), connection.cursor()
+                stands.execute(self._query("tail_stands"), values)
+                rows.execute(self._query("round"), values)
+            return stands.fetchone(), rows.fetchall()
+
+        return with_second_try(read)
 
     def _begin(self, pipeline: str, *, anew: bool) -> None:
+        """Store where both rounds begin; `anew`: in place of what is stored. A standby stores nothing."""
         with driving(self._engine) as connection:
-            if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (False,):
+            if not scalar(connection, "SELECT pg_is_in_recovery()"):
                 connection.execute(self._query("tail_begin"), {"pipeline": pipeline, "anew": anew})
 
     @contextmanager
