@@ -66,26 +66,6 @@ class TenantView:
         return self.runner.deadline_ms if waits else None
 
 
-_NOTHING: dict[str, Any] = {
-    "pending": 0,
-    "handled": 0,
-    "quarantined": 0,
-    "discarded": 0,
-    "events": 0,
-    "runs": 0,
-    "sweeps": 0,
-    "records": 0,
-    "burst_events": 0,
-    "burst_runs": 0,
-    "first_event_ms": None,
-    "last_run_at": None,
-    "last_taken_at": None,
-    "failures": 0,
-    "last_error": None,
-    "failing_since": None,
-}
-
-
 MOST_RUNNERS: Final = 1_000
 """Tenants without records and cursor are shown if they are among so many runners that are due first."""
 MOST_COUNTED: Final = 10_000
@@ -117,8 +97,7 @@ def totals(runtime: Looking, pipeline: str) -> Totals:
 
 def view(runtime: Looking, pipeline: str, tenant: str) -> list[TenantView]:
     """Return a tenant, if it has records, a cursor, a runner or a pause."""
-    rows = runtime.tenants_of(pipeline).counts(pipeline, [tenant])
-    return _views(runtime, pipeline, rows, [tenant], runtime.pauses.of(pipeline))
+    return _views(runtime, pipeline, [tenant], None, runtime.pauses.of(pipeline))
 
 
 def busiest(runtime: Looking, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
@@ -128,9 +107,7 @@ def busiest(runtime: Looking, whole: Totals, limit: int) -> tuple[list[TenantVie
     """
     tenants, first = runtime.tenants_of(whole.pipeline), whole.survey.tenants[: limit + 1]
     names = list(dict.fromkeys([*first, *tenants.after(whole.pipeline, "", limit + 1)]))
-    shown = names[:limit]
-    rows = tenants.counts(whole.pipeline, shown, MOST_COUNTED)
-    return _views(runtime, whole.pipeline, rows, shown, whole.paused), len(names) > limit
+    return _views(runtime, whole.pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
 
 
 def page(runtime: Looking, whole: Totals, after: str, limit: int) -> tuple[list[TenantView], bool]:
@@ -141,29 +118,29 @@ def page(runtime: Looking, whole: Totals, after: str, limit: int) -> tuple[list[
     pipeline, tenants = whole.pipeline, runtime.tenants_of(whole.pipeline)
     others = {*whole.survey.tenants, *whole.paused.tenants}
     names = sorted({*tenants.after(pipeline, after, limit + 1), *(name for name in others if name > after)})
-    shown = names[:limit]
-    rows = tenants.counts(pipeline, shown, MOST_COUNTED)
-    return _views(runtime, pipeline, rows, shown, whole.paused), len(names) > limit
+    return _views(runtime, pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
 
 
-def _views(
-    runtime: Looking, pipeline: str, rows: Sequence[dict[str, Any]], names: Sequence[str], paused: Paused
-) -> list[TenantView]:
-    counts = {row["tenant"]: row for row in rows}
+def _views(runtime: Looking, pipeline: str, names: Sequence[str], most: int | None, paused: Paused) -> list[TenantView]:
+    """Return those of `names` that have records, a cursor, a runner or a pause; up to `most` records of each count."""
+    counts = {row["tenant"]: row for row in runtime.tenants_of(pipeline).counts(pipeline, names, most)}
     now_ms = runtime.gate.now_ms()
     views = [
         TenantView(
             name,
             runner,
             max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
-            counts.get(name) or {"tenant": name, **_NOTHING},
+            counts[name],
             now_ms,
             paused.holding(name),
         )
         for name, runner in zip(names, runtime.gate.look(pipeline, names), strict=True)
     ]
-    known = counts.keys() | paused.tenants.keys()
-    return [one for one in views if one.tenant in known or one.runner.deadline_ms is not None]
+    return [
+        one
+        for one in views
+        if one.counts["known"] or one.tenant in paused.tenants or one.runner.deadline_ms is not None
+    ]
 
 
 def is_idle(runtime: Runtime) -> bool:

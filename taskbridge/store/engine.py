@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Engine, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError
@@ -16,8 +15,6 @@ from taskbridge.store.queries import SCHEMA_OPTION
 from taskbridge.store.sessions import Watched
 
 __all__ = ["connect"]
-
-_DECODER: Final = json.JSONDecoder()
 
 
 class _Sessions(Watched, QueuePool):
@@ -50,7 +47,6 @@ def connect(
         # As many connections as there are threads that work, however many the pool of the worker has.
         max_overflow=-1,
         connect_args=of_the_socket(parsed.query, statement_timeout),
-        json_deserializer=_document,
         hide_parameters=True,
         execution_options={SCHEMA_OPTION: schema},
         poolclass=_Sessions,
@@ -75,8 +71,3 @@ def _as_it_was_opened(connection: Any, _record: Any) -> None:
     """Let the next user wait as long as any: whoever closed the connection may have had another limit."""
     if isinstance(connection, Bounded):
         connection.answer_timeout = connection.own_answer_timeout
-
-
-def _document(text: bytes) -> Any:
-    """Read JSON as Postgres writes it: UTF-8 and without space around it, which `json.loads` would look for first."""
-    return _DECODER.raw_decode(text.decode())[0]

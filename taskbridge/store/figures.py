@@ -1,9 +1,10 @@
-"""What Postgres knows of whole pipelines, for metrics: read in one transaction, and never for long."""
+"""What Postgres knows of whole pipelines, for metrics. Each look is one transaction, and given up if it takes long."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
@@ -35,9 +36,9 @@ class Counters(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """Records of a pipeline that are pending or in quarantine, up to `MOST_RECORDS`; the oldest's age in seconds.
+    """Records of a pipeline that are pending or in quarantine, up to `MOST_RECORDS`, and the age of the oldest pending.
 
-    `failing`: tenants whose last run failed, up to as many; `fails`: the first of them by name.
+    `failing`: tenants whose last run failed, up to as many; `fails`: one of them.
     """
 
     pending: int
@@ -54,11 +55,18 @@ class Ages(NamedTuple):
     base: float = math.inf
 
 
+@contextmanager
+def _limited(database: Database, timeout: str = _TIMEOUT) -> Iterator[psycopg.Connection[Any]]:
+    """Lend a connection in a transaction of which each statement is given up after `timeout`."""
+    with driving(database) as driver, driver.transaction():
+        driver.execute(queries(database)("metric_limits"), {"timeout": timeout})
+        yield driver
+
+
 def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]:
     """Return how old the tails and bases of `pipelines` are."""
     query, found = queries(database), dict.fromkeys(pipelines, Ages())
-    with driving(database) as driver, driver.transaction():
-        driver.execute(query("metric_limits"), {"timeout": _TIMEOUT})
+    with _limited(database) as driver:
         for row in rows(driver, query("tail_ages"), {"pipelines": [*pipelines]}):
             found[row["pipeline"]] = found[row["pipeline"]]._replace(**{row["kind"]: row["seconds"]})
     return found
@@ -67,8 +75,7 @@ def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]
 def read_counters(database: Database, pipelines: Collection[str], timeout: str = "30s") -> dict[str, Counters]:
     """Return the counters of `pipelines`: every cursor is read. It is given up after `timeout`."""
     query = queries(database)
-    with driving(database) as driver, driver.transaction():
-        driver.execute(query("metric_limits"), {"timeout": timeout})
+    with _limited(database, timeout) as driver:
         found = {row["pipeline"]: _counters(row) for row in rows(driver, _counters_text(query))}
     return {name: found.get(name, Counters()) for name in pipelines}
 
@@ -76,13 +83,9 @@ def read_counters(database: Database, pipelines: Collection[str], timeout: str =
 def read_backlogs(
     database: Database, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]]
 ) -> dict[str, Backlog]:
-    """Return the backlog of pipelines, each with its source, of which the `tenants` to look at are given.
-
-    Each statement ends after three seconds.
-    """
+    """Return the backlogs of `pipelines`, whose sources are given; pending records are those of the given `tenants`."""
     query = queries(database)
-    with driving(database) as driver, driver.transaction():
-        driver.execute(query("metric_limits"), {"timeout": _TIMEOUT})
+    with _limited(database) as driver:
         driver.execute(query("plan_by_lookups"))
         return {
             name: _backlog(driver, query, {"pipeline": name, "source": pipelines[name]}, some)

@@ -69,6 +69,6 @@ class Pauses:
         return Paused(whole, {one.tenant: one for one in pauses if one.tenant is not None})
 
     def snapshot(self) -> str:
-        """Return the `pg_snapshot` of what is committed now, for `Cursors.pending_before`."""
+        """Return the `pg_snapshot` of what is committed now, for `Tenants.pending_before`."""
         with driving(self._database) as driver:
-            return str(scalar(driver, "SELECT pg_current_snapshot()::text"))
+            return str(scalar(driver, self._query("present_snapshot")))

@@ -49,7 +49,7 @@ def rebase(engine: Engine, lock_seconds: float = 10.0) -> Rebased | None:
         connection.exec_driver_sql(query("rebase_revisions"))
         quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
         # One snapshot for both, taken when nobody else can have written a row that is not committed.
-        snapshot = {"snapshot": connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar_one()}
+        snapshot = {"snapshot": connection.exec_driver_sql(query("present_snapshot")).scalar_one()}
         connection.exec_driver_sql(query("rebase_starts"), snapshot)
         rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).rowcount
         cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount

@@ -1,4 +1,4 @@
-"""Writing records, of every source; matching messages again. Whoever commits notifies."""
+"""Writing records, of every source, and matching messages again. Who calls this notifies the tenants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
@@ -43,7 +43,7 @@ Matcher = Callable[[Any], Match | Unmatched]
 AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
-"""A statement ends with the record that makes its documents as long, so that none takes too much memory."""
+"""A statement ends with the record with which its documents are as long, so that none takes too much memory."""
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -72,11 +72,10 @@ def record(
 
 
 def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Connection | None = None) -> Counter[str]:
-    """Write or update many records, at the most 5,000 and about 16 MB in a statement.
+    """Write or update many records, in the transaction of `connection`, or each statement in one of its own.
 
-    In the transaction of `connection`, or of each statement.
-
-    Where a record stands there several times, the last one counts.
+    A statement has `AT_ONCE` records and about `CHARACTERS_AT_ONCE` at the most. Where a record comes several times,
+    the last one counts.
 
     Returns:
         How many records changed, by tenant; a tenant without a change is not in it.
@@ -85,13 +84,13 @@ def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Co
     """
     check_source_name(source)
     changed: Counter[str] = Counter()
-    for some in _statements(_three(number, row) for number, row in enumerate(rows, 1)):
+    for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
         changed.update(_write(engine, source, some, connection))
     return changed
 
 
-def _three(number: int, row: Row) -> tuple[str, str, str]:
-    """Return a checked row; `number` counts from 1."""
+def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
+    """Return tenant, key and the document's text; `number` counts from 1."""
     try:
         tenant, key, document = row
     except (TypeError, ValueError):
@@ -100,7 +99,7 @@ def _three(number: int, row: Row) -> tuple[str, str, str]:
 
 
 def _statements(rows: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str]]]:
-    """Give what one statement writes after the other."""
+    """Yield the rows of one statement after the other."""
     some: list[tuple[str, str, str]] = []
     characters = 0
     for row in rows:
@@ -133,18 +132,14 @@ def _checked(tenant: str, key: str, document: Mapping[str, Any]) -> tuple[str, s
 
 def _write(engine: Engine, source: str, rows: list[tuple[str, str, str]], connection: Connection | None) -> list[str]:
     """Write checked rows and return the tenant of each that changed."""
-    last: dict[tuple[str, str], str] = {}
-    for tenant, key, text in rows:
-        last.pop((tenant, key), None)
-        last[tenant, key] = text
-    names = zip(*last, strict=True)
-    values = {"source": source, "documents": list(last.values())}
-    values |= {column: list(name) for column, name in zip(("tenants", "keys"), names, strict=True)}
+    last = {(tenant, key): text for tenant, key, text in rows}
+    tenants, keys = ([name[at] for name in last] for at in (0, 1))
+    values = {"source": source, "tenants": tenants, "keys": keys, "documents": [*last.values()]}
     with _lent(engine, connection) as lent:
         return list(lent.exec_driver_sql(queries(engine)("record_many"), values).scalars())
 
 
-def _lent(engine: Engine, connection: Connection | None) -> Any:
+def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:
     # One statement needs no transaction around it, which would be two more round trips.
     return nullcontext(connection) if connection is not None else _autocommit(engine).connect()
 
@@ -209,10 +204,13 @@ class Records:
     def match_again(
         self, match: Matcher, reason: str | None = None, under: Sequence[str] = (), page_size: int = PAGE
     ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
-        """Match the unmatched records again, each in a transaction of its own, and yield those that `match` decided.
+        """Match unmatched records again, each in a transaction of its own; yield each with what was found.
 
-        With `reason`, only those that were stored with it. `under`: the sources where they lie; from then on they lie
-        in this one. `page_size` of them are in memory at once.
+        Args:
+            match: says of a document which criterion matches.
+            reason: only those that were stored with it.
+            under: the sources in which they are now, if that is not this one; those that are decided move to this one.
+            page_size: how many of them are in memory at once.
         """
         for source in under or (self._source,):
             for one in read_unmatched(self._engine, source, reason, page_size, thin=False):
@@ -252,7 +250,7 @@ def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> dict[str
 
 @contextmanager
 def matching_alone(engine: Engine) -> Iterator[bool]:
-    """Whether no other process is in such a block: two would match the same records."""
+    """Tell the block whether no other process is in such a block: two would match the same records."""
     with engine.begin() as connection:
         yield bool(connection.exec_driver_sql(queries(engine)("matching_alone")).scalars().first())
 

@@ -1,7 +1,7 @@
 """The database's schema: bring it up to date, or refuse to work on one that this version does not know.
 
-All that is TaskBridge's lies in one Postgres schema, which holds nothing else. Databases of earlier versions have it
-beside the application's own tables; there the version table says which tables are ours, and these are moved.
+All tables of TaskBridge are in one Postgres schema, which has nothing else. Earlier versions made them among the
+application's own tables. There the revision in the version table says which are ours, and these are moved.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import psycopg
 
 from taskbridge.errors import SchemaMismatch
 from taskbridge.store.bounded import driver_of, within
-from taskbridge.store.queries import queries, quoted, schema_of
+from taskbridge.store.queries import queries, query, quoted, schema_of
 from taskbridge.store.sessions import driver_error, driving, scalar
 
 if TYPE_CHECKING:
-    from alembic.config import Config
     from sqlalchemy import Engine
 
     from taskbridge.store.sessions import Database
@@ -40,7 +39,7 @@ _FORMER: Final = {
     "0003": ("TABLE pauses", "TABLE taskbridge_cluster", "FUNCTION taskbridge_check_cluster()"),
     "0005": ("SEQUENCE taskbridge_revisions",),
 }
-"""What each revision made when TaskBridge had no schema of its own."""
+"""What each revision made while TaskBridge had no schema of its own."""
 
 
 def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
@@ -51,6 +50,7 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
             nothing was changed.
     """
     from alembic import command  # noqa: PLC0415 - slow, and nothing but a migration needs it
+    from alembic.config import Config  # noqa: PLC0415
 
     schema = schema_of(engine)
     # Each statement must see what the lock waited for, whatever the database's default is.
@@ -66,8 +66,8 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
                 driver.execute(f"DROP SCHEMA {quoted(schema)} CASCADE")
             else:
                 driver.execute(f"SET LOCAL search_path = {quoted(schema)}")
-                config = _config()
-                config.attributes.update(connection=connection, schema=schema)
+                config = Config(attributes={"connection": connection, "schema": schema})
+                config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
                 command.upgrade(config, revision)
             after = _current(driver, schema)
     except Exception as error:
@@ -78,7 +78,7 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
             f"the schema could not be changed, and is as it was: Postgres says {said.diag.message_primary!r}; "
             "mend that and run `taskbridge migrate` again"
         ) from error
-    # Connections that are open have the path that they began with.
+    # Open connections keep the search path that they began with.
     engine.dispose()
     return before, after
 
@@ -92,7 +92,7 @@ def _refuse_unknown(found: str | None) -> None:
 
 
 def _make(driver: psycopg.Connection[Any], schema: str) -> None:
-    """Make the schema where it is missing, move what lies beside it, and keep it out of the role's search path."""
+    """Make the schema where it is missing, move an earlier version's tables into it, and see to the search path."""
     if scalar(driver, "SELECT to_regnamespace(%(name)s) IS NULL", {"name": quoted(schema)}):
         driver.execute(f"CREATE SCHEMA {quoted(schema)}")
     former = _former(driver, schema)
@@ -105,15 +105,8 @@ def _make(driver: psycopg.Connection[Any], schema: str) -> None:
 
 
 def _former(driver: psycopg.Connection[Any], schema: str) -> str | None:
-    """Return the other schema in which the search path finds a version table of ours; None: there is none."""
-    found: str | None = scalar(
-        driver,
-        "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE c.relname = %(table)s AND c.relkind = 'r' AND n.nspname <> %(schema)s "
-        "AND n.nspname = ANY (current_schemas(false)) "
-        "ORDER BY array_position(current_schemas(false), n.nspname) LIMIT 1",
-        {"table": VERSION_TABLE, "schema": schema},
-    )
+    """Return the schema in which an earlier version made its tables, beside the application's; None: there is none."""
+    found: str | None = scalar(driver, query("former_schema"), {"table": VERSION_TABLE, "schema": schema})
     return found
 
 
@@ -168,14 +161,6 @@ def head() -> str:
 def _known() -> set[str]:
     """Return all revisions: what the names of the files begin with, in order. A test compares them with Alembic's."""
     return {file.name.partition("_")[0] for file in (_migrations() / "versions").glob("[0-9]*_*.py")}
-
-
-def _config() -> Config:
-    from alembic.config import Config  # noqa: PLC0415
-
-    config = Config()
-    config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
-    return config
 
 
 def _migrations() -> Path:

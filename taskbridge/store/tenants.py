@@ -1,4 +1,4 @@
-"""How tenants stand: their records by state, and the counters of their cursors. Nothing is changed."""
+"""How tenants stand: their records by state, and the counters of their cursors. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Tenants:
             after = tenants[-1]
 
     def counts(self, pipeline: str, tenants: Collection[str], most: int | None = None) -> list[dict[str, Any]]:
-        """Return records by state and the cursor's counters, per tenant; see `tenant_counts.sql` for the columns.
+        """Return records by state and the cursor's counters of each tenant; `tenant_counts.sql` has the columns.
 
-        Of each tenant up to `most` records are counted; None: all. Tenants without records and cursor are left out.
+        Up to `most` records of each tenant and state are counted; None: all. A tenant without records and cursor has
+        zeros, and is not `known`.
         """
-        found = self._rows("tenant_counts", pipeline, tenants=list(tenants), size=most)
-        return [row for row in found if row["known"]]
+        return self._rows("tenant_counts", pipeline, tenants=list(tenants), size=most)
 
     def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
         """Return what waits for one tenant; None: nothing."""

@@ -1,5 +1,5 @@
--- Who may run a trigger function may put it on a table of his own, and write records with it. The owner of the adopted table
--- has to: partitions that he makes get the triggers.
+-- A role that may run a trigger function could put it on a table of its own, and write records with it. So only the owner of
+-- the adopted table may: the partitions that it makes get the triggers.
 DO $rights$ BEGIN
     EXECUTE 'REVOKE EXECUTE ON FUNCTION {function_text}() FROM PUBLIC';
     EXECUTE 'GRANT EXECUTE ON FUNCTION {function_text}() TO '

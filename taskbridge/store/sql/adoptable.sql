@@ -1,4 +1,4 @@
--- What a table is, and what the role may do with it. No row: there is none of this id.
+-- What a table is, and what this role may do with it. No row: there is no table of this id.
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkind::text AS kind, c.relpersistence::text,
        c.relispartition AS is_partition,
        c.relkind <> 'p' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid OR i.inhrelid = c.oid) AS inherits,

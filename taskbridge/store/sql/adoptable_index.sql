@@ -1,4 +1,4 @@
--- Columns of a unique index that has none but these: by it a row is found, and no two rows are one record.
+-- The columns of a unique index that consists of some of `columns`: a row is found by it, and no two rows are one record.
 SELECT k.names
 FROM pg_index i
 CROSS JOIN LATERAL (

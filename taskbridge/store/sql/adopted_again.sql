@@ -1,5 +1,5 @@
--- A part of the trigger function of an adopted table: the row has a record. What the same transaction has recorded already
--- nobody can have read, so it stays.
+-- A part of the trigger function of an adopted table: the row has a record already. Where the same transaction wrote that,
+-- nobody can have read it, so it stays as it is.
 DO UPDATE
 SET document = NULL, deleted = excluded.deleted, revision = excluded.revision, xid = excluded.xid, changed_at = now(),
     reason = excluded.reason, discarded_at = excluded.discarded_at

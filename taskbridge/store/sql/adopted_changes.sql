@@ -1,6 +1,6 @@
 -- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key
--- and whether the row is gone. One statement may change a row twice, as cascading foreign keys do. In one order, so that two statements never wait for each
--- other here. The function may set what `stamp_record` sets for others, row by row.
+-- and whether the row is gone. One statement may change a row twice, as cascading foreign keys do. They are written in one
+-- order, so that two statements never wait for each other here. What `stamp_record` sets for others, this statement sets.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.revision, s.revision, pg_current_xact_id()
 FROM (

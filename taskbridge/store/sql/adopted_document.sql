@@ -1,6 +1,6 @@
--- A part of other queries: the row of an adopted table of which `r` is the record, as JSON text. Its key is looked up as the
--- type of its column, then compared as text, for two texts may be one value. No row: it is gone. Where no documents are
--- wanted the table is not looked at, so that a key that can no longer be one costs no other record.
+-- A part of other queries: the row of an adopted table of which `r` is the record, as JSON text. The row is looked up with the
+-- key as a value of the column's type, and its own key then compared as text, because two texts may be one value. No row of the
+-- table: it is gone. Without documents the table is not read, so that a key that is no value any more fails no other record.
 (
     SELECT CASE WHEN w.size <= %(small)s THEN coalesce(r.document, {json})::text END AS text,
            CASE WHEN w.size > %(small)s THEN w.size END AS stored,

@@ -1,5 +1,5 @@
--- The same where tenant or key may be one that is not allowed. Such a row is kept as unmatched, with the reason: a trigger must
--- not break the program that writes the row.
+-- As `adopted_changes.sql`, where tenant or key may be one that is not allowed. The record of such a row is unmatched, with the
+-- reason: a trigger must not break the program that writes the row.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.reason, CASE WHEN s.reason IS NOT NULL AND s.gone THEN now() END,
        s.revision, s.revision, pg_current_xact_id()

@@ -4,11 +4,10 @@
 -- reads what follows holds the cursor's row, so its session has a name by which a successor ends it. The other settings are
 -- for the batch that is read next; `plan_by_index.sql` says why. A tenant's first cursor stands where its pipeline began.
 -- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
-INSERT INTO {schema}.sync_cursors AS c (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, burst_runs, burst_events,
-                               last_run_at)
-VALUES (%(pipeline)s, %(tenant)s,
-        coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:'), pg_current_snapshot(), %(token)s, 1, %(new_events)s, (%(burst_runs)s = 1)::integer,
-        %(burst_runs)s, %(burst_events)s, now())
+INSERT INTO {schema}.sync_cursors AS c
+    (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, burst_runs, burst_events, last_run_at)
+VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(new_events)s,
+        (%(burst_runs)s = 1)::integer, %(burst_runs)s, %(burst_events)s, now())
 ON CONFLICT (pipeline, tenant) DO UPDATE
 SET owner = excluded.owner,
     looked = excluded.looked,

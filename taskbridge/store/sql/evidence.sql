@@ -1,6 +1,6 @@
--- A record failed alone as often as it may. Whose fault is it? `others_succeed`: something of the pipeline was handled
--- since the tenant's failure before this one. `in_a_row`: how many records went to quarantine for failing since anything
--- was handled, up to 100. `succeeded.sql` says why no other cursor is read.
+-- A record failed alone as often as it may: is it the record, or does everything fail? `others_succeed`: something of the
+-- pipeline was handled since the tenant's failure before this one. `in_a_row`: how many records went to quarantine because they
+-- failed, up to 100, since anything was handled. `succeeded.sql` says why no other cursor is read.
 SELECT coalesce(p.succeeded_at > c.failed_at, false) AS others_succeed,
        (
            SELECT count(*)

@@ -14,8 +14,7 @@ FROM (
         FROM (
             SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s AND retry_at IS NOT NULL LIMIT %(size)s
         ) q
-        JOIN {schema}.records i
-            ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+        {its_record}
         WHERE q.tenant <> ALL (%(tenants)s::text[])
     )
     LIMIT %(size)s

@@ -1,7 +1,5 @@
--- Records of a pipeline that lie in quarantine. At most `size` rows are looked at. A row whose record has changed since
--- means nothing.
+-- Records of a pipeline that lie in quarantine. At most `size` rows are looked at.
 SELECT count(*)
-FROM (SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s LIMIT %(size)s) c
-JOIN {schema}.records i
-    ON i.source = %(source)s AND i.tenant = c.tenant AND i.key = c.external_id AND i.revision = c.revision
-WHERE c.discarded_at IS NULL AND c.retry_at IS NULL
+FROM (SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s LIMIT %(size)s) q
+{its_record}
+WHERE q.discarded_at IS NULL AND q.retry_at IS NULL

@@ -3,7 +3,7 @@
 (
     (
         SELECT i.*
-        FROM (SELECT coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:') AS start) s
+        FROM (SELECT {pipeline_start} AS start) s
         LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
         CROSS JOIN LATERAL (
             SELECT t.tenant, %(size)s::bigint AS size, v.*
@@ -18,8 +18,7 @@
     (
         SELECT i.*
         FROM {schema}.quarantine q
-        JOIN {schema}.records i
-            ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+        {its_record}
         WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NOT NULL
         LIMIT %(size)s
     )

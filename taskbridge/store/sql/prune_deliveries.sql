@@ -1,6 +1,7 @@
 -- One step of prune: of the next deliveries by id, delete the old ones.
 WITH page AS MATERIALIZED (
-    SELECT id, pipeline, delivered_at < %(before)s AS old FROM {schema}.deliveries WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
+    SELECT id, pipeline, delivered_at < %(before)s AS old
+    FROM {schema}.deliveries WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
 ), done AS MATERIALIZED (
     SELECT id FROM page WHERE old AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
 ), deleted AS (

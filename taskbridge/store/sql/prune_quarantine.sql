@@ -1,5 +1,5 @@
 -- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One
--- that is written anew meanwhile has another moment, and stays.
+-- that is written anew meanwhile has another `quarantined_at`, and stays.
 WITH page AS MATERIALIZED (
     SELECT pipeline, tenant, external_id, revision, quarantined_at
     FROM {schema}.quarantine

@@ -1,11 +1,11 @@
 -- One step of prune: of the next records of a source by (xid, id), delete those that are old and that every pipeline of
 -- the source has handled or discarded, with what quarantine holds of them and the ids of their messages. What no
--- criterion matched is nobody's, and stays unless it was given up.
--- A discarded one is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has another
--- xid when it is locked, and stays. One that somebody writes is not waited for: who waited for a writer could be what the
--- writer waits for next.
--- Later ids were written later, but for a long transaction; so a page without an old row is the last one for this time,
--- unless it holds one transaction alone: after a rebase all rows are of one.
+-- criterion matched stays unless it was discarded.
+-- A discarded row of quarantine is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has
+-- another xid when it is locked, and stays. One that somebody writes at this moment is not waited for: the writer could wait
+-- for this transaction next, which is a deadlock.
+-- Later ids were written later, except in a long transaction. So a page without an old row is the last one for this time,
+-- unless it has rows of one transaction only: after a rebase all rows are of one.
 WITH page AS MATERIALIZED (
     SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
            changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours

@@ -1,28 +1,26 @@
--- Records in quarantine, oldest first, with how many there are beyond the limit. A row whose record has changed in the
--- source since, or is gone from it, means nothing and is left out.
-SELECT c.tenant,
-       c.external_id,
-       c.revision,
+-- Records in quarantine, oldest first, with how many there are beyond the limit.
+SELECT q.tenant,
+       q.external_id,
+       q.revision,
        CASE
-           WHEN c.retry_at IS NOT NULL THEN 'retrying'
-           WHEN c.discarded_at IS NOT NULL THEN 'discarded'
+           WHEN q.retry_at IS NOT NULL THEN 'retrying'
+           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
            ELSE 'quarantined'
        END AS state,
-       c.cause,
-       c.reason,
-       c.attempts,
-       c.failing_since,
-       c.quarantined_at,
-       c.retry_at,
-       c.discarded_at,
+       q.cause,
+       q.reason,
+       q.attempts,
+       q.failing_since,
+       q.quarantined_at,
+       q.retry_at,
+       q.discarded_at,
        count(*) OVER () AS found
-FROM {schema}.quarantine c
-JOIN {schema}.records i
-    ON i.source = %(source)s AND i.tenant = c.tenant AND i.key = c.external_id AND i.revision = c.revision
-WHERE c.pipeline = %(pipeline)s
-  AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)s)
-  AND (%(external_ids)s::text[] IS NULL OR c.external_id = ANY (%(external_ids)s))
-  AND (%(reason)s::text IS NULL OR position(%(reason)s IN c.reason) > 0)
-  AND (%(discarded)s OR c.discarded_at IS NULL)
-ORDER BY c.quarantined_at, c.tenant, c.external_id
+FROM {schema}.quarantine q
+{its_record}
+WHERE q.pipeline = %(pipeline)s
+  AND (%(tenant)s::text IS NULL OR q.tenant = %(tenant)s)
+  AND (%(external_ids)s::text[] IS NULL OR q.external_id = ANY (%(external_ids)s))
+  AND (%(reason)s::text IS NULL OR position(%(reason)s IN q.reason) > 0)
+  AND (%(discarded)s OR q.discarded_at IS NULL)
+ORDER BY q.quarantined_at, q.tenant, q.external_id
 LIMIT %(limit)s

@@ -1,14 +1,14 @@
--- One batch: what an operator took out of quarantine first, then what lies after the cursor; with where the cursor
--- stands. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or the tenant
--- is held by a pause.
+-- One batch: first the records that an operator took out of quarantine, then those after the cursor; each with where the
+-- cursor stands. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or a pause
+-- holds the tenant.
 -- `quarantined`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
--- A statement of its own, after the claim: its snapshot must not be older than the cursor it reads from. (In one
--- statement with the claim it could be: the claim may have waited for the cursor's row, the snapshot is taken before.)
--- Documents come as text, so that one which cannot be decoded costs no other. One that is stored in more than `small` bytes
--- stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
+-- It is a statement of its own, after the claim: its snapshot must not be older than the cursor that it reads from. A claim may
+-- wait for the cursor's row, and a statement takes its snapshot before it waits.
+-- Documents come as text, so that one that cannot be decoded does not fail the others. One that is stored in more than `small`
+-- bytes stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
 -- document. With `small` below zero no document is read.
--- The rows of an adopted table are read in this statement too: a record's revision and its row go together. `adopted` says
--- which adoption of the source the reader has to know.
+-- The rows of an adopted table are read in this statement too, so that a record's revision and its row go together. `adopted`
+-- is the version of the source's adoption; the process must have made this statement for that one.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
        coalesce(p.target, pg_current_snapshot())::text AS target,
@@ -36,8 +36,7 @@ LEFT JOIN LATERAL (
     (
         SELECT i.id, i.xid, i.key AS external_id, i.tenant, i.revision, i.document, i.deleted, true AS retried
         FROM {schema}.quarantine q
-        JOIN {schema}.records i
-            ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+        {its_record}
         WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.retry_at IS NOT NULL
         ORDER BY q.retry_at, i.id
         LIMIT p.size

@@ -1,6 +1,6 @@
--- Every cursor stands behind all rows that there are, in ids of this cluster. The owner stays, so that an older token is
--- refused as before; one sweep more refuses the advance of a batch that was read before. What was known of failing
--- records was known by their order after the cursor.
+-- Put every cursor behind all rows that there are, in ids of this cluster. The owner stays, so that an older token is refused
+-- as before. `sweeps` grows, so that the advance of a batch that was read before is refused. A search for a bad record counts
+-- records after the cursor, so it begins again.
 UPDATE {schema}.sync_cursors
 SET snapshot = %(snapshot)s::pg_snapshot,
     looked = NULL,

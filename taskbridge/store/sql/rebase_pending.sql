@@ -1,6 +1,6 @@
--- What is pending, by the stored values, goes through quarantine with another try asked for, because the cursors are about
--- to pass it. A row that is there for this very revision stays; one of an earlier revision means nothing. Where a
--- tenant has no cursor and its pipeline began with everything, all of its records are pending anyway.
+-- What is pending by the former cluster's ids goes into quarantine with another try asked for, because the cursors are about to
+-- pass it. A row that is there for the same revision stays; one of an earlier revision is overwritten. Where a tenant has no
+-- cursor and its pipeline began with everything, all of its records stay pending without this.
 WITH quarantined AS (
     INSERT INTO {schema}.quarantine AS q (pipeline, tenant, external_id, revision, cause, reason, attempts, retry_at)
     SELECT s.pipeline, s.tenant, s.external_id, r.revision,

@@ -1,5 +1,5 @@
--- The triggers leave ids as the rebase sets them, in this transaction alone. And what was written after the dump was taken
--- had revisions that the sequence would give again: it goes on above all of them, at the microseconds of the Unix epoch.
+-- In this transaction the triggers leave ids as the rebase sets them. And the sequence goes on at the microseconds of the Unix
+-- epoch: what was written after the dump was taken had revisions that it would give again.
 SELECT set_config('taskbridge.keep_ids', 'on', true),
        setval(
            '{schema}.revisions',

@@ -70,7 +70,7 @@ WITH unseen AS MATERIALIZED (
 ), pending AS MATERIALIZED (
     SELECT f.tenant, f.xid, f.delay_ms, c.last_taken_at
     FROM fresh f
-    CROSS JOIN (SELECT coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:') AS start) p
+    CROSS JOIN (SELECT {pipeline_start} AS start) p
     LEFT JOIN LATERAL (
         SELECT s.snapshot, s.looked, s.last_taken_at
         FROM {schema}.sync_cursors s

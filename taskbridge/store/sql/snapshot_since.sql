@@ -1,5 +1,5 @@
 -- A snapshot that sees nothing of what was written since a time, and nearly all that was written before. `is_rebased`: the
--- first transaction since then wrote also what is an hour older and more, as all rows do that a rebase found.
+-- first transaction since then has also rows that are an hour older, which only a rebase makes.
 SELECT format('%%s:%%s:', x.xid, x.xid) AS snapshot,
        EXISTS (
            SELECT FROM {schema}.records r

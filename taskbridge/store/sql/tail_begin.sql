@@ -1,7 +1,7 @@
--- A pipeline that was never looked at, or whose snapshots are another cluster's: the tail begins here, and the base, which
--- finds all that is older, where the pipeline does.
+-- Where the rounds of a pipeline begin, which had none yet or whose snapshots are another cluster's. The tail begins at the
+-- present, and the base, which finds all that is older, where the pipeline's cursors do.
 INSERT INTO {schema}.tails AS t (pipeline, kind, snapshot)
 VALUES (%(pipeline)s, 'tail', pg_current_snapshot()),
-       (%(pipeline)s, 'base', coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:'))
+       (%(pipeline)s, 'base', {pipeline_start})
 ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot, stored_at = excluded.stored_at
 WHERE %(anew)s

@@ -1,4 +1,5 @@
--- Per tenant of a list: records by state, up to `size` of each tenant and state, and the counters of its cursor.
+-- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
+-- records or a cursor.
 SELECT t.tenant,
        coalesce(w.records, 0) AS pending,
        greatest(0, n.records - w.records - q.quarantined - q.discarded) AS handled,
@@ -43,8 +44,7 @@ CROSS JOIN LATERAL (
     FROM (
         SELECT q.discarded_at
         FROM {schema}.quarantine q
-        JOIN {schema}.records i
-            ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+        {its_record}
         WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NULL
         LIMIT %(size)s
     ) a

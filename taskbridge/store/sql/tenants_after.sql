@@ -1,4 +1,4 @@
--- The next tenants by name that have records or a cursor, through the indexes.
+-- The next tenants by name that have records or a cursor. The recursion goes through the index from one to the next.
 WITH RECURSIVE recorded AS (
     (
         SELECT r.tenant, 1 AS number FROM {schema}.records r

@@ -1,4 +1,4 @@
--- How many tenants each pipeline has that is not among those named, counted up to a limit.
+-- How many tenants each pipeline has that is not among `declared`, counted up to 100,000.
 SELECT p.pipeline, c.tenants
 FROM {schema}.pipelines p
 CROSS JOIN LATERAL (

@@ -1,4 +1,5 @@
--- Records that no criterion matched, oldest first, after the one with id `after`; with a reason, those that have it.
+-- Records that no criterion matched, oldest first, after the one with id `after`; with a reason, those that have it; without
+-- `thin`, no records of adopted tables.
 SELECT id, key, reason, document, recorded_at
 FROM {schema}.records
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND id > %(after)s

@@ -1,4 +1,4 @@
--- How many unmatched records each source has, whether or not anybody reads it; of all together so many are counted.
+-- How many unmatched records each source has, whether or not a pipeline reads it; at most 100,000 are counted in all.
 SELECT source, count(*)
 FROM (SELECT source FROM {schema}.records WHERE tenant = '' AND discarded_at IS NULL LIMIT 100000) counted
 GROUP BY source
