@@ -1,4 +1,4 @@
-"""One batch: given to the handler, and the cursor advanced past it, in one transaction if the handler wants one."""
+"""One batch: it is delivered and the cursor advances past it, in one transaction if the handler wants one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from taskbridge.store import CursorLost, Cursors, Page, Quarantined, Transaction
 __all__ = ["Ending", "HandlerFailed", "Run", "charge", "deliver", "permitted", "try_alone"]
 
 PAID_AHEAD_MS: Final = 200
-"""A run that waits for a rate limit waits for about as many records as the limit lets through in this time."""
+"""A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A run that has begun. It counts what it `took`, and of that what the handler `handled`."""
+    """A run that has begun. `took`: how many records it took so far; `handled`: how many of them were handled."""
 
     runtime: Runtime
     pipeline: Pipeline
@@ -56,20 +56,20 @@ class Run:
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
     def claim(self, limit: int, *, bisecting: bool = True) -> Page:
-        """Claim the cursor and read the first batch; without documents where the run before died: they may be why."""
+        """Claim the cursor and read the first batch; without documents if the run before died: they may be why."""
         self.runtime.know(self.pipeline)
         begun = self.begun
         counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
         return self.cursors.claim(self.key, limit, bisecting=bisecting, documents=not begun.died, **counts)
 
     def most_records(self) -> int:
-        """How many records the handler gets through in what is left of the budget, going by its last calls."""
+        """How many records the handler can handle in what is left of the budget, judging by its last calls."""
         pace, budget = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget
         return min(self.pipeline.batch_size, pace.most_records(self.seconds_left, budget))
 
     @property
     def is_spent(self) -> bool:
-        """Whether the time budget is over, or so little of it is left that a call for the rest would not pay."""
+        """Whether less than a tenth of the time budget is left: too little for another call."""
         return self.seconds_left < self.runtime.settings.run_budget / 10
 
 
@@ -124,7 +124,7 @@ def permitted(run: Run, page: Page) -> tuple[Page, int]:
 
 
 def charge(run: Run) -> None:
-    """Count a call with one record, which is made whatever the rate limits say: later calls wait for it."""
+    """Charge the rate limits for a call with one record that is made in any case; later calls wait longer."""
     if run.pipeline.is_limited:
         _permit(run, 1, 0)
 
@@ -161,7 +161,7 @@ def deliver(run: Run, page: Page) -> None:
         except CursorLost:
             raise
         except Exception as error:
-            # What the handler wrote may break a constraint at the commit, or its transaction may be aborted.
+            # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
             if used:
                 raise HandlerFailed(page, error) from error
             raise
@@ -173,10 +173,10 @@ def deliver(run: Run, page: Page) -> None:
 
 
 def try_alone(run: Run, page: Page, record: Record) -> bool:
-    """Call the handler with one record of the page and take nothing for done: is it the records, or the downstream?
+    """Call the handler with one record of the page, to see whether the records or the downstream are at fault.
 
-    What the handler wrote through the batch's connection is rolled back; the record comes again in its turn. Returns
-    whether the record was handled. If the handler rejected it, that says nothing about the downstream.
+    The cursor stays, and what the handler wrote through the batch's connection is rolled back: the record is delivered
+    again later. Returns whether it was handled; False: the handler rejected it, which says nothing of the downstream.
 
     Raises:
         HandlerFailed: the handler raised.
@@ -213,7 +213,7 @@ def _call(run: Run, page: Page, records: tuple[Record, ...], transaction: Transa
 
 
 def _finish(run: Run, returned: Any, batch: Batch) -> None:
-    """Run what the handler returned to its end, where that has not run yet."""
+    """Run to its end what the handler returned, if that is a coroutine or another awaitable."""
     if inspect.isawaitable(returned):
         limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
         if limit is not None:

@@ -1,16 +1,15 @@
 """What follows when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
 
-A record goes to quarantine when it failed alone `max_attempts` times and something else of its pipeline was handled
-since its last failure alone. If nothing was, other records of its tenant are tried. If those fail too, it looks like
-the downstream and not like a record: the tenant waits, nothing is quarantined, and where a second tenant says the same
-the circuit opens. Where a tenant has no other record, or all others are rejected, two such records may go to quarantine
-in a row.
+A record goes to quarantine when it failed alone `max_attempts` times and another record of its pipeline was handled
+since its last failure alone. If none was, other records of its tenant are tried. If those fail too, the downstream
+seems to be at fault: the tenant waits, nothing is quarantined, and when a second tenant finds the same the circuit
+opens. Where a tenant has no other record, or all others are rejected, two such records may go to quarantine in a row.
 
-An error that says itself that the downstream is away needs stronger evidence: another record of the same tenant is
-handled and then this one fails again; or, where none is, four times as many failures while other tenants are handled.
+An error that blames the downstream needs stronger evidence: another record of the same tenant is handled and then this
+one fails again; or, where no other is handled, it fails four times as often while other tenants' records are handled.
 Such failures do not count for a record that then fails with another error.
 
-A run whose process died counts as a failure of the batch that its successor reads.
+The death of a run's process counts as a failure of the batch that the next run reads.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after
 log = logging.getLogger(__name__)
 
 PAUSED: Final = Ending(Outcome.RETRY, retry_ms=60_000)
-"""A paused tenant is looked at again after a minute, should word of its resumption get lost."""
+"""A paused tenant is looked at again after a minute, in case `resume` could not start it."""
 LEAST_WAIT_MS: Final = 200
-"""A handler that asks to wait for no time at all, as with a date that is past, is not called without a pause."""
+"""The least wait of a handler that asks to wait; it may ask for 0, as with a date that is past."""
 MOST_IN_A_ROW: Final = 2
 LEAST_DEATHS: Final = 5
-"""So often a run must die over one record alone at the least: a kill from outside must not cost an innocent record."""
+"""The least deaths over one record alone before it may go to quarantine: a process may be killed from outside too."""
 DOWNSTREAM_FACTOR: Final = 4
 LOOKS_AHEAD: Final = 256
-"""So many records of a tenant at the least are looked at for one that can be handled."""
+"""At least so many records of a tenant are looked at to find one that can be handled."""
 DIED: Final = (
     "the run before this one did not end: its process died, its handler went on after its time limit or held the "
     "interpreter for longer than the runner TTL, or Redis could not be reached for as long"
@@ -49,7 +48,7 @@ DIED: Final = (
 
 
 def after_failure(run: Run, failed: HandlerFailed) -> Ending:
-    """Decide what follows the handler's error, and write it down.
+    """Decide what follows the handler's error, and store it.
 
     Raises:
         CursorLost: the cursor is another run's.
@@ -88,7 +87,7 @@ def after_death(run: Run, page: Page) -> Ending | None:
     """
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
     log.error("%s, tenant %r: %s", run.pipeline.name, run.tenant, DIED)
-    # Errors do not count: a kill from outside must not be one failure too many.
+    # Errors do not count: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
     ending, failures = _judged(run, page, bisection, DIED, enough=enough)
     if ending is None and failures > 1:
@@ -98,10 +97,10 @@ def after_death(run: Run, page: Page) -> Ending | None:
 
 
 def after_unread(run: Run, unread: Unread) -> Ending:
-    """Write down that a batch could not be read, and let the next one be smaller.
+    """Store that a batch could not be read, and let the next one be smaller.
 
-    A record whose document cannot be read alone goes to quarantine as one does whose handler fails. Where records
-    cannot be read even without their documents, as while the table is locked, that says nothing about any of them.
+    A record whose document cannot be read alone goes to quarantine like one whose handler fails. If records cannot be
+    read even without their documents, as while the table is locked, no record is at fault.
 
     Raises:
         CursorLost: the cursor is another run's.
@@ -125,20 +124,20 @@ def after_unread(run: Run, unread: Unread) -> Ending:
 
 
 def after_lost_server(run: Run, error: Exception) -> Ending:
-    """Wait for the back-off: Postgres failed, or this program did. It says nothing about a record."""
+    """Store an error of Postgres or of this program, and wait for the back-off. No record is at fault."""
     try:
         run.cursors.fail(run.key, error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
-        log.warning("the failure of tenant %r could not be written down: %s", run.tenant, error_text(second))
+        log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
     return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
 
 
 def probe(run: Run) -> Ending:
     """Try one record while the circuit is open. If it is handled, the circuit closes.
 
-    The tenant's first record is delivered as usual. Another than the first, tried where the first ones may be at
-    fault, is not taken for done.
+    The tenant's first record is delivered as usual. Where the first ones may be at fault, a later record is tried; the
+    cursor does not move past it.
 
     Raises:
         HandlerFailed: the handler raised.
@@ -168,7 +167,7 @@ def probe(run: Run) -> Ending:
 
 
 def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
-    """Whether a record failed alone so often that it may be at fault. Outages do not count for another error."""
+    """Whether a record failed alone so often that it may be at fault. Outages count only if this is one more."""
     counted = bisection.attempts - (0 if downstream else bisection.outages)
     return bisection.is_alone and counted >= run.pipeline.max_attempts
 
@@ -176,7 +175,7 @@ def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = Fal
 def _judged(
     run: Run, page: Page, bisection: Bisection, text: str, *, enough: bool, downstream: bool = False
 ) -> tuple[Ending | None, int]:
-    """Write a failure down and, where a record failed alone often `enough`, ask whose fault it is.
+    """Store a failure and, if a record failed alone often `enough`, decide whose fault it is.
 
     Returns how the run ends, if that is known by now, and the failures in a row.
 
@@ -184,7 +183,7 @@ def _judged(
         CursorLost: the cursor is another run's.
     """
     evidence = run.cursors.evidence(run.key) if enough else None
-    # Before another record is tried: that one may end the process, and the search must not begin there again.
+    # Stored before another record is tried: that one may end the process, and the search must not start anew then.
     failures = run.cursors.fail(run.key, text, bisection)
     if evidence is None:
         return None, failures
@@ -201,7 +200,7 @@ def _is_the_records_fault(run: Run, page: Page, bisection: Bisection, evidence: 
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
-        RetryAfter: asked for when another record was tried.
+        RetryAfter: the handler raised it when another record was tried.
     """
     (record,) = page.records
     often = not downstream or bisection.attempts >= run.pipeline.max_attempts * DOWNSTREAM_FACTOR
@@ -212,10 +211,10 @@ def _is_the_records_fault(run: Run, page: Page, bisection: Bisection, evidence: 
         ahead = run.cursors.read(run.key, max(run.pipeline.batch_size, LOOKS_AHEAD), bisecting=False, documents=False)
     except Unread:
         return False
-    # A record that somebody took out of quarantine meanwhile may stand before this one.
+    # A record that somebody took out of quarantine meanwhile may come before this one.
     others = [other for other in ahead.records if other.external_id != record.external_id]
     failed = 0
-    for at in _places(len(others), bisection.tries - run.pipeline.max_attempts):
+    for at in _order_of_trials(len(others), bisection.tries - run.pipeline.max_attempts):
         trial = _try(run, ahead, others[at])
         if trial is Trial.HANDLED:
             # The downstream may have come back in between.
@@ -226,9 +225,12 @@ def _is_the_records_fault(run: Run, page: Page, bisection: Bisection, evidence: 
     return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
 
 
-def _places(count: int, turn: int) -> list[int]:
-    """Return each place among `count` records: first further and further ahead, others at each turn, then the rest."""
-    steps = [(turn + 2**exponent - 1) % count for exponent in range(count.bit_length())]
+def _order_of_trials(count: int, tries: int) -> list[int]:
+    """Return the positions of `count` records in the order in which to try them.
+
+    First in steps that double, from a start that moves with `tries`; then the others.
+    """
+    steps = [(tries + 2**exponent - 1) % count for exponent in range(count.bit_length())]
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
@@ -239,7 +241,7 @@ class Trial(Enum):
     FAILED = auto()
     UNREAD = auto()
     SILENT = auto()
-    """It was rejected, is gone, or cannot be decoded, which says nothing about the downstream."""
+    """It was rejected, is gone, or cannot be decoded; that says nothing about the downstream."""
 
 
 def _try(run: Run, page: Page, record: Record) -> Trial:
@@ -248,7 +250,7 @@ def _try(run: Run, page: Page, record: Record) -> Trial:
         loaded = run.cursors.load(record)
         if loaded is None:
             return Trial.SILENT
-        # It is not refused: a run that waited here would fail anew with its own record, and never get this far.
+        # No wait for rate limits: after it the run would begin with its own record, fail, and never get this far.
         charge(run)
         return Trial.HANDLED if try_alone(run, page, loaded) else Trial.SILENT
     except Unread:

@@ -4,7 +4,7 @@ At most one run of a tenant is between begin and settle with the current token (
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops without
 settling; its successor owns the tenant.
 
-How a batch is delivered stands in `delivery.py`, what follows a failure in `failures.py` beside it.
+`delivery.py` has how a batch is delivered, and `failures.py` what follows a failure.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["run_tenant", "run_tenants"]
 log = logging.getLogger(__name__)
 
 SHARED_BUDGET: Final = 0.05
-"""Seconds after which no other run of a shared message begins; first events wait for as long.
+"""Seconds after which no other run of a shared message begins. First events wait so long for its worker slot.
 
-Where a run is still on after twice that, those behind it become messages of their own.
+Where a run still goes on after twice that, those behind it become messages of their own.
 """
 
 
@@ -46,10 +46,10 @@ def run_tenant(runtime: Runtime, pipeline_name: str, tenant: str, token: str) ->
     A late or doubled message ends here without touching anything.
 
     Raises:
-        Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
+        Exception: what the handler raised, after the failure was stored and the run was settled.
     """
     gate, pipeline = runtime.gate, runtime.pipelines[pipeline_name]
-    # The ownership that `begin` gives is as old as the call: the process may freeze before it has the answer.
+    # Ownership counts from before the call: the process may freeze before it has the answer.
     asked = time.monotonic()
     key = RunKey(pipeline_name, tenant, token)
     begun = gate.begin(key, most_runs=pipeline.max_runs)
@@ -65,21 +65,21 @@ def run_tenant(runtime: Runtime, pipeline_name: str, tenant: str, token: str) ->
         except CursorLost:
             log.warning("run of %s for tenant %r: replaced by another run, stops", pipeline_name, tenant)
             return
-        except StaleToken as higher:
-            ending = Ending(Outcome.STALE, owner=higher.owner)
+        except StaleToken as stale:
+            ending = Ending(Outcome.STALE, owner=stale.owner)
         except Exception as error:
             ending = failures.after_lost_server(run, error)
         except BaseException:
-            # The process was told to end. Its batch comes again at once, elsewhere.
+            # The process was told to end. Another takes the batch at once.
             _settle(run, Ending(Outcome.STOPPED))
             raise
         _settle(run, ending)
     if ending.error is not None:
-        # Celery logs the error with its notes, and says nothing of whose run it was.
-        with suppress(Exception):  # an error may refuse to be written to
+        # Celery logs the error with its notes, and without the tenant.
+        with suppress(Exception):  # an error's class may refuse a new attribute
             ending.error.add_note(f"in a run of pipeline {pipeline_name}, tenant {tenant!r}")
         if get_pickleable_exception(ending.error) is not ending.error:
-            # A pool process sends another in its place, without the note and with another type.
+            # A pool process sends another error in its place, of another type and without the note.
             log.warning("run of %s for tenant %r failed: %s", pipeline_name, tenant, error_text(ending.error))
         raise ending.error
 
@@ -93,9 +93,8 @@ def _settle(run: Run, ending: Ending) -> None:
 def run_tenants(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, str]]) -> None:
     """Do one run each of several tenants, (tenant, token) each, in their order.
 
-    After 50 ms none of them begins any more: when the run in hand ends, the rest goes to the end of the queue. A run
-    that is still on 100 ms after the first began holds nobody up: those behind it become messages of their own while
-    it works.
+    After 50 ms none of them begins any more: when the run under way ends, the rest goes to the end of the queue. If it
+    still goes on 100 ms after the first began, those behind it become messages of their own while it works.
 
     Raises:
         Exception: what the first handler that failed raised, after all runs.
@@ -103,11 +102,11 @@ def run_tenants(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, 
     until = time.monotonic() + SHARED_BUDGET
     left, errors = deque(runs), []
 
-    def part() -> None:
+    def publish_rest() -> None:
         for tenant, token in _taken(left):
             runtime.publish(Queue.NEXT, pipeline_name, tenant, token)
 
-    timer = threading.Timer(2 * SHARED_BUDGET, part)
+    timer = threading.Timer(2 * SHARED_BUDGET, publish_rest)
     timer.start()
     try:
         for tenant, token in _taken(left):
@@ -128,7 +127,7 @@ def run_tenants(runtime: Runtime, pipeline_name: str, runs: Sequence[tuple[str, 
 
 
 def _taken(left: deque[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Take one after another; two threads may, and none gets the other's."""
+    """Take one after another off the left. Two threads may do so, and none is taken twice."""
     while True:
         try:
             yield left.popleft()
@@ -164,7 +163,7 @@ def _sweep(run: Run) -> Ending:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)
         if page.moves_cursor:
             deliver(run, page)
-        # A sweep that was begun earlier saw nothing of what came since, so another follows before the run is done.
+        # A sweep that an earlier run began did not see what came since, so another follows before this run is done.
         if page.finished and not page.resumed:
             return Ending(Outcome.DONE)
         if not run.ownership.owned:

@@ -2,26 +2,26 @@
 
 What each is for
     The tail looks at all commits a few times a second, and reminds each tenant with records that no run has looked at.
-    So an event is a wake-up that makes work begin at once, and nothing else hangs on it. The base looks at what is
-    still pending, whoever was reminded and whatever runs: it repairs what a Redis that lost its data, or came back with
-    older data, has forgotten. Both are rounds over snapshots, so they cost nothing for a tenant that is merely there.
+    So an event makes work begin at once, and nothing else depends on it. The base looks at everything that is still
+    pending, whatever runs and whoever was reminded. So it repairs what a Redis that lost its data, or came back with
+    older data, has forgotten. Both are rounds over snapshots, and cost nothing for a tenant without new records.
 
 Who is authoritative
     Postgres. T and B are stored there, and only after every tenant of the round was reminded: a round that ends before
-    that is made again. A T or B that is older than it could be costs a look and nothing else, so it does not matter
-    that two workers may make a round at the same time, or that one froze in the middle of one. One that is too new
-    would hide records; so each is stored only where the one that the round has read still stands.
+    that is made again. A T or B that is older than it could be costs one more look. So two workers may make a round at
+    the same time, and one may freeze in the middle of a round. A T or B that is too new would hide records; so each is
+    stored only where the one that the round has read is still there.
 
 Who does it
-    One worker at a time for each pipeline that it knows. Its hold ends half a second after its next round was due if it
-    died, froze or got no answer, and not where a page is slow. Then another takes it, and makes a base round within
-    the base interval. Where no hold is in Redis any more, or an older one, Redis lost its data or came back with older
-    data, and a base round begins at once.
+    One worker at a time for each pipeline: the one that has the hold in Redis. The hold ends half a second after the
+    next round is due, so if the worker dies, freezes or gets no answer, another takes it, and makes a base round within
+    the base interval. A thread renews the hold while a page is slow. Where Redis has no hold, or an older one, it lost
+    its data or came back with older data, and a base round begins at once.
 
 What one pipeline may do to the others
-    Nothing but a wait for one page of its records, or for its time-outs. A round is made in pages, also inside of one
-    transaction; the place is kept in memory, and what is behind it is stored every few seconds. So no backlog is too
-    long for a round. A pipeline whose page failed is left alone for a second, or longer if it took too much time, and
+    They wait for one page of its records, or for the time-outs of that page. A round is made in pages, also inside of
+    one transaction; the place is kept in memory, and what is behind it is stored every few seconds. So no backlog is
+    too long for a round. A pipeline whose page failed rests for a second, or longer if the page took too much time, and
     goes on with the same page.
 """
 
@@ -37,6 +37,7 @@ from typing import Any, Final
 
 import psycopg
 
+from taskbridge.common.texts import error_line
 from taskbridge.gate import Answer, Reminder, TailHold
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import Found, Kind, NoAnswer, Waiting
@@ -48,30 +49,31 @@ log = logging.getLogger(__name__)
 HOLDS_LONGER: Final = 0.5
 """The hold ends so many seconds after the next round is due."""
 STORES_EVERY: Final = 5.0
-"""Seconds after which T is stored although nothing was new: it lets Postgres forget what is under way. And seconds of a
-long round after which its pages are stored."""
+"""Seconds after which T is stored although nothing was new, so that it lists no transactions that ended long ago; and
+seconds of a long round after which its pages are stored."""
 LONGEST_PAGE: Final = 45.0
 """Seconds for which the hold is kept for a page: more than its time-outs take together."""
 RENEWS_EVERY: Final = 0.1
-PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 30.0
+AFTER_FAILURE: Final = 1.0
+"""Seconds for which a pipeline rests after its page failed; and the first extra time of a page that was too slow."""
+LONGEST_EXTRA: Final = 30.0
 LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
 """Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
 SHARE: Final = 100
-"""Base rounds take at most one part in so many of the time."""
+"""A base round is followed by a rest that is so many times as long."""
 LONGEST_REST: Final = 30.0
-"""Seconds after which a base round comes all the same, or after the base interval if that is longer."""
+"""Seconds of the longest rest after a base round, where the base interval is not longer."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, NoAnswer)
 
 
 def tail_page(
     runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_seconds: float = 0.0
 ) -> tuple[bool, Found | None]:
-    """Remind tenants with records that no run has looked at.
+    """Remind tenants with records that no run has looked at: the page of a round that follows the page `previous`.
 
-    How far that was is stored after the round's last page if anything was new, and in any case if it `stores`.
-    Returns whether it was stored, and the page if it is not the round's last.
+    T is stored after the round's last page if anything was new, and after this page if it `stores`. Returns whether T
+    was stored, and the page if it is not the round's last. `more_seconds`: how much longer than usual it may take.
     """
     found = _look(runtime, pipeline, Kind.TAIL, previous=previous, more_seconds=more_seconds)
     _remind(runtime, pipeline, found.waiting, by_base=False)
@@ -84,12 +86,12 @@ def tail_page(
 def base_page(
     runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_seconds: float = 0.0
 ) -> tuple[list[str], Found | None]:
-    """Remind tenants with pending records. How far that was is stored after the round's last page, or if it `stores`.
+    """Remind tenants with pending records, as `tail_page` does; B is stored after the last page, or if it `stores`.
 
-    Returns those that get a run by it, in their turn, and the page if it is not the round's last.
+    Returns the tenants that get a run by it, in their turn, and the page if it is not the round's last.
     """
     found = _look(runtime, pipeline, Kind.BASE, previous=previous, more_seconds=more_seconds)
-    # A run that is under way settles or dies, and what it left is found by the next round.
+    # Whoever has a run under way is found by the next round, if that run leaves anything.
     started = _remind(runtime, pipeline, found.waiting, by_base=True)
     if stores or found.until is None:
         found = runtime.tails.keep(Kind.BASE, pipeline, found, more_seconds)
@@ -105,22 +107,22 @@ def tail_round(runtime: Runtime, pipeline: str, *, stores: bool = True) -> bool:
 
 
 def base_round(runtime: Runtime, pipeline: str) -> list[str]:
-    """Make all pages of a base round, and what goes with it; return the tenants that get a run by it, in their turn."""
+    """Make all pages of a base round, and of what goes with it; return the tenants that get a run, in their turn."""
     started, page = base_page(runtime, pipeline)
     while page is not None:
         more, page = base_page(runtime, pipeline, page)
         started += more
-    for more in beside_the_base(runtime, pipeline):
+    for more in retries_and_last_runs(runtime, pipeline):
         started += more
     return started
 
 
-def beside_the_base(runtime: Runtime, pipeline: str) -> Iterator[list[str]]:
-    """Make, page by page, what a base round does besides its own pages; return the tenants that get a run by it.
+def retries_and_last_runs(runtime: Runtime, pipeline: str) -> Iterator[list[str]]:
+    """Remind tenants with records to be tried again, which no snapshot knows of; then restore last runs.
 
-    That is: remind tenants with records to be tried again, which no snapshot knows of; then restore last runs.
+    It goes with each base round. Yields, for each page, the tenants that get a run by it.
     """
-    source, smallest, has_delays = _read_by(runtime, pipeline)
+    source, smallest, has_delays = _source_and_delays(runtime, pipeline)
     for waiting in runtime.tails.retries(pipeline, source, smallest, has_delays=has_delays):
         yield _remind(runtime, pipeline, waiting, by_base=True)
     for _ in last_runs_restored(runtime, pipeline):
@@ -128,10 +130,11 @@ def beside_the_base(runtime: Runtime, pipeline: str) -> Iterator[list[str]]:
 
 
 def last_runs_restored(runtime: Runtime, pipeline: str) -> Iterator[None]:
-    """Tell Redis, page by page, when tenants ran last, if it does not know: an event must not start one too early.
+    """Tell Redis, page by page, when tenants ran last, if it does not know: an event must not start a run too early.
 
-    That is where delays count from the last run: after Redis lost its data, when a delay was lengthened, and once a
-    day. Whoever is reminded brings its own with it. If Redis loses its data in the middle, the next round begins anew.
+    It is needed where delays count from the last run: after Redis lost its data, when a delay was lengthened, and once
+    a day. A reminder brings its tenant's last run with it. If Redis loses its data in the middle, the next round begins
+    anew.
     """
     spacing = runtime.pipelines[pipeline].policy.spacing
     if not spacing.last_ttl or runtime.gate.rebuilt_for(pipeline) == spacing.last_ttl:
@@ -145,14 +148,14 @@ def last_runs_restored(runtime: Runtime, pipeline: str) -> Iterator[None]:
 
 def _look(runtime: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
     runtime.know(runtime.pipelines[pipeline])
-    source, smallest, has_delays = _read_by(runtime, pipeline)
+    source, smallest, has_delays = _source_and_delays(runtime, pipeline)
     return runtime.tails.look(kind, pipeline, source, smallest, has_delays=has_delays, **options)
 
 
-def _read_by(runtime: Runtime, pipeline: str) -> tuple[str, int, bool]:
+def _source_and_delays(runtime: Runtime, pipeline: str) -> tuple[str, int, bool]:
     """Return a pipeline's source, its smallest delay, and whether the delays of the source's records are its own."""
     declared = runtime.pipelines[pipeline]
-    # Another pipeline of the source may have given its records delays.
+    # They may be those of another pipeline of the source.
     return declared.source, declared.policy.spacing.delay, declared.criteria is not None
 
 
@@ -166,19 +169,20 @@ def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_base:
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 
 
-def _longer(pause: float, error: Exception) -> float:
-    """Return how much longer than others the next try of a page may take, after so much did not suffice."""
-    return min(LONGEST_PAUSE, max(PAUSE, pause * 2)) if isinstance(error, _TOO_SLOW) else 0.0
+def _longer(extra: float, error: Exception) -> float:
+    """Return the extra time of a page's next try, in seconds, after its last try with `extra` failed."""
+    return min(LONGEST_EXTRA, max(AFTER_FAILURE, extra * 2)) if isinstance(error, _TOO_SLOW) else 0.0
 
 
 @dataclass(slots=True)
 class _Standing:
-    """How this process stands with one pipeline; times of the monotonic clock.
+    """What this process knows of the rounds of one pipeline; times are those of the monotonic clock.
 
     `hold`: as the gate gave it last. `renews_until`: so long it is renewed while a page is under way. `lost`: how
-    often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: what goes with
-    the base round, while that is under way. `started`: tenants that the base has started. `worked`: seconds of this
-    base round, and `worked_before` of the one before. `pause` and `base_pause`: how much longer a page may take.
+    often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: the retries and
+    last runs that go with the base round. `started`: how many tenants this base round gave a run. `worked`: seconds of
+    this base round, and `worked_before` of the one before. `extra` and `base_extra`: seconds that the next page of the
+    tail or the base may take longer than usual.
     """
 
     hold: TailHold | None = None
@@ -187,13 +191,13 @@ class _Standing:
     lost: int = 0
     tail: Found | None = None
     stored_at: float = float("-inf")
-    pause: float = 0.0
-    paused_until: float = 0.0
+    extra: float = 0.0
+    rests_until: float = 0.0
     base: Found | None = None
     beside: Iterator[list[str]] | None = None
     base_at: float = 0.0
     base_stored_at: float = 0.0
-    base_pause: float = 0.0
+    base_extra: float = 0.0
     started: int = 0
     worked: float = 0.0
     worked_before: float = 0.0
@@ -201,38 +205,42 @@ class _Standing:
 
 @dataclass(slots=True)
 class Rounds:
-    """The rounds of one process: each method that ends in `_in_turn` is called by a thread of its own."""
+    """The rounds of one process.
+
+    `tail_pages`, `base_pages`, `renew_holds` and `listen` are each called by a thread of their own, again and again.
+    They return the seconds to wait until the next call.
+    """
 
     runtime: Runtime
     standings: defaultdict[str, _Standing] = field(default_factory=lambda: defaultdict(_Standing))
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-    _holding: threading.Lock = field(default_factory=threading.Lock)
-    _ear: psycopg.Connection[Any] | None = None
+    _tail_lock: threading.Lock = field(default_factory=threading.Lock)
+    _hold_lock: threading.Lock = field(default_factory=threading.Lock)
+    _listener: psycopg.Connection[Any] | None = None
 
-    def listen_in_turn(self) -> float:
-        """Wait for a commit that is announced, then make a round of the tail; return seconds to wait."""
+    def listen(self) -> float:
+        """Wait for a commit that is announced, then make pages of the tail."""
         if not self.runtime.settings.tail_listens:
             return LISTENS_EVERY
-        if self._ear is None or self._ear.closed:
-            self._ear = self.runtime.tails.listen()
-            # What was announced before, nobody has heard.
-            self.tail_in_turn()
-        if list(self._ear.notifies(timeout=LISTENS_EVERY, stop_after=1)):
-            self.tail_in_turn()
+        if self._listener is None or self._listener.closed:
+            self._listener = self.runtime.tails.listen()
+            # Announcements before this were missed.
+            self.tail_pages()
+        if list(self._listener.notifies(timeout=LISTENS_EVERY, stop_after=1)):
+            self.tail_pages()
         return LEAST_REST
 
-    def tail_in_turn(self) -> float:
-        """Make a page of the tail of each pipeline that is this process's to look after; return seconds to wait."""
-        with self._turn:
+    def tail_pages(self) -> float:
+        """Make a page of the tail of each pipeline whose hold this process has or can take."""
+        with self._tail_lock:
             began = time.monotonic()
             waits = [self._tail_of(name) for name in self.runtime.pipelines.names()]
             wait = min([self.runtime.settings.tail_interval, *waits])
             return max(LEAST_REST, wait - (time.monotonic() - began))
 
     def _tail_of(self, name: str) -> float:
-        """Make a page if it is this process's turn; return the seconds until it is worth asking again."""
+        """Make a page if this process gets the hold; return the seconds until it is worth asking again."""
         standing, interval = self.standings[name], self.runtime.settings.tail_interval
-        if standing.paused_until > time.monotonic():
+        if standing.rests_until > time.monotonic():
             return interval
         try:
             standing.renews_until = time.monotonic() + LONGEST_PAGE
@@ -240,56 +248,51 @@ class Rounds:
                 return wait_ms / 1000
             stores = time.monotonic() - standing.stored_at > STORES_EVERY
             stored, standing.tail = tail_page(
-                self.runtime, name, standing.tail, stores=stores, more_seconds=standing.pause
+                self.runtime, name, standing.tail, stores=stores, more_seconds=standing.extra
             )
             if stored:
                 standing.stored_at = time.monotonic()
                 # If Redis forgets these reminders, it forgets this hold too.
                 self._take(name, standing)
         except Exception as error:
-            # Others may have more luck.
-            standing.renews_until, standing.pause = 0.0, _longer(standing.pause, error)
-            standing.paused_until = time.monotonic() + (standing.pause or PAUSE)
-            log.warning(
-                "tail of %s: none for %.0f s: %s: %s", name, standing.pause or PAUSE, type(error).__name__, error
-            )
+            # The hold is not renewed, since another worker may have more luck.
+            standing.renews_until, standing.extra = 0.0, _longer(standing.extra, error)
+            standing.rests_until = time.monotonic() + (standing.extra or AFTER_FAILURE)
+            log.warning("tail of %s: none for %.0f s: %s", name, standing.extra or AFTER_FAILURE, error_line(error))
             return interval
-        standing.pause = 0.0
+        standing.extra = 0.0
         return interval if standing.tail is None else LEAST_REST
 
-    def renew_in_turn(self) -> float:
-        """Renew the holds of this process that would end while a page is under way; return seconds to wait."""
+    def renew_holds(self) -> float:
+        """Renew the holds of this process that would end while a page is under way."""
         for name in self.runtime.pipelines.names():
             standing, now = self.standings[name], time.monotonic()
             if now < standing.holds_until < now + HOLDS_LONGER - RENEWS_EVERY and now < standing.renews_until:
                 try:
                     self._take(name, standing)
                 except Exception:
-                    # The tail's next turn says what it is.
+                    # The next page of the tail meets the same error, and logs it.
                     standing.renews_until = 0.0
         return RENEWS_EVERY
 
     def _take(self, name: str, standing: _Standing) -> int:
-        """Take the hold, or keep it; return for how many milliseconds another has it."""
+        """Take the hold, or renew it; return for how many milliseconds another worker has it (0: this one has it)."""
         settings = self.runtime.settings
         seconds = settings.tail_interval + HOLDS_LONGER
-        with self._holding:
+        with self._hold_lock:
             asked, before = time.monotonic(), standing.hold
             hold = standing.hold = self.runtime.gate.hold_tail(name, round(seconds * 1000), before)
             if hold.lost:
                 standing.lost += 1
                 standing.base_at, standing.base, standing.beside = 0.0, None, None
             elif before is not None and before.wait_ms and not hold.wait_ms:
-                # Nobody knows when the other would have made the next one.
+                # The worker that had it may have stopped just before it made a base round.
                 standing.base_at = min(standing.base_at, asked + settings.base_interval)
             standing.holds_until = 0.0 if hold.wait_ms else asked + seconds
         return hold.wait_ms
 
-    def base_in_turn(self) -> float:
-        """Make a page of the base round of each pipeline where one is due, if its tail is this process's.
-
-        Returns seconds to wait.
-        """
+    def base_pages(self) -> float:
+        """Make a page of the base round of each pipeline where one is due, if this process has the hold."""
         waits = [min(self._base_of(name), self._beside_of(name)) for name in self.runtime.pipelines.names()]
         return min([0.25, self.runtime.settings.base_interval, *waits])
 
@@ -298,21 +301,21 @@ class Rounds:
         if not standing.base_at <= began < standing.holds_until:
             return interval
         lost, previous = standing.lost, standing.base
-        if standing.beside is None and (previous is None or standing.base_pause):
-            standing.beside = beside_the_base(self.runtime, name)
+        if standing.beside is None and (previous is None or standing.base_extra):
+            standing.beside = retries_and_last_runs(self.runtime, name)
         try:
             stores = began - standing.base_stored_at > STORES_EVERY
-            started, page = base_page(self.runtime, name, previous, stores=stores, more_seconds=standing.base_pause)
+            started, page = base_page(self.runtime, name, previous, stores=stores, more_seconds=standing.base_extra)
             if started:
                 self._take(name, standing)
         except Exception as error:
-            standing.base_pause = _longer(standing.base_pause, error)
-            standing.base_at = time.monotonic() + (standing.base_pause or PAUSE)
-            log.warning("base of %s: %s: %s", name, type(error).__name__, error)
+            standing.base_extra = _longer(standing.base_extra, error)
+            standing.base_at = time.monotonic() + (standing.base_extra or AFTER_FAILURE)
+            log.warning("base of %s: %s", name, error_line(error))
             return interval
-        standing.base_pause = 0.0
+        standing.base_extra = 0.0
         self._worked(standing, began, started)
-        # What this round reminded may be lost with Redis: a new one begins.
+        # Redis may have lost what this round reminded, so a new one begins.
         if lost != standing.lost:
             return LEAST_REST
         if stores:
@@ -320,7 +323,7 @@ class Rounds:
         standing.base = page
         if page is not None:
             return LEAST_REST
-        # One round that took long says nothing: somebody may have stood still.
+        # The quicker of two rounds counts: one may take long because a process or a server stood still.
         share = SHARE * min(standing.worked, standing.worked_before)
         standing.worked, standing.worked_before = 0.0, standing.worked
         standing.base_at = standing.base_stored_at = time.monotonic()
@@ -332,7 +335,7 @@ class Rounds:
         return interval
 
     def _beside_of(self, name: str) -> float:
-        """Make a page of what goes with the base round; return the seconds until it is worth asking again."""
+        """Make a page of the retries and last runs; return the seconds until it is worth asking again."""
         standing, began = self.standings[name], time.monotonic()
         beside = standing.beside
         if beside is None or began >= standing.holds_until:
@@ -340,7 +343,7 @@ class Rounds:
         try:
             started = next(beside, None)
         except Exception as error:
-            log.warning("base of %s: retries and last runs: %s: %s", name, type(error).__name__, error)
+            log.warning("base of %s: retries and last runs: %s", name, error_line(error))
             started = None
         self._worked(standing, began, started or [])
         if started is not None:

@@ -1,4 +1,4 @@
-"""The ticker: starts what is due, and restarts what died. Beside it run the rounds of `taskbridge.running.tail`.
+"""The ticker: starts what is due, and replaces runs that died. Beside it run the rounds of `taskbridge.running.tail`.
 
 It is part of every worker, whatever its pool, and runs in the worker's main process. The tickers of many workers
 share the work without a leader: acting on a deadline is atomic in the gate, so the second one finds nothing to do.
@@ -17,6 +17,7 @@ from celery import bootsteps
 from celery.worker import state as worker_state
 
 from taskbridge.common.lost_connections import REDIS_AWAY
+from taskbridge.common.texts import error_line
 from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.running.tail import Rounds
@@ -26,7 +27,9 @@ __all__ = ["TickerStep", "fire_due"]
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
+"""Deadlines that one tick acts on."""
 MOST_TOGETHER: Final = 16
+"""Runs in one message."""
 HANDED_ARRIVES: Final = 0.2
 """Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
@@ -41,10 +44,9 @@ def fire_due(runtime: Runtime) -> float:
         try:
             due = _fire(runtime, pipeline)
         except REDIS_AWAY:
-            raise  # there is nothing to be had for the others either
+            raise  # the other pipelines need the same Redis
         except Exception as error:
-            # One pipeline's trouble is not the others'.
-            log.warning("%s: its deadlines wait: %s: %s", pipeline, type(error).__name__, error)
+            log.warning("%s: its deadlines wait: %s", pipeline, error_line(error))
             runtime.resting[pipeline] = time.monotonic() + AFTER_ERROR
             continue
         turns = due.turns
@@ -56,7 +58,7 @@ def fire_due(runtime: Runtime) -> float:
 
 
 def _fire(runtime: Runtime, pipeline: str) -> Due:
-    """Act on the deadlines of one pipeline; return how its last tick found it."""
+    """Act on the deadlines of one pipeline; return what its last tick found."""
     while True:
         due = runtime.gate.tick(pipeline, AT_ONCE)
         if due.late_ms is not None:
@@ -67,10 +69,10 @@ def _fire(runtime: Runtime, pipeline: str) -> Due:
 
 
 def _fill_slots(runtime: Runtime) -> None:
-    """Give as many tenants their turn as slots are free. Runs that end do the same; this is for slots that had none.
+    """Give as many tenants their turn as slots are free. A run that ends gives the next turn; here idle slots do.
 
-    What was given lately and has not arrived is for these slots too. Whatever is older may lie with a worker that has
-    no free slot.
+    Turns of the last 0.2 s are on their way to these slots, so they are taken off. An older one may lie with a worker
+    that has no free slot.
     """
     now, lately = time.monotonic(), runtime.handed
     while lately and lately[0] < now - HANDED_ARRIVES:
@@ -87,9 +89,9 @@ def _fill_slots(runtime: Runtime) -> None:
 
 
 def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
-    """Return how many of a worker's `idle` slots are for those who wait for their turn; it serves the queues `served`.
+    """Return how many `idle` slots of a worker that serves the queues `served` are for those who wait for their turn.
 
-    Where first events wait, a slot that is idle for a moment is theirs.
+    None while first events wait: an idle slot is about to take one of them.
     """
     first, following = runtime.keys.queues
     if idle <= 0 or following not in served or (first in served and runtime.gate.first_events()):
@@ -98,9 +100,9 @@ def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
 
 
 def _start(runtime: Runtime, pipeline: str, tenants: list[str]) -> None:
-    """Act on the deadlines of `tenants`. Where many are due, several share a message: it costs more than a short run.
+    """Act on the deadlines of `tenants`. Where many are due several share a message, which costs more than a short run.
 
-    Each message has an eighth of them at the most, so that several workers get some.
+    A message has an eighth of them at the most, so that several workers get some.
     """
     together = min(MOST_TOGETHER, len(tenants) // 8)
     if together < 2:
@@ -112,7 +114,7 @@ def _start(runtime: Runtime, pipeline: str, tenants: list[str]) -> None:
 
 
 class TickerStep(bootsteps.StartStopStep):
-    """Celery's way in: threads, since neither a tick nor the tail may wait for a long look through Postgres."""
+    """Starts the threads in a worker: several, so that neither ticks nor the tail wait for a slow page of the base."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -124,7 +126,7 @@ class TickerStep(bootsteps.StartStopStep):
         runtime_of(worker.app).slots = max(1, worker.concurrency)
 
     def include_if(self, worker: Any) -> bool:
-        """Whether the worker serves our queues. One that was told to serve others only has nothing to do with us."""
+        """Whether the worker serves our queues."""
         return serves(worker.app)
 
     def start(self, worker: Any) -> None:
@@ -136,12 +138,12 @@ class TickerStep(bootsteps.StartStopStep):
         rounds = Rounds(runtime)
         loops = {
             "ticker": partial(fire_due, runtime),
-            "tail": rounds.tail_in_turn,
-            "base": rounds.base_in_turn,
-            "hold": rounds.renew_in_turn,
+            "tail": rounds.tail_pages,
+            "base": rounds.base_pages,
+            "hold": rounds.renew_holds,
         }
         if runtime.settings.tail_listens:
-            loops["listener"] = rounds.listen_in_turn
+            loops["listener"] = rounds.listen
         for name, look in loops.items():
             thread = threading.Thread(target=self._loop, args=(name, look), name=f"taskbridge-{name}", daemon=True)
             thread.start()
@@ -157,12 +159,12 @@ class TickerStep(bootsteps.StartStopStep):
         """End the threads; Celery calls this in a cold shutdown."""
         self.stop(worker)
 
-    def _loop(self, name: str, turn: Callable[[], float]) -> None:
+    def _loop(self, name: str, look: Callable[[], float]) -> None:
         wait = 0.0
         while not self._stopping.wait(wait):
             try:
-                wait = turn()
+                wait = look()
             except Exception as error:
                 # Redis or Postgres is away. Whatever is due stays due.
-                log.warning("%s: %s: %s", name, type(error).__name__, error)
+                log.warning("%s: %s", name, error_line(error))
                 wait = AFTER_ERROR

@@ -93,15 +93,15 @@ def test_a_producer_dies_between_commit_and_notify(deployment: Deployment) -> No
 def test_a_lock_on_the_log_ends_no_round_for_good(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
     rounds = Rounds(runtime)
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     deployment.save("acme", "1", notify=False)
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE taskbridge.records")
-        rounds.tail_in_turn()
-        rounds.base_in_turn()
+        rounds.tail_pages()
+        rounds.base_pages()
     assert deployment.gate.active("invoices") == []
     rounds.standings.clear()
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     assert deployment.gate.active("invoices") == ["acme"]
 
 

@@ -225,23 +225,23 @@ def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment
     for name in ("first", "invoices", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
     rounds = Rounds(runtime)
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     insert(deployment, "acme", "1")
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("SELECT FROM taskbridge.tails WHERE pipeline = 'invoices' FOR UPDATE")
-        rounds.tail_in_turn()
+        rounds.tail_pages()
     assert [runtime.gate.active(name) for name in declared.names()] == [["acme"]] * 3
-    assert rounds.standings["invoices"].paused_until > 0
-    assert rounds.standings["last"].paused_until == rounds.standings["first"].paused_until == 0
-    wait_until(lambda: time.monotonic() > rounds.standings["invoices"].paused_until, "it is tried again", 5)
-    rounds.tail_in_turn()
-    assert rounds.standings["invoices"].pause == 0
+    assert rounds.standings["invoices"].rests_until > 0
+    assert rounds.standings["last"].rests_until == rounds.standings["first"].rests_until == 0
+    wait_until(lambda: time.monotonic() > rounds.standings["invoices"].rests_until, "it is tried again", 5)
+    rounds.tail_pages()
+    assert rounds.standings["invoices"].extra == 0
 
 
 def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
     first, second = Rounds(runtime), Rounds(runtime)
-    first.tail_in_turn()
+    first.tail_pages()
     other = runtime.make_gate(type(runtime.gate))
     assert 0 < other.hold_tail("invoices", 700).wait_ms <= 700
     assert second.standings["invoices"].holds_until == 0.0
@@ -265,18 +265,18 @@ def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deplo
     runtime = runtime_of(deployment.app)
     runtime.tails = Tails(deployment.engine, page=2)
     rounds = Rounds(runtime)
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     tenants = [f"t{number}" for number in range(7)]
     for tenant in tenants:
         insert(deployment, tenant, "1")
-    assert rounds.tail_in_turn() < 0.1, "there is more"
+    assert rounds.tail_pages() < 0.1, "there is more"
     assert 2 <= len(runtime.gate.active("invoices")) < 7
-    wait_until(lambda: rounds.tail_in_turn() > 0.1, "the last page", 5)
+    wait_until(lambda: rounds.tail_pages() > 0.1, "the last page", 5)
     assert sorted(runtime.gate.active("invoices")) == tenants
     for tenant in tenants:
         deployment.redis.delete(Keys().runner("invoices", tenant))
     deployment.redis.delete(Keys().due("invoices"))
-    wait_until(lambda: rounds.base_in_turn() > 0.1, "the last page", 5)
+    wait_until(lambda: rounds.base_pages() > 0.1, "the last page", 5)
     assert sorted(runtime.gate.active("invoices")) == tenants
 
 
@@ -343,7 +343,7 @@ def threads_of(*many: Rounds) -> Iterator[None]:
         while not stopping.wait(turn()):
             pass
 
-    turns = [turn for one in many for turn in (one.tail_in_turn, one.base_in_turn, one.renew_in_turn)]
+    turns = [turn for one in many for turn in (one.tail_pages, one.base_pages, one.renew_holds)]
     threads = [threading.Thread(target=loop, args=(turn,)) for turn in turns]
     for thread in threads:
         thread.start()
@@ -358,12 +358,12 @@ def threads_of(*many: Rounds) -> Iterator[None]:
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
 def test_one_slow_base_round_stretches_nothing_and_more_have_a_bound(slow_rounds: Make) -> None:
     rounds, tails = slow_rounds()
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     standing = rounds.standings["invoices"]
 
     def rest_after_a_round() -> float:
         standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
-        rounds.base_in_turn()
+        rounds.base_pages()
         return standing.base_at - time.monotonic()
 
     rest_after_a_round()
@@ -381,26 +381,26 @@ def test_a_page_that_took_too_long_gets_more_time_and_the_round_goes_on_from_it(
     deployment: Deployment, slow_rounds: Make
 ) -> None:
     rounds, tails = slow_rounds(page=2)
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     with deployment.engine.begin() as connection:
         for tenant in "abcdef":
             insert_in(connection, tenant, "1")
-    wait_until(lambda: rounds.tail_in_turn() > 0.1, "the tail has seen all of it", 5)
+    wait_until(lambda: rounds.tail_pages() > 0.1, "the tail has seen all of it", 5)
     deployment.redis.delete(Keys().due("invoices"), *(Keys().runner("invoices", tenant) for tenant in "abcdef"))
-    rounds.base_in_turn()
+    rounds.base_pages()
     standing = rounds.standings["invoices"]
     assert len(deployment.gate.active("invoices")) == 2
     tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
     tails.seconds_asked.clear()
     for _ in range(3):
         standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
-        rounds.base_in_turn()
+        rounds.base_pages()
     assert tails.seconds_asked == [0.0, 1.0, 2.0]
     tails.error, standing.base_at = None, 0.0
-    rounds.base_in_turn()
+    rounds.base_pages()
     assert len(deployment.gate.active("invoices")) == 4
-    assert standing.base_pause == 0.0
-    wait_until(lambda: rounds.base_in_turn() > 0.05, "the last page", 5)
+    assert standing.base_extra == 0.0
+    wait_until(lambda: rounds.base_pages() > 0.05, "the last page", 5)
     assert sorted(deployment.gate.active("invoices")) == [*"abcdef"]
 
 
@@ -415,10 +415,10 @@ def test_records_to_be_tried_again_are_found_where_no_page_of_the_base_can_be_re
             "SELECT 'invoices', tenant, key, revision, 'bad', now() FROM taskbridge.records"
         )
     tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
-    rounds.tail_in_turn()
-    rounds.base_in_turn()
+    rounds.tail_pages()
+    rounds.base_pages()
     assert deployment.gate.active("invoices") == ["acme"]
 
 
@@ -438,20 +438,20 @@ def test_slow_pages_of_two_workers_let_no_hold_end_and_no_base_round_begin(slow_
 
 def test_who_takes_the_tail_over_makes_a_base_round_within_the_base_interval(slow_rounds: Make) -> None:
     first, second = (slow_rounds()[0] for _ in range(2))
-    second.tail_in_turn()
+    second.tail_pages()
     assert second.standings["invoices"].base_at == 0.0
-    first.tail_in_turn()
+    first.tail_pages()
     standing = first.standings["invoices"]
     standing.base_at = time.monotonic() + 1_000
-    wait_until(lambda: first.tail_in_turn() > 0 and standing.holds_until > 0, "the first takes it over", 5)
+    wait_until(lambda: first.tail_pages() > 0 and standing.holds_until > 0, "the first takes it over", 5)
     assert 0 < standing.base_at - time.monotonic() <= BASE
     assert standing.lost == 0
 
 
 def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployment, slow_rounds: Make) -> None:
     rounds, _ = slow_rounds()
-    rounds.tail_in_turn()
-    rounds.base_in_turn()
+    rounds.tail_pages()
+    rounds.base_pages()
     insert(deployment, "acme", "1")
     take, older = rounds._take, []
 
@@ -462,12 +462,12 @@ def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployme
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rounds, "_take", lambda _, name, standing: taken(name, standing))
-        rounds.tail_in_turn()
+        rounds.tail_pages()
     # It has lost what came after the page had begun.
     deployment.redis.flushdb()
     deployment.redis.set(Keys().tailing("invoices"), older[0])
-    rounds.tail_in_turn()
-    wait_until(lambda: rounds.base_in_turn() > 0.1 and deployment.gate.active("invoices") == ["acme"], "found", 2)
+    rounds.tail_pages()
+    wait_until(lambda: rounds.base_pages() > 0.1 and deployment.gate.active("invoices") == ["acme"], "found", 2)
 
 
 def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Deployment) -> None:
@@ -477,11 +477,11 @@ def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Depl
     for name in ("first", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
     rounds = Rounds(runtime)
-    rounds.tail_in_turn()
+    rounds.tail_pages()
     deployment.redis.delete(Keys().tailing("first"))
     deployment.redis.lpush(Keys().tailing("first"), "not a text")
     insert(deployment, "acme", "1")
     rounds.standings["first"].holds_until = time.monotonic() + 0.3
-    rounds.renew_in_turn()
-    rounds.tail_in_turn()
+    rounds.renew_holds()
+    rounds.tail_pages()
     assert [runtime.gate.active(name) for name in declared.names()] == [[], ["acme"]]

@@ -168,11 +168,11 @@ def test_a_redis_that_loses_its_data_while_last_runs_come_back_gets_all_of_them_
 def test_a_long_list_of_last_runs_holds_up_no_other_pipeline(two_last_runs: World) -> None:
     world = two_last_runs
     rounds = Rounds(world.runtime)
-    rounds.tail_in_turn()
-    assert rounds.base_in_turn() < 0.1, "there is more"
+    rounds.tail_pages()
+    assert rounds.base_pages() < 0.1, "there is more"
     assert (world.last_run("A") is None, world.last_run("B") is None) == (False, True)
-    rounds.tail_in_turn()
-    wait_until(lambda: rounds.base_in_turn() > 0.1, "all pages", 5)
+    rounds.tail_pages()
+    wait_until(lambda: rounds.base_pages() > 0.1, "all pages", 5)
     assert world.last_run("B") is not None
     assert world.gate.rebuilt_for(PIPELINE) == POLICY.spacing.last_ttl
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.running.failures import LEAST_DEATHS
-from taskbridge.running.tail import HOLDS_LONGER, PAUSE
+from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.bounded import GRACE
 from tests.torture import strikes_servers as servers
@@ -72,7 +72,10 @@ HOLD_FROZEN = Bound(
     lambda settings, lasted: HOLD.seconds(settings, lasted) + settings.republish_after,
 )
 # A worker leaves the pipeline alone for as long as the tail took too long, and for a second at the least.
-LOCK = Bound(f"{PAUSE:g} s + lock + tail interval", lambda settings, lasted: PAUSE + lasted + settings.tail_interval)
+LOCK = Bound(
+    f"{AFTER_FAILURE:g} s + lock + tail interval",
+    lambda settings, lasted: AFTER_FAILURE + lasted + settings.tail_interval,
+)
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
 SWITCH = Bound("2 s + base interval", lambda settings, _: 2.0 + settings.base_interval)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
