@@ -75,8 +75,8 @@ end
 
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died",
   "reminded", "queue")
--- A reminder has done what it is for, and people count events.
-if runner[11] then
+-- A reminder has done what it is for, and people count events. A burst has one at the least.
+if runner[11] and (events > 1 or tonumber(runs) > 0) then
   events = events - 1
 end
 local fields = { "state", "running", "events", events, "swept", events, "began", now, "runs", runs + 1 }

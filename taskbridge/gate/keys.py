@@ -21,7 +21,7 @@ class Queue(StrEnum):
     NEXT = "taskbridge.next"
 
 
-OF_ALL: Final = frozenset({"turns", "handed", "reminded"})
+OF_ALL: Final = frozenset({"turns", "shares", "handed", "reminded"})
 OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenant_calls"})
 
 
@@ -50,8 +50,13 @@ class Keys:
 
     @property
     def turns(self) -> str:
-        """Sorted set of who waits for its turn: member `{pipeline}:{tenant}`, score the microsecond it came to wait."""
+        """Sorted set of who waits for its turn: member `{pipeline}:{tenant}`, score a start tag; see `turns.lua`."""
         return f"{self.prefix}:turns"
+
+    @property
+    def shares(self) -> str:
+        """Hash: the last start tag of each pipeline in `turns`, while anybody waits there."""
+        return f"{self.prefix}:shares"
 
     @property
     def handed(self) -> str:

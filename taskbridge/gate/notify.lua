@@ -1,8 +1,9 @@
 -- One event of a tenant: start its runner, or leave word with the one that it has.
--- KEYS: due runner lease last queue turns
+-- KEYS: due runner lease last queue turns shares
 -- ARGV: pipeline tenant delay_ms lease_ms republish_ms nonce now_ms
 -- RETURNS: {STARTED, token} | {DELAYED} | {ABSORBED}
-local due_key, runner_key, lease_key, last_key, queue_key, turns_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local due_key, runner_key, lease_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local turns_key, shares_key = KEYS[6], KEYS[7]
 local pipeline, tenant = ARGV[1], ARGV[2]
 local delay_ms, lease_ms, republish_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local nonce, us = ARGV[6], clock_us(ARGV[7])
@@ -34,7 +35,10 @@ local start = math.max(began and began + delay_ms or 0, tonumber(earliest or 0))
 if start <= now then
   if held then
     redis.call("HDEL", runner_key, "held")
-    redis.call("ZREM", turns_key, pipeline .. ":" .. tenant)
+    -- Its pipeline was not given that turn, so it has another.
+    if redis.call("ZREM", turns_key, pipeline .. ":" .. tenant) == 1 and redis.call("HEXISTS", shares_key, pipeline) == 1 then
+      redis.call("HINCRBY", shares_key, pipeline, -1)
+    end
   end
   token = new_token(us, token, nonce)
   queue_run(due_key, runner_key, tenant, token, republish_ms, us, "queue", "first", unpack(fresh))

@@ -1,13 +1,14 @@
 -- Tenants have pending records: start each one's runner, or leave word with the one that it has. However often it is said,
--- it counts as one event until a run begins, and where events came, as none after that. They wait for their turn where
--- many of them are queued, since first events stand behind these. So they do where a base round found them (`by_base`):
--- where Redis lost its data it finds many at once. A run that is under way may be handling those, so it is not told.
--- KEYS: due queue turns reminded
+-- it counts as one event until a run begins, and as none after that where an event came too, or the burst is on. They wait
+-- for their turn where many of them are queued, since first events stand behind these. So they do where a base round found
+-- them (`by_base`): where Redis lost its data it finds many at once. A run that is under way may be handling those, so it
+-- is not told.
+-- KEYS: due queue turns shares reminded
 -- KEYS OF EACH: runner last
 -- ARGV: pipeline republish_ms most_reminded by_base nonce now_ms
 -- ARGV OF EACH: tenant delay_ms last_ms
 -- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
-local due_key, queue_key, turns_key, reminded_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local due_key, queue_key, turns_key, shares_key, reminded_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local pipeline, republish_ms, most_reminded = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local by_base, nonce, us = ARGV[4] == "1", ARGV[5], clock_us(ARGV[6])
 
@@ -35,7 +36,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
 
   local fresh = {}
   if not state then
-    fresh = { "events", "1", "swept", "0", "runs", "0", "first", text(now), "delay", text(delay_ms) }
+    fresh = { "events", "1", "swept", "0", "reminded", "1", "runs", "0", "first", text(now), "delay", text(delay_ms) }
     began, earliest = last_run(last_key)
     -- A clock of Postgres that is ahead says nothing; and Redis may have come back with an older one.
     if last_ms and last_ms > now then
@@ -60,7 +61,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
 
   local start = math.max(now, began and began + delay_ms or 0, earliest or 0)
   if start <= now and room <= 0 then
-    wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, own_us, "found", unpack(fresh))
+    wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, own_us, "found", unpack(fresh))
     return POSTPONED, false
   elseif start <= now then
     room = room - 1
@@ -80,10 +81,10 @@ end
 
 local replies = {}
 for at = 1, (#ARGV - 6) / 3 do
-  local runner_key, last_key = KEYS[2 * at + 3], KEYS[2 * at + 4]
+  local runner_key, last_key = KEYS[2 * at + 4], KEYS[2 * at + 5]
   local tenant, delay_ms, last_ms = ARGV[3 * at + 4], tonumber(ARGV[3 * at + 5]), tonumber(ARGV[3 * at + 6])
-  -- Each has a microsecond of its own, as if it were called alone: tokens and the order of turns come from it.
+  -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
   replies[2 * at - 1], replies[2 * at] = remind(runner_key, last_key, tenant, delay_ms, last_ms, us + at - 1)
 end
-keep_turns(turns_key)
+keep_turns(turns_key, shares_key, pipeline)
 return replies

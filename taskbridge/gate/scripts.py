@@ -33,13 +33,13 @@ SCRIPTS: dict[str, Script] = {
     for script in (
         Script(
             "notify",
-            ("due", "runner", "lease", "last", "queue", "turns"),
+            ("due", "runner", "lease", "last", "queue", "turns", "shares"),
             ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
             uses=("queueing", "last", "expiry"),
         ),
         Script(
             "remind",
-            ("due", "queue", "turns", "reminded"),
+            ("due", "queue", "turns", "shares", "reminded"),
             ("pipeline", "republish_ms", "most_reminded", "by_base", "nonce", "now_ms"),
             uses=("queueing", "last", "turns"),
             keys_of_each=("runner", "last"),
@@ -54,7 +54,7 @@ SCRIPTS: dict[str, Script] = {
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            ("due", "runner", "last", "queue", "circuit", "running", "wait_queue", "turns", "handed"),
+            ("due", "runner", "last", "queue", "circuit", "running", "wait_queue", "turns", "shares", "handed"),
             (
                 "pipeline",
                 "tenant",

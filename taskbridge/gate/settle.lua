@@ -1,13 +1,13 @@
 -- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
 -- the cursor has an owner with a higher token (`stale`).
--- KEYS: due runner last queue circuit running wait_queue turns handed
+-- KEYS: due runner last queue circuit running wait_queue turns shares handed
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms owner all_wait empty_tick_ms last_ttl_ms republish_ms most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the slot of this run as the third element, if one waits in the queue, and as the fourth who
 -- is next among those that wait for their turn, if a turn is to be given
 local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local circuit_key, running_key, wait_queue_key = KEYS[5], KEYS[6], KEYS[7]
-local turns_key, handed_key = KEYS[8], KEYS[9]
+local turns_key, shares_key, handed_key = KEYS[8], KEYS[9], KEYS[10]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 local owner, all_wait, empty_tick_ms, last_ttl_ms = ARGV[10], ARGV[11] == "1", tonumber(ARGV[12]), tonumber(ARGV[13])
@@ -49,8 +49,8 @@ local function continue_in_turn()
     return wait_until(now + republish_ms, POSTPONED)
   end
   if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
-    wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, "turn")
-    keep_turns(turns_key)
+    wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, us, "turn")
+    keep_turns(turns_key, shares_key, pipeline)
     return { POSTPONED }
   end
   return continue_now()

@@ -162,7 +162,14 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
-    Row(_I, Verb.REMIND, (_C.SPACING_OVER, _C.MANY), _W, Answer.POSTPONED, "one event; held, at the end of the turns"),
+    Row(
+        _I,
+        Verb.REMIND,
+        (_C.SPACING_OVER, _C.MANY),
+        _W,
+        Answer.POSTPONED,
+        "one event until a run begins; held, behind those of its pipeline in the turns",
+    ),
     Row(
         _I,
         Verb.REMIND,
@@ -179,7 +186,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_C.SPACING_OVER, _C.MANY),
         _W,
         Answer.POSTPONED,
-        "one event, unless events > swept; held, at the end of the turns",
+        "one event until a run begins, unless events > swept; held, behind those of its pipeline in the turns",
     ),
     Row(
         _W,
@@ -195,7 +202,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _W,
         Answer.DELAYED,
-        "one event, unless events > swept; due moves to last run + delay if that is earlier",
+        "one event until a run begins, unless events > swept; due moves to last run + delay if that is earlier",
     ),
     Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run reads what is committed now"),
     Row(
@@ -204,7 +211,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _R,
         Answer.ABSORBED,
-        "one event, unless events > swept or the run may have looked; pending delay = the smaller",
+        "one event until a run begins, unless events > swept or the run may have looked; pending delay = the smaller",
     ),
     Row(_Q, Verb.BEGIN, (_C.CURRENT, _C.NO_SLOT), _W, Answer.POSTPONED, "held, in the wait queue"),
     Row(
@@ -219,7 +226,14 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(_R, Verb.BEAT, (_C.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another run took over"),
     Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_QUEUE), _W, Answer.POSTPONED, "held, at the end of the wait queue"),
-    Row(_R, Verb.MORE, (_C.CURRENT, _C.OTHERS_IN_TURNS), _W, Answer.POSTPONED, "held, at the end of the turns"),
+    Row(
+        _R,
+        Verb.MORE,
+        (_C.CURRENT, _C.OTHERS_IN_TURNS),
+        _W,
+        Answer.POSTPONED,
+        "held, behind those of its pipeline in the turns",
+    ),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
     Row(_R, Verb.STOPPED, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
@@ -238,7 +252,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_C.CURRENT, _C.NEW_EVENTS, _C.SPACING_OVER, _C.OTHERS_IN_TURNS),
         _W,
         Answer.POSTPONED,
-        "held, at the end of the turns",
+        "held, behind those of its pipeline in the turns",
     ),
     Row(
         _R,

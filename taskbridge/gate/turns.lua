@@ -1,6 +1,7 @@
--- Part of the scripts that know the turns. Whoever has more to do than one run gets through waits for the next turn, in
--- the order in which all tenants of the deployment, whatever their pipeline, came to wait. Members are
--- `{pipeline}:{tenant}`; a pipeline's name has no colon.
+-- Part of the scripts that know the turns. Whoever has more to do than one run gets through waits for the next turn.
+-- Pipelines take turns with each other, and the tenants of one in the order in which they came to wait: the score is a
+-- start tag, one above the last of the pipeline, or that of who is next if it is higher (start-time fair queueing). Members
+-- are `{pipeline}:{tenant}`; a pipeline's name has no colon.
 
 -- A number as Redis is given it. Redis's own way costs as much as a command, and many tenants have the same numbers.
 local texts = {}
@@ -13,18 +14,38 @@ local function text(number)
   return found
 end
 
+-- The last start tag that a script gave. It knows one pipeline, and reads nothing for the others of its tenants.
+local tag
+
+local function next_tag(turns_key, shares_key, pipeline)
+  if tag then
+    tag = tag + 1
+    return tag
+  end
+  local head = tonumber(redis.call("ZRANGE", turns_key, 0, 0, "WITHSCORES")[2])
+  if not head then
+    redis.call("DEL", shares_key)
+  end
+  tag = math.max(head or 0, tonumber(redis.call("HGET", shares_key, pipeline) or 0) + 1)
+  return tag
+end
+
 -- The deadline is for when the set of turns was lost; else it only moves on.
 -- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet. `...` are
 -- further fields of the runner and their values. The caller says `keep_turns` afterwards.
-local function wait_for_turn(due_key, runner_key, turns_key, pipeline, tenant, us, why, ...)
+local function wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, us, why, ...)
   redis.call("HSET", runner_key, "state", "waiting", "held", why, ...)
   redis.call("ZADD", due_key, text(milliseconds(us) + TURN_DEADLINE_MS), tenant)
-  redis.call("ZADD", turns_key, us, pipeline .. ":" .. tenant)
+  redis.call("ZADD", turns_key, next_tag(turns_key, shares_key, pipeline), pipeline .. ":" .. tenant)
 end
 
 -- Once for all that came to wait in a script: it costs as much as the rest of it.
-local function keep_turns(turns_key)
-  redis.call("PEXPIRE", turns_key, DAY_MS)
+local function keep_turns(turns_key, shares_key, pipeline)
+  if tag then
+    redis.call("HSET", shares_key, pipeline, text(tag))
+    redis.call("PEXPIRE", shares_key, DAY_MS)
+    redis.call("PEXPIRE", turns_key, DAY_MS)
+  end
 end
 
 -- A message was published that counts as lost from `deadline` on.

@@ -180,8 +180,8 @@ class GateAndModel(RuleBasedStateMachine):
             assert token not in self.holding[subject], "two runs hold one token"
             self.holding[subject].add(token)
             assert begun == (
-                before.events - before.reminded,
-                before.events - before.reminded - before.swept,
+                before.events - before.uncounted,
+                before.events - before.uncounted - before.swept,
                 before.runs + 1,
                 before.failures,
                 0 if before.first is None else now_ms - before.first,
@@ -347,10 +347,7 @@ class GateAndModel(RuleBasedStateMachine):
     def a_ticker_asks_whose_turn_it_is(self) -> None:
         handed, members = self.gate.turns(100)
         (us,), _ = self._taken(1)
-        waiting = sorted(
-            self.turns.waiting, key=lambda subject: (self.turns.waiting[subject], ":".join(subject).encode())
-        )
-        assert members == [":".join(subject) for subject in waiting]
+        assert members == [":".join(subject) for subject in self.turns.order()]
         assert handed == self.turns.queued(us // 1000)
 
     @rule(which=subjects)
@@ -482,11 +479,14 @@ class GateAndModel(RuleBasedStateMachine):
         with self.client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.keys(f"{self.keys.prefix}:*")
+            pipe.hgetall(self.keys.shares)
             for subject in subjects:
                 pipe.hgetall(self.keys.runner(*subject))
                 pipe.pttl(self.keys.lease(*subject))
                 pipe.pttl(self.keys.last(*subject))
-            (seconds, micros), present, *replies = pipe.execute()
+            (seconds, micros), present, shares, *replies = pipe.execute()
+        if self.turns.waiting:
+            assert {name: int(tag) for name, tag in shares.items()} == self.turns.shares
         now_ms = seconds * 1000 + micros // 1000
         for at, subject in enumerate(subjects):
             fields, *left = replies[3 * at : 3 * at + 3]
@@ -495,6 +495,7 @@ class GateAndModel(RuleBasedStateMachine):
         counts = {
             self.keys.handed,
             self.keys.reminded,
+            self.keys.shares,
             *(make(name) for name in self.shared for make in (self.keys.counts, self.keys.sent)),
         }
         self._look_at_queued()

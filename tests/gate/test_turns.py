@@ -230,13 +230,88 @@ def test_the_message_of_a_turn_that_gets_lost_is_published_again(crowd: Crowd) -
 
 
 def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
-    for name in ("x", "y"):
-        for pipeline in ("one", "two"):
+    for pipeline in ("one", "two"):
+        for name in ("x", "y", "z"):
             crowd.gate.notify(pipeline, name, SPACING)
             crowd.gate.begin(RunKey(pipeline, name, crowd.tokens[name]))
             crowd.gate.settle(RunKey(pipeline, name, crowd.tokens[name]), Settlement(Outcome.MORE), SPACING)
 
-    assert crowd.gate.turns(10) == (1, ["two:x", "one:y", "two:y"])
+    assert crowd.gate.turns(10) == (1, ["one:y", "two:x", "one:z", "two:y", "two:z"])
+
+
+def found(crowd: Crowd, pipeline: str, count: int) -> None:
+    crowd.gate.remind(pipeline, [Reminder(f"t{at:05}", 0) for at in range(count)], by_base=True)
+
+
+def served(crowd: Crowd, count: int) -> list[str]:
+    """Give so many turns, one after the other, and let each of these tenants have no more to do."""
+    members = []
+    for _ in range(count):
+        (member,) = crowd.gate.turns(1)[1]
+        pipeline, _, tenant = member.partition(":")
+        crowd.gate.publish_turns([member])
+        key = RunKey(pipeline, tenant, crowd.tokens[tenant])
+        assert isinstance(crowd.gate.begin(key), Begun)
+        crowd.gate.settle(key, Settlement(Outcome.DONE), SPACING, most_handed=0)
+        members.append(member)
+    return members
+
+
+def test_few_found_tenants_of_a_pipeline_wait_behind_the_thousands_of_another(crowd: Crowd) -> None:
+    found(crowd, "bulk", 10_000)
+    served(crowd, 10)
+    found(crowd, "orders", 12)
+
+    members = served(crowd, 25)
+
+    orders = [member for member in members if member.startswith("orders")]
+    assert orders == [f"orders:t{at:05}" for at in range(12)]
+    assert [member for member in members if member.startswith("bulk")] == [f"bulk:t{at:05}" for at in range(10, 23)]
+
+
+def test_a_hundred_pipelines_have_a_turn_each_before_one_has_two_more(crowd: Crowd) -> None:
+    names = [f"p{at:02}" for at in range(100)]
+    for name in names:
+        found(crowd, name, 100)
+
+    for _ in range(2):
+        assert sorted(member.partition(":")[0] for member in served(crowd, 100)) == names
+
+
+def test_a_pipeline_that_had_many_turns_while_nobody_else_waited_has_its_share_all_the_same(crowd: Crowd) -> None:
+    found(crowd, "bulk", 200)
+    served(crowd, 150)
+    found(crowd, "orders", 100)
+    served(crowd, 20)
+    found(crowd, "bulk", 300)
+
+    members = served(crowd, 40)
+
+    assert sum(member.startswith("bulk") for member in members) == 20
+
+
+def test_a_pipeline_pays_for_turns_that_it_did_not_need(crowd: Crowd) -> None:
+    """All of its tenants had an event: the next that is found stands where the pipeline's first did."""
+    found(crowd, "bulk", 1_000)
+    found(crowd, "orders", 500)
+    for at in range(500):
+        assert crowd.gate.notify("orders", f"t{at:05}", SPACING) is Answer.STARTED
+    crowd.gate.remind("orders", [Reminder("next", 0)], by_base=True)
+
+    assert "orders:next" in served(crowd, 3)
+
+
+@pytest.mark.parametrize("lost", ["turns", "shares"])
+def test_turns_go_on_where_their_tags_or_their_set_are_lost(crowd: Crowd, lost: str) -> None:
+    found(crowd, "bulk", 20)
+    crowd.client.delete(getattr(crowd.keys, lost))
+    found(crowd, "orders", 20)
+    crowd.gate.remind("bulk", [Reminder("late", 0)], by_base=True)
+
+    members = served(crowd, 21 if lost == "turns" else 41)
+
+    assert "bulk:late" in members[:3]
+    assert crowd.client.zcard(crowd.keys.turns) == 0
 
 
 def test_a_slot_that_is_idle_for_a_moment_is_not_for_turns_while_first_events_wait(deployment: Deployment) -> None:

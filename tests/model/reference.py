@@ -77,6 +77,11 @@ class Tenant:
     def is_first_event(self) -> bool:
         return self.runs == 0
 
+    @property
+    def uncounted(self) -> int:
+        """1 if one of its events was a reminder and is none of a burst that has others."""
+        return int(self.reminded and (self.events > 1 or self.runs > 0))
+
 
 AnyRow = Row | admission.Row[admission.Circuit] | admission.Row[admission.Slots] | admission.Row[admission.Queueing]
 
@@ -137,13 +142,15 @@ Asked = admission.Condition
 
 @dataclass(slots=True)
 class Turns:
-    """What the tenants of all pipelines share: who waits for its turn, since which microsecond, and who was given it.
+    """What the tenants of all pipelines share: who waits for its turn, with which start tag, and who was given it.
 
-    `handed` has when a message counts as lost, and so has `reminded`, where reminders published it. `head`: when the
-    oldest message in the queue of first events was published, in microseconds.
+    `shares` has the last start tag of each pipeline. `handed` has when a message counts as lost, and so has `reminded`,
+    where reminders published it. `head`: when the oldest message in the queue of first events was published, in
+    microseconds.
     """
 
     waiting: dict[Subject, int] = field(default_factory=dict)
+    shares: dict[str, int] = field(default_factory=dict)
     handed: dict[Subject, int] = field(default_factory=dict)
     reminded: dict[Subject, int] = field(default_factory=dict)
     head: int | None = None
@@ -156,13 +163,21 @@ class Turns:
         """Return how many runs reminders published that have not begun."""
         return sum(lost > now - Constant.GRACE_MS for lost in self.reminded.values())
 
-    def next(self) -> Subject | None:
-        """Return whose turn is next."""
-        return min(
-            self.waiting,
-            key=lambda subject: (self.waiting[subject], ":".join(subject).encode()),
-            default=None,
-        )
+    def wait(self, subject: Subject) -> None:
+        """Let a tenant wait behind those of its pipeline, which takes turns with the others."""
+        if not self.waiting:
+            self.shares.clear()
+        tag = max(self.shares.get(subject[0], 0) + 1, min(self.waiting.values(), default=0))
+        self.waiting[subject] = self.shares[subject[0]] = tag
+
+    def leave(self, subject: Subject) -> None:
+        """Let a tenant go that was not given its turn."""
+        if self.waiting.pop(subject, None) is not None:
+            self.shares[subject[0]] -= 1
+
+    def order(self) -> list[Subject]:
+        """Return who waits, the next first."""
+        return sorted(self.waiting, key=lambda subject: (self.waiting[subject], ":".join(subject).encode()))
 
 
 @dataclass(slots=True)
@@ -380,7 +395,7 @@ def step(
     if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.turn:
         del shared.turns.waiting[now.subject]
     if tenant.found and row.answer is Answer.STARTED:
-        shared.turns.waiting.pop(now.subject, None)
+        shared.turns.leave(now.subject)
     after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
     _set_deadline(after, now)
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
@@ -521,15 +536,14 @@ def _counted(tenant: Tenant, now: _Now) -> Tenant:
 
 
 def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
-    """Count one event, unless one is counted already, where a run would not come anyway."""
+    """Count one event until a run begins, unless one is counted already, where a run would not come anyway."""
     if tenant.state is State.IDLE:
         told = event.last
         if told is not None and told > now.ms:
             told = now.ms if tenant.last is None else tenant.last
         last = max((moment for moment in (told, tenant.last) if moment is not None), default=None)
-        return replace(
-            tenant, events=1, delay=now.spacing.delay, first=now.ms, began=last, earliest=tenant.last_earliest
-        )
+        fresh = replace(tenant, events=1, reminded=True, first=now.ms, began=last, earliest=tenant.last_earliest)
+        return replace(fresh, delay=now.spacing.delay)
     if tenant.deadline is None:
         tenant = replace(tenant, deadline=now.ms)
     if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.by_base):
@@ -611,7 +625,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     # Whoever lost its hash while it stood there stays until it is called.
     if tenant.joined is not None or now.name not in shared.wait_queue:
         shared.queue(now.name, admission.Verb.BEGUN)
-    events = tenant.events - tenant.reminded
+    events = tenant.events - tenant.uncounted
     return replace(
         tenant,
         events=events,
@@ -640,7 +654,7 @@ def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     if Condition.IN_TURNS in row.when:
         return replace(tenant, deadline=now.ms + Constant.TURN_DEADLINE_MS)
     if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:
-        now.shared.turns.waiting[now.subject] = now.us
+        now.shared.turns.wait(now.subject)
         found, deadline = isinstance(event, Remind), now.ms + Constant.TURN_DEADLINE_MS
         failures = tenant.failures if found else 0
         return replace(tenant, failures=failures, held=True, turn=True, found=found, deadline=deadline)
@@ -739,7 +753,7 @@ def _pass_on_the_slot(event: Settle, now: _Now) -> None:
 def _give_the_next_its_turn(now: _Now) -> None:
     shared = now.shared
     if shared.called is None and shared.turns.waiting and shared.turns.queued(now.ms) < 1:
-        shared.turn = shared.turns.next()
+        shared.turn = shared.turns.order()[0]
 
 
 def _keep(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
