@@ -92,6 +92,14 @@ BEGIN
     NEW.xid := pg_current_xact_id();
     NEW.revision := nextval('taskbridge.revisions');
     IF TG_OP = 'INSERT' THEN
+        -- Its handler would be given what the table does not have.
+        IF NEW.document IS NOT NULL AND NEW.tenant <> ''
+            AND EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = NEW.source AND a.ended_at IS NULL)
+        THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
+                'the source %s is a table that was adopted, whose rows are its records: change the row, or choose '
+                'another source', NEW.source);
+        END IF;
         NEW.id := NEW.revision;
     ELSE
         NEW.id := OLD.id;
@@ -159,7 +167,8 @@ CREATE TABLE taskbridge.adopted (
     backfill_after text[],
     backfill_columns text[],
     backfilled bigint DEFAULT 0 NOT NULL,
-    backfilled_at timestamp with time zone
+    backfilled_at timestamp with time zone,
+    again_below bigint DEFAULT 0 NOT NULL
 );
 
 COMMENT ON TABLE taskbridge.adopted IS 'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
@@ -171,6 +180,7 @@ COMMENT ON COLUMN taskbridge.adopted.version IS 'Another with each adoption, by 
 COMMENT ON COLUMN taskbridge.adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row up to which a backfill has come, by the unique index.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of this index: another one has another order.';
+COMMENT ON COLUMN taskbridge.adopted.again_below IS 'A backfill writes records of smaller revisions again.';
 
 CREATE TABLE taskbridge.deliveries (
     id bigint NOT NULL,

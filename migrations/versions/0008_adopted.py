@@ -25,6 +25,7 @@ CREATE TABLE adopted (
     backfill_columns text[],
     backfilled bigint NOT NULL DEFAULT 0,
     backfilled_at timestamptz,
+    again_below bigint NOT NULL DEFAULT 0,
     CONSTRAINT pk_adopted PRIMARY KEY (source)
 );
 COMMENT ON TABLE adopted IS 'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
@@ -36,6 +37,7 @@ COMMENT ON COLUMN adopted.version IS 'Another with each adoption, by which a wor
 COMMENT ON COLUMN adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
 COMMENT ON COLUMN adopted.backfill_after IS 'The row up to which a backfill has come, by the unique index.';
 COMMENT ON COLUMN adopted.backfill_columns IS 'The columns and types of this index: another one has another order.';
+COMMENT ON COLUMN adopted.again_below IS 'A backfill writes records of smaller revisions again.';
 """
 
 # The functions of 0006, which is released, with one more question about null documents, and with what is not allowed of
@@ -84,6 +86,14 @@ BEGIN
     NEW.xid := pg_current_xact_id();
     NEW.revision := nextval('@schema.revisions');
     IF TG_OP = 'INSERT' THEN
+        -- Its handler would be given what the table does not have.
+        IF NEW.document IS NOT NULL AND NEW.tenant <> ''
+            AND EXISTS (SELECT FROM @schema.adopted a WHERE a.source = NEW.source AND a.ended_at IS NULL)
+        THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
+                'the source %s is a table that was adopted, whose rows are its records: change the row, or choose '
+                'another source', NEW.source);
+        END IF;
         NEW.id := NEW.revision;
     ELSE
         NEW.id := OLD.id;

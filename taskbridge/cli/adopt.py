@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt", "unadopt"]
 
+GOES_ON: Final = "Run the command again, with --backfill: it goes on there."
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
 
@@ -44,6 +45,7 @@ TELLS_EVERY: Final = 5.0
     help="Only changes of these, of tenant and of key count.  [default: all]",
 )
 @click.option("--backfill", is_flag=True, help="Make records of the rows that are there already.")
+@click.option("--again", is_flag=True, help="As --backfill, and make another record of each row that has one.")
 @click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
 @data_dir_option
 def adopt(
@@ -53,6 +55,7 @@ def adopt(
     source: str | None,
     columns: str | None,
     backfill: bool,
+    again: bool,
     print_sql: bool,
     data_dir: Path,
 ) -> None:
@@ -65,9 +68,13 @@ def adopt(
     To run it again changes nothing, unless --columns or the table have changed; --backfill goes on where it was
     stopped.
 
+    Of a table that was given up meanwhile, --backfill makes another record of each row, and of each that is gone, for
+    nobody saw what changed. --again does so at any time, as after a trigger was off. Each pipeline then gets these rows
+    once more, with other idempotency keys. So it does with rows whose records were pruned.
+
     Exit status: 0 done, or nothing to do; 1 the table was in use, or a server went away; 2 it cannot be adopted so.
     """
-    if backfill and print_sql:
+    if (backfill or again) and print_sql:
         raise click.UsageError("--backfill is no statement: leave it out here, and run it after the migration")
     from taskbridge import store
 
@@ -85,7 +92,9 @@ def adopt(
             click.echo(f"{what} is adopted: each change from now on is a record")
         else:
             click.echo(f"{what} was adopted before: nothing to do")
-        if backfill:
+        if again:
+            store.begin_again(engine, found.definition.source)
+        if backfill or again:
             _backfill(engine, found)
 
 
@@ -106,7 +115,7 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
     from taskbridge import store
     from taskbridge.process.translation import speaking_plainly
 
-    pages, rows, told = store.backfill(engine, adopted), 0, time.monotonic()
+    pages, rows, told, again = store.backfill(engine, adopted), 0, time.monotonic(), False
     with console.progress(of=True, time_left=True) as progress:
         task = progress.add_task("backfill", total=adopted.table.rows or None)
         try:
@@ -115,15 +124,16 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
                     page = next(pages, None)
                 if page is None:
                     break
-                rows = page.rows
+                rows, again = page.rows, page.again
                 progress.update(task, completed=rows, total=max(rows, adopted.table.rows))
                 if progress.disable and time.monotonic() - told > TELLS_EVERY:
                     told = time.monotonic()
                     console.tell(f"{rows:,} of about {max(rows, adopted.table.rows):,} rows")
         except Interrupted:
-            console.tell(f"The backfill was stopped after {rows:,} rows. Run the command again: it goes on there.")
+            console.tell(f"The backfill was stopped after {rows:,} rows. {GOES_ON}")
             raise
-    click.echo(f"{adopted.definition.source}: {rows:,} rows have their records")
+    another = "another record each, with another idempotency key: changes may have been missed before"
+    click.echo(f"{adopted.definition.source}: {rows:,} rows have {another if again else 'their records'}")
 
 
 @click.command(short_help="Take the triggers off an adopted table.", epilog=examples("taskbridge unadopt orders"))

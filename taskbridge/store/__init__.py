@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         unadopt,
         unadopting,
     )
-    from taskbridge.store.backfilling import Backfilled, backfill
+    from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.bounded import NoAnswer
     from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
     from taskbridge.store.cursor import Cursors, Evidence, StaleToken, Unread, Waiting
@@ -54,7 +54,7 @@ if not TYPE_CHECKING:
         {
             "adopted": "Adopted Definition described known",
             "adoptions": "Left adopt adopting adoption check_adoptions examined unadopt unadopting",
-            "backfilling": "Backfilled backfill",
+            "backfilling": "Backfilled backfill begin_again",
             "bounded": "NoAnswer",
             "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
             "cursor": "Cursors Evidence StaleToken Unread Waiting",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import InvalidInput
@@ -14,20 +14,32 @@ from taskbridge.store.adopted import Adopted, filled, literal, name_of
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
 
-__all__ = ["Backfilled", "backfill"]
+__all__ = ["Backfilled", "backfill", "begin_again"]
 
 PAGE: Final = 2_000
 LOCK_WAIT: Final = 0.2
 """Seconds to wait for a writer's record: less than Postgres takes to look for deadlocks, so that the writer goes on."""
 PAUSE: Final = 0.1
 _BUSY: Final = ("55P03", "40P01")
+_RECORDS: Final = ["the records"]
+"""What the place is of where all rows have their records: of tenant and key. No index consists of it."""
 
 
 class Backfilled(NamedTuple):
-    """How many rows were looked at, by this and earlier processes, and whether these are all."""
+    """How many rows were looked at, by this and earlier processes, and whether these are all.
+
+    `again`: changes may have been missed, so that rows with a record get another.
+    """
 
     rows: int
     is_done: bool
+    again: bool = False
+
+
+def begin_again(engine: Engine, source: str) -> None:
+    """Let the next backfill begin at the first row, and write another record of each that has one."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(queries(engine)("backfill_restart"), {"source": source})
 
 
 def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Backfilled]:
@@ -35,6 +47,9 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
 
     A page and the place where it ends are one transaction, so whoever begins again goes on there, and each row has one
     record. Workers find the records as they find those of any other writer. What is done already is yielded at once.
+
+    Where triggers may have missed changes, since the table was given up meanwhile or after `begin_again`, each row gets
+    another record, and records whose row is gone become deleted ones.
 
     Raises:
         InvalidInput: the source is not adopted, or no longer.
@@ -49,16 +64,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
                 stands = connection.exec_driver_sql(queries(engine)("backfill_begin"), source).one_or_none()
                 if stands is None:
                     raise InvalidInput(f"no table is adopted as the source {source['source']!r}: adopt it first")
-                if stands.is_done:
-                    done = Backfilled(stands.backfilled, True)
-                else:
-                    # Of another index, or of other types, the place says nothing.
-                    goes_on = stands.backfill_columns == _columns(adopted)
-                    after = stands.backfill_after if goes_on else None
-                    places = {f"place{at}": text for at, text in enumerate(after or ())}
-                    page = _page(adopted, begins=not places)
-                    row = connection.exec_driver_sql(page, {**places, "size": max(1, size >> busy)}).one()
-                    done = Backfilled(row.backfilled, row.is_done)
+                done = _next_page(connection, adopted, stands, max(1, size >> busy))
         except DBAPIError as error:
             if getattr(error.orig, "sqlstate", None) not in _BUSY:
                 raise
@@ -72,13 +78,38 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
             return
 
 
-def _page(adopted: Adopted, *, begins: bool) -> str:
+def _next_page(connection: Connection, adopted: Adopted, stands: Any, size: int) -> Backfilled:
+    again = stands.again_below > 0
+    if stands.is_done:
+        return Backfilled(stands.backfilled, True, again)
+    # Of another index, or of other types, the place says nothing.
+    of_records, goes_on = stands.backfill_columns == _RECORDS, stands.backfill_columns in (_RECORDS, _columns(adopted))
+    places = {f"place{at}": text for at, text in enumerate(stands.backfill_after or ())} if goes_on else {}
+    if of_records:
+        page = _gone(adopted, stands.again_below)
+        row = connection.exec_driver_sql(page, {**places, "size": size, "small": 0}).one()
+    else:
+        page = _page(adopted, stands.again_below, begins=not places)
+        row = connection.exec_driver_sql(page, {**places, "size": size}).one()
+        if again and row.is_last:
+            values = {"source": adopted.definition.source, "columns": _RECORDS}
+            connection.exec_driver_sql(queries(connection)("backfill_turn"), values)
+    return Backfilled(row.backfilled, row.is_last and (of_records or not again), again)
+
+
+def _gone(adopted: Adopted, again_below: int) -> str:
+    parts = {"source": _escaped(literal(adopted.definition.source)), "again_below": str(again_below)}
+    return filled("backfill_gone", adopted.schema, {**parts, "row": adopted.document})
+
+
+def _page(adopted: Adopted, again_below: int, *, begins: bool) -> str:
     unique, wanted = adopted.table.unique, adopted.definition
     order = ", ".join(f"t.{name_of(column)}" for column in unique)
     columns = adopted.table.columns
     places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
     after = "true" if begins else f"({_escaped(order)}) > ({', '.join(places)})"
     rows = "SELECT p.tenant, p.key, false AS gone FROM page p WHERE p.counts"
+    again = filled("backfill_again", adopted.schema, {"again_below": str(again_below)}) if again_below else "DO NOTHING"
     parts = {
         "places": adopted.places_of("t"),
         "tenant": adopted.tenant_of("t"),
@@ -86,9 +117,10 @@ def _page(adopted: Adopted, *, begins: bool) -> str:
         "counts": adopted.counts("t"),
         "order": order,
         "table": adopted.table.name,
-        "records": adopted.records(rows, "DO NOTHING"),
+        "records": adopted.records(rows, again),
         "source": literal(wanted.source),
         "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
+        "ends": "NULL::timestamptz" if again_below else "now()",
         "so_far": "0" if begins else "a.backfilled",
     }
     escaped = {name: _escaped(part) for name, part in parts.items()}

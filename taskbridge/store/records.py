@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
+from psycopg.errors import InvalidParameterValue
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError
 
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
@@ -135,13 +136,24 @@ def _write(engine: Engine, source: str, rows: list[tuple[str, str, str]], connec
     last = {(tenant, key): text for tenant, key, text in rows}
     tenants, keys = ([name[at] for name in last] for at in (0, 1))
     values = {"source": source, "tenants": tenants, "keys": keys, "documents": [*last.values()]}
-    with _lent(engine, connection) as lent:
+    with _lent(engine, connection) as lent, _refused():
         return list(lent.exec_driver_sql(queries(engine)("record_many"), values).scalars())
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:
     # One statement needs no transaction around it, which would be two more round trips.
     return nullcontext(connection) if connection is not None else _autocommit(engine).connect()
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Let what the trigger of the records refuses be InvalidInput, with its sentence."""
+    try:
+        yield
+    except DataError as error:
+        if not isinstance(error.orig, InvalidParameterValue):
+            raise
+        raise InvalidInput(str(error.orig.diag.message_primary)) from error
 
 
 def _autocommit(engine: Engine) -> Engine:
@@ -189,7 +201,7 @@ class Records:
         Returns whether it is new; a message that was recorded before stays as it is.
         """
         values = {"source": self._source, "key": message_id, "document": payload, **_columns(found)}
-        with _lent(self._engine, connection) as lent:
+        with _lent(self._engine, connection) as lent, _refused():
             return lent.exec_driver_sql(self._query("record_event"), values).first() is not None
 
     def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:

@@ -67,7 +67,7 @@ def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program
     assert ended.status == 130
     ((at,),) = rows(engine, place)
     assert 0 < at < 100_000
-    assert "Run the command again: it goes on there." in ended.stderr
+    assert "Run the command again, with --backfill: it goes on there." in ended.stderr
     with taskbridge.started(*ADOPT, "--backfill") as running:
         wait_until(lambda: rows(engine, place)[0][0] > at, "it goes on")
         running.process.kill()

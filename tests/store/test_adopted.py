@@ -26,10 +26,12 @@ from taskbridge.store import (
     adopting,
     adoption,
     backfill,
+    begin_again,
     check_adoptions,
     connect,
     examined,
     record,
+    record_many,
     unadopt,
 )
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, rows, run
@@ -440,14 +442,58 @@ def test_a_record_without_a_document_is_refused_where_no_table_was_adopted(engin
     run(engine, bare.format("orders"))
 
 
-def test_a_record_that_somebody_writes_into_the_source_is_delivered_with_its_document(
+def test_a_record_that_somebody_writes_into_the_source_brings_a_deleted_row_back(
     engine: Engine, reader: Reader
 ) -> None:
-    record(engine, "orders", "acme", "no number", {"a": 1})
-    run(engine, "INSERT INTO orders VALUES (8, 'acme', 8, 'h')")
-    found = {one.external_id: dict(one.document) for one in reader.records("acme") if not one.deleted}
-    assert found["no number"] == {"a": 1}
-    assert found["8"]["note"] == "h"
+    run(engine, "DELETE FROM orders WHERE id = 1")
+    write = "SELECT taskbridge.record('orders', 'acme', '1', '{}')"
+    refused = "the source orders is a table that was adopted, whose rows are its records: change the row"
+    for key in ("1", "new"):
+        with pytest.raises(InvalidInput, match=refused):
+            record(engine, "orders", "acme", key, {"a": 1})
+        with pytest.raises(InvalidInput, match=refused):
+            record_many(engine, "orders", [("acme", key, {"a": 1})])
+    with pytest.raises(DataError, match=refused):
+        run(engine, write)
+    assert reader.keys("acme") == ["-1"]
+    unadopt(engine, "orders")
+    run(engine, write)
+    assert [dict(one.document) for one in reader.records("acme")] == [{}]
+
+
+MISSED = ("UPDATE orders SET note = 'missed' WHERE id = 2", "DELETE FROM orders WHERE id = 3")
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_change_between_two_adoptions_is_never_sent(engine: Engine, size: int) -> None:
+    run(engine, ORDERS, FOUR)
+    found, reader = adopted(engine), Reader(engine)
+    assert backfilled(engine, found)[-1] == 4
+    assert reader.seen() == {"acme": ["1", "2"], "bolt": ["3"]}
+    unadopt(engine, "orders")
+    run(engine, *MISSED, "INSERT INTO orders VALUES (5, 'acme', 5, 'e')")
+    found = adopted(engine)
+    run(engine, "UPDATE orders SET note = 'seen' WHERE id = 1")
+    before = rows(engine, "SELECT revision FROM taskbridge.records WHERE key = '1'")
+    assert backfilled(engine, found, 1, size)[-1] == min(size, 4)
+    assert backfilled(engine, found, None, size)[-1] == 4
+    assert rows(engine, "SELECT revision FROM taskbridge.records WHERE key = '1'") == before, "a trigger saw it"
+    assert reader.seen() == {"acme": ["1", "2", "5"], "bolt": ["-3"]}
+    assert len(backfilled(engine, found)) == 1
+    assert reader.seen() == {}
+
+
+def test_what_a_trigger_that_was_off_has_missed_can_be_sent(engine: Engine, reader: Reader) -> None:
+    found = adoption(engine, "orders", "customer", ["id"])
+    assert backfilled(engine, found)[-1] == 4
+    run(engine, "ALTER TABLE orders DISABLE TRIGGER ALL", *MISSED)
+    assert backfilled(engine, found)[-1] == 4
+    assert reader.seen() == {}
+    adopt(engine, found)
+    begin_again(engine, "orders")
+    assert backfilled(engine, found, 1, 2) == [2]
+    assert backfilled(engine, found)[-1] == 3
+    assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {

@@ -1,4 +1,5 @@
--- What is adopted, for workers and for the doctor.
+-- What is adopted, for workers and for the doctor. Of a table that was given up, or that takes the place of another, changes were
+-- missed: a backfill writes its records again.
 INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest})
 ON CONFLICT (source) DO UPDATE
@@ -7,4 +8,6 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
     version = DEFAULT, adopted_at = now(), ended_at = NULL,
     backfill_after = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfill_after END,
     backfilled = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled ELSE 0 END,
-    backfilled_at = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled_at END
+    backfilled_at = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled_at END,
+    again_below = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.again_below
+                       ELSE nextval('{schema}.revisions') END
