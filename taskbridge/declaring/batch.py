@@ -19,6 +19,7 @@ from taskbridge.common.texts import storable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
 __all__ = ["Batch", "Record", "RetryAfter"]
 
@@ -121,6 +122,7 @@ class Batch(Sequence[Record]):
         records: Sequence[Record],
         *,
         connect: Callable[[], Connection],
+        open_session: Callable[[], Session],
         owned: Callable[[], bool],
         until: float = math.inf,
     ) -> None:
@@ -129,6 +131,7 @@ class Batch(Sequence[Record]):
         self.token: Final = token
         self._records = tuple(records)
         self._connect = connect
+        self._open_session = open_session
         self._owned = owned
         self._until = until
         self._rejected: dict[str, str] = {}
@@ -141,6 +144,16 @@ class Batch(Sequence[Record]):
         commit or roll back; the runner does.
         """
         return self._connect()
+
+    @property
+    def session(self) -> Session:
+        """An ORM session of SQLAlchemy on `connection`, opened when it is first asked for.
+
+        What it still holds when the handler returns is written then. `commit` and `rollback` end a part (a savepoint)
+        of the batch's transaction, `close` does nothing. After the call its objects are detached. It is not for
+        several threads or coroutines at once; there is no AsyncSession.
+        """
+        return self._open_session()
 
     @property
     def owned(self) -> bool:

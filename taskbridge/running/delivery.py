@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,9 +21,12 @@ from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
+from taskbridge.running.around import Hook, around
 from taskbridge.store import CursorLost, Cursors, Page, Quarantined, Transaction
 
 __all__ = ["Ending", "HandlerFailed", "Run", "charge", "deliver", "permitted", "try_alone"]
+
+log = logging.getLogger(__name__)
 
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
@@ -146,10 +151,11 @@ def deliver(run: Run, page: Page) -> None:
     first_event_ms = None
     if run.begun.runs == 1 and run.took == 0 and page.records:
         first_event_ms = run.begun.age_ms + round((time.monotonic() - run.started) * 1000)
+    hooks: list[Hook] = []
     with run.cursors.transaction(run.key) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
-            reasons |= _call(run, page, records, transaction)
+            reasons |= _call(run, page, records, transaction, hooks)
         if page.records:
             bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
         quarantined = Quarantined(reasons, "rejected") if reasons else None
@@ -170,6 +176,24 @@ def deliver(run: Run, page: Page) -> None:
         run.cursors.note_success(run.key)
     run.took += len(page.records)
     run.handled += handled
+    _after_commit(run, hooks)
+
+
+def _after_commit(run: Run, hooks: Sequence[Hook]) -> None:
+    """Call what was to be called after the commit. The batch is handled, whatever becomes of it."""
+    if not hooks:
+        return
+    try:
+        with _limited(run):
+            for hook in hooks:
+                try:
+                    hook()
+                except Exception:
+                    log.exception("%s, tenant %r: a hook after the commit failed", run.pipeline.name, run.tenant)
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        log.exception("%s, tenant %r: a hook after the commit was given up", run.pipeline.name, run.tenant)
 
 
 def try_alone(run: Run, page: Page, record: Record) -> bool:
@@ -182,34 +206,48 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
         HandlerFailed: the handler raised.
     """
     with run.cursors.transaction(run.key) as transaction:
-        rejected = _call(run, page, (record,), transaction)
+        rejected = _call(run, page, (record,), transaction, [])
     if not rejected:
         run.cursors.note_success(run.key, trial=True)
     return not rejected
 
 
-def _call(run: Run, page: Page, records: tuple[Record, ...], transaction: Transaction) -> dict[str, str]:
-    """Call the handler, note its pace, and return what it rejected."""
+def _call(
+    run: Run, page: Page, records: tuple[Record, ...], transaction: Transaction, hooks: list[Hook]
+) -> dict[str, str]:
+    """Call the handler, note its pace, and return what it rejected; `hooks` gets what is for after the commit."""
     limit, started = run.pipeline.soft_time_limit, time.monotonic()
     batch = Batch(
         *run.key,
         records,
         connect=transaction.connect,
+        open_session=transaction.open_session,
         owned=lambda: run.ownership.owned,
         until=math.inf if limit is None else started + limit,
     )
-    run.ownership.ends_at = math.inf if limit is None else started + longest_call(limit)
     try:
-        with soft_time_limit(limit):
+        # The limit is raised inside only: who is around the call leaves as he came.
+        with around(batch, hooks.append), _limited(run):
             _finish(run, run.pipeline.handler(batch), batch)
+            transaction.flush()
     except BaseException as error:
         if ends_process(error):
             raise
         raise HandlerFailed(page, error) from error
-    finally:
-        run.ownership.ends_at = math.inf
     run.runtime.paces[run.pipeline.name].note(len(records), time.monotonic() - started)
     return dict(batch.rejected)
+
+
+@contextmanager
+def _limited(run: Run) -> Iterator[None]:
+    """Let the block take as long as one call of the handler may."""
+    limit = run.pipeline.soft_time_limit
+    run.ownership.ends_at = math.inf if limit is None else time.monotonic() + longest_call(limit)
+    try:
+        with soft_time_limit(limit):
+            yield
+    finally:
+        run.ownership.ends_at = math.inf
 
 
 def _finish(run: Run, returned: Any, batch: Batch) -> None:

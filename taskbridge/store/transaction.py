@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Event
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
@@ -21,6 +21,9 @@ from taskbridge.store.bounded import Bounded, NoAnswer
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import queries
 from taskbridge.store.sessions import distrust, driving, session_name, successor_of
+
+if TYPE_CHECKING:
+    from taskbridge.store.orm import BatchSession
 
 __all__ = ["NO_BISECTION", "CursorLost", "Quarantined", "Transaction"]
 
@@ -68,6 +71,7 @@ class Transaction:
         self._own_answer_timeout: float | None = None
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
+        self._session: BatchSession | None = None
         self._over = Event()
 
     @property
@@ -102,6 +106,24 @@ class Transaction:
                 raise HandlerMistake(BATCH_IS_OVER)
         assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
         return self._connection
+
+    def open_session(self) -> BatchSession:
+        """Return the ORM session on the transaction's connection, opening both at the first call.
+
+        Raises:
+            HandlerMistake: the batch is over.
+        """
+        connection = self.connect()
+        if self._session is None:
+            from taskbridge.store.orm import BatchSession  # noqa: PLC0415 - few handlers use an ORM
+
+            self._session = BatchSession(connection)
+        return self._session
+
+    def flush(self) -> None:
+        """Write what the ORM session still holds. It may break a constraint, or the session may wait for a rollback."""
+        if self._session is not None:
+            self._session.commit()
 
     def _begin(self) -> None:
         connection = self._engine.connect()
@@ -217,6 +239,9 @@ class Transaction:
         if at_work := _is_at_work(connection):
             connection.invalidate()
         self._limit_own_statements()
+        if self._session is not None:
+            with suppress(SQLAlchemyError, psycopg.Error):
+                self._session.end()
         # Where the session is gone, so is its transaction; what went wrong before says more than this.
         with suppress(DBAPIError, psycopg.Error):
             connection.close()

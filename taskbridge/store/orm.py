@@ -1,0 +1,24 @@
+"""The ORM session of one batch."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+__all__ = ["BatchSession"]
+
+
+class BatchSession(Session):
+    """A session inside of a batch's transaction: each part that it commits or rolls back is a savepoint."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(
+            connection, join_transaction_mode="create_savepoint", expire_on_commit=False, close_resets_only=False
+        )
+
+    def close(self) -> None:
+        """Do nothing: `with batch.session as session:` must not undo what the runner is about to write."""
+
+    def end(self) -> None:
+        """Close it for good: what was not written is dropped, and its objects are detached."""
+        super().close()
