@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -12,7 +12,10 @@ from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 from taskbridge.errors import ConfigurationError
 
-__all__ = ["Settings", "unknown_variables"]
+__all__ = ["GIVEN", "Settings", "unknown_variables"]
+
+GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
+"""Who gives variables that the environment does not have, as a framework's settings do; asked at each reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,14 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from `environment` (default: the process's own).
+        """Read the settings from `environment` (default: the process's own, and what it lacks from `GIVEN`).
 
         Raises:
             ConfigurationError: a value that is no number or out of its limits, or a URL of the wrong kind.
             InvalidName: a key prefix or a schema that is not allowed.
         """
-        environment = os.environ if environment is None else environment
+        if environment is None:
+            environment = {name: text for one in GIVEN for name, text in one().items()} | os.environ
         values: dict[str, Any] = {}
         for field in fields(cls):
             text = environment.get(_variable(field.name), "").strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -77,10 +78,13 @@ def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
         console.complain(f"the variable {name} is not known and does nothing: {text}")
 
 
-def main() -> None:
-    """Run the program and end the process with its status: 0 done, 1 not done, 2 wrong use, 70 a fault of its own."""
+def main(arguments: Sequence[str] | None = None, program: str = "taskbridge") -> None:
+    """Run the program and end the process with its status: 0 done, 1 not done, 2 wrong use, 70 a fault of its own.
+
+    `arguments`: those of the process, unless others are given. `program`: how it is called.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets its number instead of an error.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     interrupts.install()
-    cli(prog_name="taskbridge")
+    cli.main(None if arguments is None else list(arguments), prog_name=program)

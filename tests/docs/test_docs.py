@@ -18,8 +18,13 @@ COMMANDS = cli.all_commands()
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# Settings of the tests and of the command line, which are not in `Settings`.
-OTHER_VARIABLES = {"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TEST_POSTGRES_URL", "TASKBRIDGE_TEST_REDIS_URL"}
+# Settings of the tests, of the command line and of Django projects, which are not in `Settings`.
+OTHER_VARIABLES = {
+    "TASKBRIDGE_DATABASE",
+    "TASKBRIDGE_DATA_DIR",
+    "TASKBRIDGE_TEST_POSTGRES_URL",
+    "TASKBRIDGE_TEST_REDIS_URL",
+}
 
 
 def code(page: Path) -> list[str]:

@@ -53,9 +53,14 @@ def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables
     page["notify_event"].delay("acme", "shipments")
     drain("acme", "shipments")
     assert sent == [{"order": order} for order in range(3)]
+    page["Base"].metadata.create_all(own_tables)
+    page["notify_event"].delay("acme", "receipts")
+    drain("acme", "receipts")
     with own_tables.connect() as connection:
         totals = connection.exec_driver_sql("SELECT customer, amount::text FROM totals").all()
+        receipts = connection.exec_driver_sql('SELECT "order", customer FROM receipts ORDER BY 1').all()
     assert [tuple(row) for row in totals] == [("acme", "6.75")]
+    assert [tuple(row) for row in receipts] == [(order, "acme") for order in range(3)]
     page["engine"].dispose()
 
 

@@ -1,0 +1,193 @@
+"""In a handler's call Django's connection is the batch's: what the ORM writes commits with the cursor, or not at all.
+
+For the length of the call the thread's wrapper of the alias is another one, which opens the batch's transaction when it
+is first used and stands as inside of an outermost `atomic` block. So nested blocks are savepoints, `commit`, `rollback`
+and durable blocks are refused by Django itself, and `on_commit` hooks are kept until the batch has committed. The
+project's own connection is not touched: it takes its place again when the call ends.
+
+What Django sets on a connection (adapters, class of cursors, prepared statements) it sets on a view of the session, and
+what it sets in the session (time zone, role, search path) ends with the call or with the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import psycopg
+from django.db import connections
+from django.db.backends.signals import connection_created
+from django.db.transaction import Atomic
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
+
+from taskbridge.declaring.batch import Batch
+from taskbridge.django.configuration import alias_of_handlers
+from taskbridge.errors import ConfigurationError, HandlerMistake
+from taskbridge.running.around import Hook
+from taskbridge.store.bounded import Bounded, driver_of
+
+__all__ = ["borrowing"]
+
+IS_OVER: Final = (
+    "the batch is over: its handler kept Django's connection, which was the batch's: ask "
+    "`django.db.connections` for it anew"
+)
+CAUGHT: Final = (
+    "an error of the database, or of an inner `atomic` block without a savepoint, was caught in the handler, and after "
+    "it nothing can be committed: put what may fail into a `transaction.atomic()` block of its own"
+)
+REMEDY: Final = (
+    "name the alias of TaskBridge's database in TASKBRIDGE_DATABASE, or None, and handlers write into Django's "
+    "databases at least once"
+)
+READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
+LOOK: Final = """
+    SELECT system_identifier::text, current_database(), current_setting('search_path')
+    FROM pg_control_system()
+"""
+
+
+class View(Bounded):
+    """A session's second face, with adapters and cursors of its own. It neither begins nor ends anything."""
+
+    def __init__(self, session: Bounded, adapters: AdaptersMap) -> None:
+        handlers = session.pgconn.notice_handler, session.pgconn.notify_handler
+        super().__init__(session.pgconn)
+        # These were made the view's.
+        session.pgconn.notice_handler, session.pgconn.notify_handler = handlers
+        self.answer_timeout = session.answer_timeout
+        # Its names for prepared statements would be those of the session's.
+        self.prepare_threshold = None
+        self._own = AdaptersMap(adapters)
+
+    def __del__(self, *_: Any) -> None:
+        """Nothing is left open by it."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """Those that Django wants."""
+        return self._own
+
+
+class Borrowed:
+    """What a wrapper of Django's does otherwise while its connection is a batch's; `_wrapper_class` mixes it in."""
+
+    original: Any
+    """The project's own."""
+
+    def connect(self: Any) -> None:
+        """Take the batch's connection, which begins its transaction."""
+        if self.batch is None:
+            raise HandlerMistake(IS_OVER)
+        if self.vendor != "postgresql":
+            raise ConfigurationError(
+                f"Django's database {self.alias!r} is {self.display_name}, so what a handler writes into it cannot "
+                f"commit with the cursor: {REMEDY}"
+            )
+        if self.settings_dict["OPTIONS"].get("isolation_level", READ_COMMITTED) != READ_COMMITTED:
+            raise ConfigurationError(
+                f"Django's database {self.alias!r} has another isolation_level than the transaction of a batch, which "
+                f"is READ COMMITTED: leave that out, or {REMEDY}"
+            )
+        session = driver_of(self.batch.connection)
+        assert isinstance(session, Bounded)  # noqa: S101 - for the type
+        wanted = {"TimeZone": self.timezone_name} | _differs(self, session)
+        if session.info.parameter_status("TimeZone") == wanted["TimeZone"]:
+            del wanted["TimeZone"]
+        if role := self.settings_dict["OPTIONS"].get("assume_role"):
+            wanted["role"] = role
+        if wanted:
+            calls = ", ".join("set_config(%s, %s, true)" for _ in wanted)
+            session.execute(f"SELECT {calls}", [one for pair in wanted.items() for one in pair])
+        parameters = self.get_connection_params()
+        self.connection = View(session, parameters["context"].adapters)
+        self.connection.cursor_factory = parameters["cursor_factory"]
+        connection_created.send(sender=type(self), connection=self)
+
+    def close(self) -> None:
+        """Do nothing: it is the runner's to close. Programs close connections by habit, as to have fresh ones."""
+
+    def end_call(self: Any, *, failed: bool) -> None:
+        """Let nobody use it any more.
+
+        Raises:
+            HandlerMistake: an error was caught, after which nothing can be committed.
+        """
+        view, self.connection, self.batch = self.connection, None, None
+        if failed:
+            return
+        if self.needs_rollback:
+            raise HandlerMistake(CAUGHT) from self.rollback_exc
+        has_role = view is not None and self.settings_dict["OPTIONS"].get("assume_role")
+        if has_role and view.info.transaction_status is TransactionStatus.INTRANS:
+            # What follows is TaskBridge's own.
+            view.execute("RESET ROLE")
+
+
+@cache
+def _wrapper_class(of: type) -> type[Any]:
+    """Return the class of the project's wrapper with a borrowed connection."""
+    return type(f"Borrowed{of.__name__}", (Borrowed, of), {"__module__": of.__module__})
+
+
+_looked: Final[dict[tuple[str, ...], dict[str, str]]] = {}
+
+
+def _differs(wrapper: Any, session: Bounded) -> dict[str, str]:
+    """Return what Django's own sessions have set otherwise than the batch's; looked up once in a process.
+
+    Raises:
+        ConfigurationError: Django's database is not that of the batch.
+    """
+    settings = wrapper.settings_dict
+    which = (*(str(settings[part]) for part in ("HOST", "PORT", "NAME", "USER", "OPTIONS")), session.info.dsn)
+    if which not in _looked:
+        own = wrapper.original.copy()
+        try:
+            with own.cursor() as cursor:
+                cursor.execute(LOOK)
+                *database, path = cursor.fetchone()
+        finally:
+            own.close()
+        *batch_s, batch_path = session.execute(LOOK).fetchone() or ("", "", "")
+        if database != batch_s:
+            raise ConfigurationError(
+                f"Django's database {wrapper.alias!r} ({database[1]}) is not that of TASKBRIDGE_POSTGRES_URL "
+                f"({batch_s[1]}), so what a handler writes into it cannot commit with the cursor: leave that setting "
+                f"out, or {REMEDY}"
+            )
+        _looked[which] = {} if path == batch_path else {"search_path": path}
+    return _looked[which]
+
+
+@contextmanager
+def borrowing(batch: Batch, after_commit: Callable[[Hook], None]) -> Iterator[None]:
+    """Let Django's connection be the batch's in this thread, until the block ends."""
+    alias = alias_of_handlers()
+    if alias is None:
+        yield
+        return
+    before: Any = connections[alias]
+    # A run inside of a handler's call, as where Celery runs tasks inline, has a transaction of its own.
+    original: Any = before.original if isinstance(before, Borrowed) else before
+    kind: Any = type(original)
+    wrapper = _wrapper_class(kind)(original.settings_dict, alias)
+    wrapper.batch, wrapper.original = batch, original
+    # As inside of `atomic`; durable blocks look at the stack.
+    wrapper.in_atomic_block, wrapper.atomic_blocks = True, [Atomic(alias, savepoint=False, durable=False)]
+    # Whoever looks at queries sees these too.
+    wrapper.execute_wrappers, wrapper.queries_log = original.execute_wrappers, original.queries_log
+    wrapper.force_debug_cursor = original.force_debug_cursor
+    connections[alias] = wrapper
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        connections[alias] = before
+        wrapper.end_call(failed=failed)
+    for _, hook, _ in wrapper.run_on_commit:
+        after_commit(hook)

@@ -1,0 +1,100 @@
+"""Django's system checks of a project with TaskBridge. Those of the database are made by `check --database ALIAS`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 - Django's name
+from django.db import connections
+
+from taskbridge import store
+from taskbridge.django.configuration import ALIAS, alias_of_handlers, url_of
+from taskbridge.errors import TaskBridgeError
+from taskbridge.process.looking import Looking
+from taskbridge.process.translation import speaking_plainly
+from taskbridge.settings import Settings, unknown_variables
+
+__all__ = ["connect_checks"]
+
+
+_CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
+    (store.check_version, "E003"),
+    (store.check_schema, "E004"),
+    (store.check_cluster, "E005"),
+)
+
+
+def _said(error: Exception, number: str) -> CheckMessage:
+    """Return an error's text as Django has it: what is wrong, and the hint apart."""
+    what, _, hint = str(error).partition(": ")
+    return Error(what, hint=hint.replace("`taskbridge migrate`", "`manage.py migrate`"), id=f"taskbridge.{number}")
+
+
+def connect_checks() -> None:
+    """Let Django know the checks."""
+    register(check_settings)
+    register(check_database, Tags.database)
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Look at the settings."""
+    found: list[CheckMessage] = []
+    given = {name: "" for name in dir(settings) if name.startswith("TASKBRIDGE_") and name != ALIAS}
+    for name, text in unknown_variables(given):
+        found.append(Warning(f"the setting {name} is not known and does nothing", hint=text, id="taskbridge.W001"))
+    alias = alias_of_handlers()
+    if alias is not None and alias not in connections:
+        return [Error(f"{ALIAS} is {alias!r}, which is not in DATABASES", id="taskbridge.E001")]
+    if alias is not None and (wrapper := connections[alias]).vendor != "postgresql":
+        hint = f"name the alias of a PostgreSQL database in {ALIAS}, or None and set TASKBRIDGE_POSTGRES_URL"
+        return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
+    try:
+        looking = Looking(Settings.read())
+        if not looking.settings.postgres_url:
+            raise TaskBridgeError(f"there is no TASKBRIDGE_POSTGRES_URL, and {ALIAS} is None: set one of them")
+        if not looking.settings.redis_url:
+            raise TaskBridgeError("there is no TASKBRIDGE_REDIS_URL, and CELERY_BROKER_URL is no Redis: set the first")
+        names = looking.pipelines.names()
+    except TaskBridgeError as error:
+        return [*found, _said(error, "E002")]
+    handlers = {name: looking.pipelines[name].handler for name in names}
+    found += [
+        Warning(
+            f"the handler of {name} is a coroutine function, so what it writes with the ORM commits on its own",
+            hint="write a plain function, or take care that a record may be handled twice",
+            id="taskbridge.W002",
+        )
+        for name, handler in handlers.items()
+        if alias is not None and inspect.iscoroutinefunction(handler)
+    ]
+    return found
+
+
+def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Look at the database itself, if it is that of TaskBridge."""
+    alias = alias_of_handlers()
+    if alias is None or alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+        return []
+    configured = Settings.read()
+    engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
+    try:
+        with speaking_plainly():
+            for check, number in _CHECKS:
+                try:
+                    check(engine)
+                except TaskBridgeError as error:
+                    return [_said(error, number)]
+            return list(_of_tables(engine))
+    except TaskBridgeError as error:
+        return [_said(error, "E003")]
+    finally:
+        engine.dispose()
+
+
+def _of_tables(engine: Any) -> Iterator[CheckMessage]:
+    for source, wrong in store.check_adoptions(engine).items():
+        for what, hint in wrong:
+            yield Warning(f"the adopted table of {source}: {what}", hint=hint, id="taskbridge.W003")

@@ -1,0 +1,53 @@
+"""`manage.py taskbridge ...`: the program `taskbridge`, with the project's settings."""
+
+from __future__ import annotations
+
+import os
+from argparse import REMAINDER
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from taskbridge.django.configuration import variables
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """The whole command line after `taskbridge` is the program's own; Django's options are none of it."""
+
+    help = "The program `taskbridge`, with the settings of this project: `manage.py taskbridge --help` lists it."
+    requires_system_checks = ()
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the program and end the process with its status."""
+        from taskbridge.cli.main import main  # noqa: PLC0415 - the help of manage.py needs none of it
+
+        self._enter()
+        main(argv[2:], f"{Path(argv[0]).name} taskbridge")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Take what `call_command` is given."""
+        parser.add_argument("arguments", nargs=REMAINDER)
+
+    def handle(self, *_: Any, arguments: Sequence[str], **__: Any) -> None:
+        """Run the program for `call_command("taskbridge", "migrate")`.
+
+        Raises:
+            CommandError: it failed; what was wrong stands on stderr.
+        """
+        from taskbridge.cli.main import cli  # noqa: PLC0415 - as above
+
+        self._enter()
+        try:
+            cli.main(list(arguments), prog_name="taskbridge", standalone_mode=True)
+        except SystemExit as ended:
+            if ended.code:
+                raise CommandError(f"taskbridge {' '.join(arguments)} failed", returncode=int(ended.code)) from None
+
+    def _enter(self) -> None:
+        """Give the settings to processes that the program starts, as `up` does with workers."""
+        for name, text in variables().items():
+            os.environ.setdefault(name, text)

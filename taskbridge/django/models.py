@@ -1,0 +1,1 @@
+"""No models. Django announces migrations to apps that have this module."""

@@ -1,0 +1,68 @@
+"""A Django project in the process of the tests. Outside of these tests TaskBridge knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import django
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.db import connections
+
+from taskbridge.django import borrowing, configuration
+from taskbridge.running.around import AROUND
+from taskbridge.settings import GIVEN
+from tests.deployment import Deployment
+from tests.failures.drill import Drill
+
+
+def database(url: Any) -> dict[str, Any]:
+    """Return the database of a URL of SQLAlchemy's, as Django's settings have it."""
+    where = {"HOST": url.host or url.query.get("host", ""), "PORT": str(url.port or url.query.get("port", ""))}
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": url.database,
+        "USER": url.username or "",
+        "PASSWORD": url.password or "",
+        **where,
+    }
+
+
+def load() -> None:
+    """Load the project; models cannot be imported before."""
+    nowhere = {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}
+    settings.configure(
+        DATABASES={"default": dict(nowhere), "other": dict(nowhere), "lite": {"ENGINE": "django.db.backends.sqlite3"}},
+        INSTALLED_APPS=["taskbridge.django", "tests.django.shop"],
+        USE_TZ=True,
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    )
+    django.setup()
+    GIVEN.clear()
+    AROUND.clear()
+
+
+load()
+
+
+@pytest.fixture
+def project(deployment: Deployment) -> Iterator[None]:
+    """The project on the test's database, with its tables."""
+    for alias in ("default", "other"):
+        connections[alias].settings_dict.update(database(deployment.engine.url))
+    GIVEN.append(configuration.variables)
+    AROUND.append(borrowing.borrowing)
+    with connections["default"].schema_editor() as editor:
+        for model in apps.get_app_config("shop").get_models():
+            editor.create_model(model)
+    yield
+    GIVEN.clear()
+    AROUND.clear()
+    connections.close_all()
+
+
+@pytest.fixture
+def drill(deployment: Deployment, project: None) -> Drill:  # noqa: ARG001 - the drill's handlers write into it
+    return Drill(deployment)

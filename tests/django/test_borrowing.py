@@ -1,0 +1,481 @@
+"""What a handler writes with Django's ORM commits with the cursor, or not at all; nothing of Django's stays behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import IntegrityError, close_old_connections, connection, connections, transaction
+from django.db.backends.signals import connection_created
+from django.test.utils import CaptureQueriesContext, override_settings
+
+from taskbridge.declaring.batch import Batch
+from taskbridge.errors import ConfigurationError, HandlerMistake
+from taskbridge.store.bounded import Bounded, driver_of
+from tests.django.shop.models import Customer, Order
+from tests.failures.drill import Drill
+
+OBJECTS: Any = Order.objects
+
+
+def create(batch: Batch) -> None:
+    for record in batch:
+        OBJECTS.create(number=record.external_id)
+
+
+def numbers() -> list[str]:
+    return sorted(OBJECTS.values_list("number", flat=True))
+
+
+def test_what_a_handler_creates_commits_with_the_cursor(drill: Drill) -> None:
+    sessions = []
+
+    def handler(batch: Batch) -> None:
+        create(batch)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            sessions.append(cursor.fetchone()[0])
+        sessions.append(batch.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+        # Nobody else sees it yet.
+        assert drill.deployment.rows("SELECT count(*) FROM shop_order") == [(0,)]
+
+    drill.handle(handler)
+    drill.save("acme", "1", "2")
+    drill.go_on()
+    assert sessions[0] == sessions[1]
+    assert drill.errors == []
+    assert numbers() == ["1", "2"]
+    assert drill.states() == {"handled": 2}
+
+
+def test_a_batch_that_fails_leaves_nothing_and_the_next_try_finds_nothing_in_its_way(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        create(batch)
+        if len(drill.calls) == 1:
+            raise ValueError
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert len(drill.calls) == 2
+    assert numbers() == ["1"]
+    assert drill.states() == {"handled": 1}
+
+
+def test_a_run_that_was_replaced_leaves_nothing_and_runs_no_hook(drill: Drill) -> None:
+    hooks = []
+
+    def handler(_: Batch) -> None:
+        call = f"call {len(drill.calls)}"
+        OBJECTS.create(number=call)
+        transaction.on_commit(lambda: hooks.append(call))
+        if call == "call 1":
+            drill.replace_run("acme")
+            assert drill.run_one()
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert numbers() == ["call 2"]
+    assert hooks == ["call 2"]
+
+
+def test_a_frozen_run_s_session_is_ended_with_the_locks_of_the_orm(drill: Drill) -> None:
+    """Its successor writes the same row, which the one before holds."""
+
+    def handler(_: Batch) -> None:
+        OBJECTS.update_or_create(number="held", defaults={"details": {"call": len(drill.calls)}})
+        if len(drill.calls) == 1:
+            drill.replace_run("acme")
+            successor = threading.Thread(target=drill.run_one)
+            successor.start()
+            successor.join(20)
+            assert not successor.is_alive()
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert [one.details for one in OBJECTS.all()] == [{"call": 2}]
+    assert drill.states() == {"handled": 1}
+
+
+def test_hooks_run_after_the_commit_on_the_project_s_own_connection(drill: Drill, caplog: Any) -> None:
+    seen: list[Any] = []
+
+    def hook() -> None:
+        seen.append((numbers(), drill.states(), connection.in_atomic_block))
+        OBJECTS.create(number="by the hook")
+
+    def handler(batch: Batch) -> None:
+        create(batch)
+        with suppress(ValueError), transaction.atomic():
+            transaction.on_commit(lambda: seen.append("of a part that was rolled back"))
+            raise ValueError("inner")
+        transaction.on_commit(lambda: 1 / 0)
+        transaction.on_commit(hook)
+        if len(drill.calls) == 1:
+            raise ValueError
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert seen == [(["1"], {"handled": 1}, False)]
+    assert numbers() == ["1", "by the hook"]
+    assert "a hook after the commit failed" in caplog.text
+
+
+def test_a_handler_that_does_not_touch_the_database_opens_no_transaction_and_its_hooks_run(drill: Drill) -> None:
+    seen: list[str] = []
+
+    def handler(batch: Batch) -> None:
+        transaction.on_commit(lambda: seen.append(batch.tenant))
+        opened.append(connection.connection is not None)
+
+    opened: list[bool] = []
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert seen == ["acme"]
+    assert opened == [False]
+
+
+def test_a_hook_that_takes_too_long_is_given_up_and_the_batch_stays_handled(drill: Drill, caplog: Any) -> None:
+    def handler(batch: Batch) -> None:
+        create(batch)
+        transaction.on_commit(threading.Event().wait)
+        transaction.on_commit(lambda: seen.append("the next"))
+
+    seen: list[str] = []
+    drill.handle(handler, soft_time_limit=0.3)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert drill.states() == {"handled": 1}
+    assert len(drill.calls) == 1
+    assert seen == ["the next"]
+    assert "SoftTimeLimitExceeded" in caplog.text
+
+
+def caught(_: Batch) -> None:
+    OBJECTS.create(number="taken")
+    with pytest.raises(IntegrityError):
+        OBJECTS.create(number="taken")
+
+
+def undone_without_a_savepoint(batch: Batch) -> None:
+    create(batch)
+    with pytest.raises(ValueError, match="inner"), transaction.atomic(savepoint=False):
+        raise ValueError("inner")
+
+
+def set_to_roll_back(batch: Batch) -> None:
+    create(batch)
+    transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("handle", [caught, undone_without_a_savepoint, set_to_roll_back])
+def test_a_batch_that_cannot_commit_any_more_fails(drill: Drill, handle: Callable[[Batch], None]) -> None:
+    def handler(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            handle(batch)
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    (error,) = drill.errors
+    assert isinstance(error, HandlerMistake)
+    assert "was caught in the handler" in str(error)
+    assert numbers() == []
+    assert drill.states() == {"handled": 1}
+
+
+def test_an_error_inside_of_a_block_of_its_own_leaves_the_rest(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        create(batch)
+        with pytest.raises(IntegrityError), transaction.atomic():
+            create(batch)
+        OBJECTS.create(number="after")
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert drill.errors == []
+    assert numbers() == ["1", "after"]
+
+
+def test_a_constraint_that_fails_at_the_commit_is_the_record_s(drill: Drill) -> None:
+    """Django's foreign keys are looked at when the transaction commits."""
+
+    def handler(batch: Batch) -> None:
+        for record in batch:
+            OBJECTS.create(number=record.external_id, customer_id=4711 if record.external_id == "bad" else None)
+
+    drill.handle(handler)
+    drill.save("acme", "1", "bad", "2")
+    drill.go_on()
+    assert numbers() == ["1", "2"]
+    assert drill.states() == {"handled": 2, "quarantined": 1}
+
+
+@pytest.mark.parametrize("call", ["commit", "rollback", "durable"])
+def test_django_refuses_to_end_the_transaction(drill: Drill, call: str) -> None:
+    def handler(batch: Batch) -> None:
+        create(batch)
+        if call == "durable":
+            with pytest.raises(RuntimeError, match="durable"), transaction.atomic(durable=True):
+                pass
+        else:
+            with pytest.raises(transaction.TransactionManagementError):
+                getattr(transaction, call)()
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert drill.errors == []
+    assert numbers() == ["1"]
+
+
+def close_it() -> None:
+    connection.close()
+
+
+@pytest.mark.parametrize("close", [close_it, connections.close_all, close_old_connections])
+def test_to_close_the_connection_does_nothing(drill: Drill, close: Callable[[], None]) -> None:
+    def handler(batch: Batch) -> None:
+        create(batch)
+        close()
+        OBJECTS.create(number="after")
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert drill.errors == []
+    assert numbers() == ["1", "after"]
+
+
+def test_a_commit_behind_django_s_back_is_found_out(drill: Drill) -> None:
+    def handler(_: Batch) -> None:
+        if len(drill.calls) == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("COMMIT")
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    (error,) = drill.errors
+    assert "committed, rolled back or closed" in str(error)
+
+
+@pytest.fixture
+def _role(drill: Drill) -> Iterator[None]:
+    with drill.deployment.engine.begin() as own:
+        own.exec_driver_sql("CREATE ROLE django_shop")
+        own.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO django_shop")
+        own.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO django_shop")
+    yield
+    connections.close_all()
+    drill.runtime.engine.dispose()
+    with drill.deployment.engine.begin() as own:
+        own.exec_driver_sql("DROP OWNED BY django_shop")
+        own.exec_driver_sql("DROP ROLE django_shop")
+
+
+@pytest.mark.usefixtures("_role")
+def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time zone, role, search path, adapters and class of cursors are Django's in the call, and TaskBridge's after."""
+    monkeypatch.setitem(connections.settings["default"], "TIME_ZONE", "Asia/Tokyo")
+    options = {"options": "-c search_path=public,pg_catalog", "assume_role": "django_shop"}
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", options)
+    moment = datetime(2026, 1, 2, 3, tzinfo=UTC)
+    seen: list[Any] = []
+    look = "SELECT current_setting('TimeZone'), current_user, current_setting('search_path'), '{\"a\": 1}'::jsonb"
+
+    def handler(batch: Batch) -> None:
+        sessions.append(driver_of(batch.connection))
+        seen.append(batch.connection.exec_driver_sql(look).one())
+        OBJECTS.create(number="1", at=moment, details={"a": [1]})
+        with connection.cursor() as cursor:
+            cursor.execute(look)
+            seen.append(cursor.fetchone())
+        row = OBJECTS.get()
+        assert (row.at, row.details) == (moment, {"a": [1]})
+        assert str(row.at.tzinfo) == "Asia/Tokyo"
+        seen.append(batch.connection.exec_driver_sql("SELECT '{\"a\": 1}'::jsonb").scalar_one())
+
+    sessions: list[Any] = []
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert drill.errors == []
+    before, during, of_taskbridge = seen
+    assert during == ("Asia/Tokyo", "django_shop", "public,pg_catalog", '{"a": 1}')
+    assert of_taskbridge == {"a": 1}
+    with drill.runtime.engine.connect() as later:
+        assert driver_of(later) is sessions[0]
+        assert later.exec_driver_sql(look).one() == before
+        assert type(driver_of(later).cursor()).__module__.startswith("psycopg")
+    assert drill.states() == {"handled": 1}
+
+
+def test_many_rows_come_through_a_cursor_of_the_server(drill: Drill) -> None:
+    def handler(_: Batch) -> None:
+        OBJECTS.bulk_create(Order(number=str(number)) for number in range(50))
+        assert sum(1 for _ in OBJECTS.iterator(chunk_size=10)) == 50
+        assert OBJECTS.select_for_update().filter(number="7").count() == 1
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert drill.errors == []
+    assert len(numbers()) == 50
+
+
+def test_the_project_s_own_connection_is_not_touched(drill: Drill) -> None:
+    own = connections["default"]
+    with own.cursor() as cursor:
+        cursor.execute("SET application_name = 'own'")
+    session = own.connection
+    with transaction.atomic():
+        OBJECTS.create(number="outside")
+        drill.handle(create)
+        drill.save("acme", "1")
+        drill.go_on()
+        assert connections["default"] is own
+        assert own.connection is session
+        transaction.set_rollback(True)
+    assert numbers() == ["1"]
+
+
+def test_another_alias_and_another_thread_commit_on_their_own(drill: Drill) -> None:
+    def in_thread() -> None:
+        OBJECTS.create(number="thread")
+        connections.close_all()
+
+    def handler(_: Batch) -> None:
+        if len(drill.calls) == 1:
+            OBJECTS.using("other").create(number="other")
+            thread = threading.Thread(target=in_thread)
+            thread.start()
+            thread.join()
+            raise ValueError
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert numbers() == ["other", "thread"]
+
+
+def test_a_coroutine_s_orm_commits_on_its_own(drill: Drill) -> None:
+    async def handler(_: Batch) -> None:
+        if len(drill.calls) == 1:
+            await sync_to_async(OBJECTS.create)(number="1")
+            await sync_to_async(connections.close_all)()
+            raise ValueError
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert numbers() == ["1"]
+
+
+@pytest.mark.parametrize("alias", [None, "other"])
+def test_handlers_may_have_another_alias_or_none(drill: Drill, alias: str | None) -> None:
+    def handler(_: Batch) -> None:
+        if len(drill.calls) == 1:
+            OBJECTS.create(number="default")
+            OBJECTS.using("other").create(number="other")
+            raise ValueError
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    with override_settings(TASKBRIDGE_DATABASE=alias):
+        drill.go_on()
+    assert numbers() == (["default"] if alias else ["default", "other"])
+
+
+def test_a_database_that_is_not_taskbridge_s_is_refused(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["other"], "NAME", "postgres")
+
+    def handler(_: Batch) -> None:
+        if len(drill.calls) == 1:
+            OBJECTS.using("other").count()
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    with override_settings(TASKBRIDGE_DATABASE="other"):
+        drill.go_on()
+    (error,) = drill.errors
+    assert isinstance(error, ConfigurationError)
+    assert "'other' (postgres) is not that of TASKBRIDGE_POSTGRES_URL" in str(error)
+
+
+@pytest.mark.parametrize("what", ["sqlite", "isolation level"])
+def test_what_cannot_be_exactly_once_is_refused(drill: Drill, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alias = "lite" if what == "sqlite" else "default"
+    if what != "sqlite":
+        monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"isolation_level": 4})
+
+    def handler(_: Batch) -> None:
+        if len(drill.calls) == 1:
+            OBJECTS.using(alias).count()
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    with override_settings(TASKBRIDGE_DATABASE=alias):
+        drill.go_on()
+    (error,) = drill.errors
+    assert isinstance(error, ConfigurationError)
+    assert "TASKBRIDGE_DATABASE" in str(error)
+
+
+def test_whoever_kept_the_connection_is_told(drill: Drill) -> None:
+    kept: list[Any] = []
+
+    def handler(batch: Batch) -> None:
+        create(batch)
+        kept.append(connections["default"])
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    with pytest.raises(HandlerMistake, match="the batch is over"), kept[0].cursor():
+        pass
+
+
+def test_who_waits_for_new_connections_and_who_looks_at_queries_sees_these_too(drill: Drill) -> None:
+    made: list[bool] = []
+
+    def note(connection: Any, **_: Any) -> None:
+        made.append(isinstance(connection.connection, Bounded))
+
+    drill.handle(create)
+    drill.save("acme", "1")
+    connection_created.connect(note)
+    try:
+        with CaptureQueriesContext(connections["default"]) as queries:
+            made.clear()
+            drill.go_on()
+    finally:
+        connection_created.disconnect(note)
+    assert True in made
+    assert any("INSERT" in query["sql"] for query in queries)
+
+
+def test_a_session_that_is_lost_looks_like_one_that_is_away_and_comes_again(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            pid = batch.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+            assert drill.deployment.rows(f"SELECT pg_terminate_backend({pid}, 5000)") == [(True,)]
+        create(batch)
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert numbers() == ["1"]
+    assert drill.quarantine() == []
+    assert Customer.objects.count() == 0
