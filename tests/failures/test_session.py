@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import ForeignKey, inspect, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from taskbridge.declaring.batch import Batch
@@ -161,17 +161,20 @@ def test_an_error_that_was_caught_without_a_rollback_fails_the_batch(drill: Dril
 
 
 def test_after_the_call_it_is_closed(drill: Drill) -> None:
-    left: list[Batch] = []
+    left: list[tuple[Batch, Session]] = []
 
     def handler(batch: Batch) -> None:
         add(batch)
-        left.append(batch)
+        left.append((batch, batch.session))
 
     drill.handle(handler)
     drill.save("acme", "1")
     drill.go_on()
+    ((batch, session),) = left
     with pytest.raises(HandlerMistake, match="the batch is over"):
-        _ = left[0].session
+        _ = batch.session
+    with pytest.raises(InvalidRequestError, match="permanently closed"):
+        session.scalars(select(Total))
 
 
 def test_a_coroutine_writes_through_it_too(drill: Drill) -> None:
