@@ -146,18 +146,14 @@ def test_a_handler_that_does_not_touch_the_database_opens_no_transaction_and_its
 
 
 def test_a_hook_that_takes_too_long_is_given_up_and_the_batch_stays_handled(drill: Drill, caplog: Any) -> None:
-    def handler(batch: Batch) -> None:
-        create(batch)
+    def handler(_: Batch) -> None:
         transaction.on_commit(threading.Event().wait)
-        transaction.on_commit(lambda: seen.append("the next"))
 
-    seen: list[str] = []
-    drill.handle(handler, soft_time_limit=0.3)
+    drill.handle(handler, soft_time_limit=1)
     drill.save("acme", "1")
     drill.go_on()
     assert drill.states() == {"handled": 1}
     assert len(drill.calls) == 1
-    assert seen == ["the next"]
     assert "SoftTimeLimitExceeded" in caplog.text
 
 
