@@ -22,15 +22,17 @@ __all__ = ["connect_checks"]
 
 _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
     (store.check_version, "E003"),
-    (store.check_schema, "E004"),
-    (store.check_cluster, "E005"),
+    # An error would keep `manage.py migrate`, which mends it, from running.
+    (store.check_schema, "W004"),
+    (store.check_cluster, "E004"),
 )
 
 
 def _said(error: Exception, number: str) -> CheckMessage:
     """Return an error's text as Django has it: what is wrong, and the hint apart."""
     what, _, hint = str(error).partition(": ")
-    return Error(what, hint=hint.replace("`taskbridge migrate`", "`manage.py migrate`"), id=f"taskbridge.{number}")
+    kind = Error if number.startswith("E") else Warning
+    return kind(what, hint=hint.replace("`taskbridge migrate`", "`manage.py migrate`"), id=f"taskbridge.{number}")
 
 
 def connect_checks() -> None:
