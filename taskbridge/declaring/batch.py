@@ -6,7 +6,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -110,8 +110,9 @@ class Record:
 class Batch(Sequence[Record]):
     """Records of one tenant, oldest first.
 
-    A handler that returns has handled them all but those that it rejected. One that raises has handled none; it is
-    called again, in the end with each record alone. It may raise `RetryAfter` to be called again after a while.
+    A handler that returns has handled them all but those that it rejected. One that raises has handled none, unless it
+    says of each when it is done with it (`handled`); it is called again, in the end with each record alone. It may
+    raise `RetryAfter` to be called again after a while.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Batch(Sequence[Record]):
         self._owned = owned
         self._until = until
         self._rejected: dict[str, str] = {}
+        self._handled: set[str] = set()
 
     @property
     def connection(self) -> Connection:
@@ -172,18 +174,39 @@ class Batch(Sequence[Record]):
     def reject(self, record: Record, reason: str) -> None:
         """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
-        Takes effect when the handler returns, with the cursor or not at all. What the handler wrote for the record
-        through `connection` is not undone. A reason is kept up to 2,000 characters.
+        Takes effect when the handler returns, or with what it `handled`; with the cursor or not at all. What the
+        handler wrote for the record through `connection` is not undone. A reason is kept up to 2,000 characters.
 
         Raises:
             ValueError: the record is not of this batch, or the reason is empty.
         """
-        if record != self._by_id.get(record.external_id):
-            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
+        self._check(record)
         text = storable(reason)
         if not text.strip():
             raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is rejected without a reason")
         self._rejected[record.external_id] = text
+
+    def handled(self, record: Record) -> None:
+        """Say that one record of this batch is done with, as after the request that is made for it.
+
+        Where the handler raises later, whatever it raises, the batch's first records up to the first that was neither
+        handled nor rejected are not delivered again. Where its process is killed they may be: the mark is in memory.
+        Marks say nothing where `connection` was used: what was written through it is rolled back with the whole batch.
+
+        Raises:
+            ValueError: the record is not of this batch.
+        """
+        self._check(record)
+        self._handled.add(record.external_id)
+
+    @property
+    def done(self) -> Set[str]:
+        """External ids of the records that were handled or rejected so far."""
+        return self._handled | self._rejected.keys()
+
+    def _check(self, record: Record) -> None:
+        if record != self._by_id.get(record.external_id):
+            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
 
     @cached_property
     def _by_id(self) -> dict[str, Record]:

@@ -7,8 +7,9 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from taskbridge.common.run_key import RunKey
@@ -97,12 +98,16 @@ class Ending(NamedTuple):
 
 
 class HandlerFailed(Exception):
-    """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect."""
+    """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect.
 
-    def __init__(self, page: Page, error: BaseException) -> None:
+    `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest.
+    """
+
+    def __init__(self, page: Page, error: BaseException, *, progressed: bool = False) -> None:
         super().__init__(error)
         self.page = page
         self.error = error
+        self.progressed = progressed
 
     @property
     def exception(self) -> Exception:
@@ -142,7 +147,8 @@ def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
 def deliver(run: Run, page: Page) -> None:
     """Call the handler with the page's records and advance the cursor past them.
 
-    Records that cannot be decoded are not delivered: they go to quarantine.
+    Records that cannot be decoded are not delivered: they go to quarantine. Where the handler raises, the cursor moves
+    past the first records that it said it had handled.
 
     Raises:
         HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
@@ -155,7 +161,17 @@ def deliver(run: Run, page: Page) -> None:
     with run.cursors.transaction(run.key) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
-            reasons |= _call(run, page, records, transaction, hooks)
+            batch = _batch(run, records, transaction)
+            try:
+                reasons |= _call(run, page, batch, transaction, hooks)
+            except HandlerFailed as failed:
+                rest = _keep_handled(run, page, batch, transaction, first_event_ms)
+                raise HandlerFailed(rest, failed.error, progressed=rest is not page) from failed.error
+            except BaseException:
+                # The process was told to end, and its batch comes again elsewhere.
+                with suppress(Exception):
+                    _keep_handled(run, page, batch, transaction, first_event_ms)
+                raise
         if page.records:
             bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
         quarantined = Quarantined(reasons, "rejected") if reasons else None
@@ -196,6 +212,32 @@ def _after_commit(run: Run, hooks: Sequence[Hook]) -> None:
         log.exception("%s, tenant %r: a hook after the commit was given up", run.pipeline.name, run.tenant)
 
 
+def _keep_handled(run: Run, page: Page, batch: Batch, transaction: Transaction, first_event_ms: int | None) -> Page:
+    """Move the cursor past the first records that the handler is done with, although it raised; return the others.
+
+    What it wrote through the batch's connection cannot be told apart by records, so then none is.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    done = batch.done | page.undecodable.keys()
+    count = sum(1 for _ in takewhile(lambda record: record.external_id in done, page.records))
+    if transaction.used or not batch.done or not count:
+        return page
+    part = page.first(count)
+    bisection = page.bisection.handled(count, run.pipeline.batch_size)
+    rejected = {record.external_id for record in part.records} & batch.rejected.keys()
+    reasons = {**part.undecodable, **{name: batch.rejected[name] for name in rejected}}
+    quarantined = Quarantined(reasons, "rejected") if reasons else None
+    asked = transaction.advance(part, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms)
+    handled = count - len(reasons)
+    if asked and handled:
+        run.cursors.note_success(run.key)
+    run.took += count
+    run.handled += handled
+    return page.after(count, bisection)
+
+
 def try_alone(run: Run, page: Page, record: Record) -> bool:
     """Call the handler with one record of the page, to see whether the records or the downstream are at fault.
 
@@ -206,25 +248,27 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
         HandlerFailed: the handler raised.
     """
     with run.cursors.transaction(run.key) as transaction:
-        rejected = _call(run, page, (record,), transaction, [])
+        rejected = _call(run, page, _batch(run, (record,), transaction), transaction, [])
     if not rejected:
         run.cursors.note_success(run.key, trial=True)
     return not rejected
 
 
-def _call(
-    run: Run, page: Page, records: tuple[Record, ...], transaction: Transaction, hooks: list[Hook]
-) -> dict[str, str]:
-    """Call the handler, note its pace, and return what it rejected; `hooks` gets what is for after the commit."""
-    limit, started = run.pipeline.soft_time_limit, time.monotonic()
-    batch = Batch(
+def _batch(run: Run, records: tuple[Record, ...], transaction: Transaction) -> Batch:
+    limit = run.pipeline.soft_time_limit
+    return Batch(
         *run.key,
         records,
         connect=transaction.connect,
         open_session=transaction.open_session,
         owned=lambda: run.ownership.owned,
-        until=math.inf if limit is None else started + limit,
+        until=math.inf if limit is None else time.monotonic() + limit,
     )
+
+
+def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> dict[str, str]:
+    """Call the handler, note its pace, and return what it rejected; `hooks` gets what is for after the commit."""
+    started = time.monotonic()
     try:
         # The limit is raised inside only: who is around the call leaves as he came.
         with around(batch, hooks.append), _limited(run):
@@ -234,7 +278,7 @@ def _call(
         if ends_process(error):
             raise
         raise HandlerFailed(page, error) from error
-    run.runtime.paces[run.pipeline.name].note(len(records), time.monotonic() - started)
+    run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)
 
 

@@ -55,9 +55,13 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     """
     error, page = failed.error, failed.page
     if (told := asked_to_wait(error)) is not None:
-        if (bisection := page.bisection.told_to_wait(len(page.records))) != page.bisection:
+        # One that says how far it came needs no smaller batches.
+        bisection = page.bisection if failed.progressed else page.bisection.told_to_wait(len(page.records))
+        if bisection != page.bisection:
             run.cursors.limit(run.key, bisection)
         return _as_told(run, told)
+    if not page.records:
+        return after_lost_server(run, failed.exception)
     text = error_text(error)
     downstream = is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD

@@ -78,6 +78,21 @@ class Page:
             positions=self.positions[: max(0, count - self.retried)],
         )
 
+    def after(self, count: int, bisection: Bisection) -> Page:
+        """Return the batch of the others, after the cursor has moved past the first `count` records."""
+        records = self.records[count:]
+        ids = {record.external_id for record in records}
+        return replace(
+            self,
+            records=records,
+            undecodable={one: reason for one, reason in self.undecodable.items() if one in ids},
+            sweeps=self.sweeps + 1,
+            resumed=True,
+            retried=max(0, self.retried - count),
+            positions=self.positions[max(0, count - self.retried) :],
+            bisection=bisection,
+        )
+
 
 class Standing(NamedTuple):
     """Where the cursor stands: the first columns of `read_batch.sql`, the same in each of its rows."""

@@ -1,0 +1,183 @@
+"""A handler that makes a request for each record and fails in the middle: what it was done with does not come again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from celery.exceptions import WorkerShutdown
+from sqlalchemy import text
+
+from taskbridge.declaring.batch import Batch, Record, RetryAfter
+from tests.failures.drill import Drill
+
+NUMBERS = [f"{number:02}" for number in range(1, 13)]
+
+
+class Downstream:
+    """Counts the requests for each record. The first for each of `refuses` raises its error, or an error each time."""
+
+    def __init__(self, refuses: dict[str, Exception], *, always: bool = False) -> None:
+        self.refuses, self.always = refuses, always
+        self.accepted: Counter[str] = Counter()
+
+    def take(self, record: Record) -> None:
+        error = self.refuses.get(record.external_id)
+        if error is not None:
+            if not self.always:
+                del self.refuses[record.external_id]
+            raise error
+        self.accepted[record.external_id] += 1
+
+    def deliver(self, batch: Batch) -> None:
+        for record in batch:
+            self.take(record)
+            batch.handled(record)
+
+    async def deliver_together(self, batch: Batch) -> None:
+        async def one(record: Record) -> None:
+            self.take(record)
+            batch.handled(record)
+
+        async with asyncio.TaskGroup() as group:
+            for record in batch:
+                group.create_task(one(record))
+
+
+ERRORS = {"an error": ValueError("no"), "downstream": ConnectionError("gone"), "wait": RetryAfter(2)}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("together", [False, True])
+def test_requests_that_were_made_before_one_failed_are_made_again(drill: Drill, error: str, together: bool) -> None:
+    downstream = Downstream(dict.fromkeys(("05", "08", "12"), ERRORS[error]))
+    drill.handle(downstream.deliver_together if together else downstream.deliver, batch_size=100)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    # Of those that began together, the ones behind the first that failed come again.
+    once = NUMBERS[:4] if together else NUMBERS
+    assert {number: downstream.accepted[number] for number in once} == dict.fromkeys(once, 1)
+    assert drill.states() == {"handled": 12}
+    assert drill.quarantine() == []
+
+
+def test_a_batch_shrinks_although_its_handler_says_how_far_it_came(drill: Drill) -> None:
+    downstream = Downstream({"04": RetryAfter(2), "08": RetryAfter(2)})
+    drill.handle(downstream.deliver, batch_size=4)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    batches = (NUMBERS[:4], NUMBERS[3:7], NUMBERS[7:11], NUMBERS[7:11], NUMBERS[11:])
+    assert drill.calls == [("acme", batch) for batch in batches]
+
+
+def test_the_bad_record_of_a_batch_takes_the_others_along(drill: Drill) -> None:
+    downstream = Downstream({"07": ValueError("never")}, always=True)
+
+    def reject_one(batch: Batch) -> None:
+        for record in batch:
+            if record.external_id == "02":
+                batch.reject(record, "not wanted")
+                continue
+            downstream.take(record)
+            batch.handled(record)
+
+    drill.handle(reject_one, batch_size=100, max_attempts=2)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    assert drill.states() == {"handled": 10, "quarantined": 2}
+    assert [(number, cause) for _, number, cause, _, _ in drill.quarantine()] == [("02", "rejected"), ("07", "failed")]
+    assert {number: downstream.accepted[number] for number in NUMBERS[:6]} == {
+        number: int(number != "02") for number in NUMBERS[:6]
+    }
+
+
+def test_what_was_handled_is_kept_although_the_handler_fails_after_the_last(drill: Drill) -> None:
+    downstream = Downstream({})
+
+    def fail_at_the_end(batch: Batch) -> None:
+        downstream.deliver(batch)
+        raise ValueError("cannot close the client")
+
+    drill.handle(fail_at_the_end)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    assert downstream.accepted == Counter(NUMBERS)
+    assert [str(error) for error in drill.errors] == ["cannot close the client"]
+    assert drill.states() == {"handled": 12}
+
+
+def test_a_mark_commits_what_is_half_written(drill: Drill) -> None:
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE effects (number text)")
+
+    def write(batch: Batch) -> None:
+        for record in batch:
+            batch.connection.execute(text("INSERT INTO effects VALUES (:number)"), {"number": record.external_id})
+            if record.external_id == "05" and len(drill.calls) == 1:
+                raise ValueError("half of it")
+            batch.handled(record)
+
+    drill.handle(write)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    assert drill.calls[1] == ("acme", NUMBERS)
+    assert [number for (number,) in drill.deployment.rows("SELECT number FROM effects ORDER BY number")] == NUMBERS
+
+
+def test_a_replaced_run_moves_the_cursor_with_what_it_handled(drill: Drill) -> None:
+    def overslept(batch: Batch) -> None:
+        if len(drill.calls) > 1:
+            return
+        batch.handled(batch[0])
+        drill.gate.us += 6_000_000
+        drill.gate.expire("invoices", [batch.tenant])
+        assert drill.run_one()
+        raise ValueError("too late to matter")
+
+    drill.handle(overslept)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    assert drill.calls == [("acme", NUMBERS), ("acme", NUMBERS)]
+    assert drill.deployment.rows("SELECT failures, records FROM taskbridge.sync_cursors") == [(0, 12)]
+
+
+def test_a_process_that_is_told_to_end_doubles_what_it_sent(drill: Drill) -> None:
+    downstream = Downstream({})
+
+    def told_to_end(batch: Batch) -> None:
+        for record in batch:
+            if record.external_id == "05" and len(drill.calls) == 1:
+                raise WorkerShutdown(0)
+            downstream.take(record)
+            batch.handled(record)
+
+    drill.handle(told_to_end)
+    drill.save("acme", *NUMBERS)
+    with pytest.raises(WorkerShutdown):
+        drill.run_one()
+    drill.go_on()
+
+    assert downstream.accepted == Counter(NUMBERS)
+
+
+def test_a_record_of_another_batch_is_marked(drill: Drill) -> None:
+    kept: list[Record] = []
+
+    def mark_another(batch: Batch) -> None:
+        kept.append(batch[0])
+        batch.handled(kept[0])
+
+    drill.handle(mark_another)
+    drill.save("acme", "a")
+    drill.go_on()
+    drill.save("bolt", "b")
+    drill.go_on(lambda: bool(drill.errors))
+
+    assert "'a' of tenant 'acme' is not of this batch" in str(drill.errors[0])
