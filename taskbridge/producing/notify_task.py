@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Task, states
 from celery.result import AsyncResult, EagerResult
@@ -12,8 +12,14 @@ from taskbridge.declaring.pipeline import INVOICES
 
 __all__ = ["NotifyTask"]
 
+# Celery's own class takes no parameters before 5.5.
+if TYPE_CHECKING:
+    _Task = Task[..., str]
+else:
+    _Task = Task
 
-class NotifyTask(Task[..., str]):
+
+class NotifyTask(_Task):
     """`notify_event`: goes through the gate in the producer's own process, so that an absorbed event makes no message.
 
     With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message that does the

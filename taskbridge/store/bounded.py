@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
-from psycopg.errors import _WaitTimeout
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -51,16 +50,30 @@ class Bounded(psycopg.Connection[Any]):
                 affair: silence is no fault while one waits for notifications.
         """
         try:
-            return super().wait(gen, interval, self.answer_timeout if timeout is None else timeout)
-        except _WaitTimeout:
             if timeout is not None:
-                raise
-            self.pgconn.finish()
-            raise NoAnswer(f"timeout: Postgres has not answered for {self.answer_timeout:g} s") from None
+                return super().wait(gen, interval, timeout)
+            if self.answer_timeout is not None:
+                # Not by psycopg's own time-out: it has none before 3.3.
+                gen = self._in_time(gen, self.answer_timeout)
+            return super().wait(gen, interval)
         except psycopg.Error as error:
             if error.diag.message_primary:
                 error.args = (error.diag.message_primary,)
             raise
+
+    def _in_time(self, gen: PQGen[T], seconds: float) -> PQGen[T]:
+        """Take the steps of `gen`, which psycopg asks for ten times a second at the least, for so many seconds."""
+        deadline = monotonic() + seconds
+        try:
+            wanted = next(gen)
+            while True:
+                wanted = gen.send((yield wanted))
+                if monotonic() >= deadline:
+                    self.pgconn.finish()
+                    raise NoAnswer(f"timeout: Postgres has not answered for {seconds:g} s")
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
 
 
 def of_the_socket(given: Container[str], statement_timeout: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.errors import ConfigurationError
-from taskbridge.store.address import UNREADABLE
+from taskbridge.store.address import UNREADABLE, parameters_of
 from taskbridge.store.bounded import Bounded, of_the_socket, open_session
 from taskbridge.store.queries import SCHEMA_OPTION
 from taskbridge.store.sessions import Watched
@@ -53,8 +53,11 @@ def connect(
         **options,
     )
 
+    # SQLAlchemy before 2.1 reads some URLs differently from those who only look.
+    address = parameters_of(url)
+
     def open_one(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Bounded:
-        return open_session(statement_timeout, *arguments, **parameters)
+        return open_session(statement_timeout, *arguments, **{**parameters, **address})
 
     def lend(connection: Any, _record: Any, _proxy: Any) -> None:
         pool = engine.pool

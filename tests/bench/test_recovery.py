@@ -15,4 +15,4 @@ def test_without_the_peers_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that it cannot be imported
     result = CliRunner().invoke(main, ["recovery"])
     assert result.exit_code == 1
-    assert "pip install -e '.[dev]'" in result.stderr
+    assert "pip install '.[dev]'" in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -156,6 +157,25 @@ def test_every_python_example_runs_as_far_as_its_names() -> None:
         compile(block, page, "exec")
         for module, names in re.findall(r"^from (taskbridge[.\w]*) import (.+)$", block, re.MULTILINE):
             assert {name.strip() for name in names.split(",")} <= set(import_module(module).__all__), page
+
+
+def test_every_install_line_is_that_of_a_checkout() -> None:
+    sources = [*PAGES, *(ROOT / "taskbridge").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    lines = [
+        (source.relative_to(ROOT).as_posix(), line)
+        for source in sources
+        for line in re.findall(r"pip install [^\n`]*", source.read_text(encoding="utf-8"))
+    ]
+    assert len({page for page, _ in lines if page.endswith(".md")}) > 4
+    extra = r"'\.\[(django|embedded|flower|dev)\]'"
+    checkout = re.compile(rf"pip install (\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$)")
+    assert [one for one in lines if not checkout.match(one[1])] == []
+
+
+def test_the_package_is_not_called_as_someone_elses() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == "celery-taskbridge"
+    assert [page.name for page in PAGES if re.search(r"taskbridge\[\w+\]", page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("part", protocol_text.PARTS)

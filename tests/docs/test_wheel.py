@@ -54,4 +54,8 @@ def test_a_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None
 def test_a_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         folders = {name.split("/")[0] for name in archive.namelist()}
+        (described,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        description = archive.read(described).decode()
+    assert "\nName: celery-taskbridge\n" in description
+    assert "\nProvides-Extra: embedded\n" in description
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"taskbridge"}

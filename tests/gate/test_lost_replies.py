@@ -16,6 +16,7 @@ from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Settlement, State
 from taskbridge.gate.scripts import SCRIPTS, read, render
+from taskbridge.gate.wire import COMMAND
 
 SPACING = Spacing(delay=200, lease=1_200)
 
@@ -46,7 +47,7 @@ def retrying(servers: Servers) -> Iterator[redis.Redis]:
 def losing_one_reply(client: redis.Redis, meanwhile: Callable[[], object] = int) -> Iterator[None]:
     """Lose the next reply: the server has done the command, and `meanwhile` happens before the client tries again."""
     client.ping()
-    connection: Any = client.connection_pool.get_connection()
+    connection: Any = client.connection_pool.get_connection(*COMMAND)
     read_response = connection.read_response
 
     def lose(*args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder,
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
+from taskbridge.gate.wire import COMMAND
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)
@@ -421,7 +422,7 @@ def counted(client: redis.Redis) -> Iterator[list[list[bytes]]]:
     """What `client` sends, as it leaves: one list of commands for each time that it sends and waits."""
     sent: list[list[bytes]] = []
     client.ping()
-    connection: Any = client.connection_pool.get_connection()
+    connection: Any = client.connection_pool.get_connection(*COMMAND)
     client.connection_pool.release(connection)
     kind = type(connection)
     send = kind.send_packed_command

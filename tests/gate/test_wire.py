@@ -122,6 +122,10 @@ def test_plain_calls_after_a_switchover(tmp_path: Path) -> None:
 
             with mine.pipeline(transaction=False) as pipe:
                 pipe.set("key", "2")
+                if redis.__version__.startswith("5."):  # which tries a pipeline no second time, but connects anew
+                    with pytest.raises(redis.ReadOnlyError):
+                        pipe.execute()
+                    pipe.set("key", "2")
                 pipe.execute()
 
             assert mine.get("key") == "2"
