@@ -1,4 +1,4 @@
-"""The gate: a small state machine in Redis that says who may run, and when. It imports nothing of the store."""
+"""The gate: a small state machine in Redis that says who may run, and when."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # Who only looks needs no script.
+    # A process that only reads loads no script.
     __getattr__ = on_first_use(
         __name__,
         {

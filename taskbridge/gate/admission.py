@@ -1,4 +1,4 @@
-"""Who of a pipeline may begin, as three tables: its circuit, its run slots, and a tenant's place in its wait queue.
+"""Who of a pipeline may begin, as three tables: its circuit, its run slots, and whether a tenant is in its wait queue.
 
 A run begins if it has a run slot and the circuit lets it; else its tenant goes to the wait queue, and the gate's table
 says POSTPONED. The end of a run goes through the gate's table, then the circuit's, then the slots'. The scripts that do
@@ -29,7 +29,6 @@ __all__ = [
     "Row",
     "Slots",
     "Verb",
-    "choose",
 ]
 
 
@@ -58,7 +57,7 @@ class Queueing(StrEnum):
 
 
 class Verb(StrEnum):
-    """What can happen to them."""
+    """What can happen to a circuit, to run slots, or to a tenant in the wait queue."""
 
     BEGIN = "begin"
     HANDLED = "settle: handled some"
@@ -80,7 +79,7 @@ class Condition(Enum):
 
     GENERAL = (
         "the failure is neither one tenant's nor one record's: a third tenant failed since something was handled, or "
-        f"two blame the downstream and {Constant.OPENS_AFTER} runs in a row failed"
+        f"two blame the downstream and {Constant.CIRCUIT_OPENS_AFTER} runs in a row failed"
     )
     WAIT_OVER = "the wait is over"
     SLOT = "it has a run slot"
@@ -99,10 +98,10 @@ class Effect(Enum):
     COUNT = "counted, also whom it blames"
     FORGET = "the failures before it are forgotten"
     OPEN = (
-        f"open for {Constant.FIRST_WAIT_MS:,} ms; its tenant goes to the end of the wait queue, and the first is "
+        f"open for {Constant.CIRCUIT_WAIT_MS:,} ms; its tenant goes to the end of the wait queue, and the first is "
         "called for the end of the wait"
     )
-    REOPEN = f"open for twice as long as before, {Constant.LONGEST_WAIT_MS:,} ms at the most; the rest as above"
+    REOPEN = f"open for twice as long as before, {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms at the most; the rest as above"
     CLOSE = "all that is known of failures and probes is forgotten; the wait queue is emptied, all in it start"
     JOIN = "its tenant goes to the end of the wait queue"
     REFUSE = "refused"
@@ -217,15 +216,3 @@ WAIT_QUEUE: tuple[Row[Queueing], ...] = (
     Row(_IN, Verb.CLOSED, (), _OUT, Effect.START),
     Row(_IN, Verb.DEADLINE_LOST, (), _OUT, Effect.NONE),
 )
-
-
-def choose(table: tuple[Row[S], ...], state: S, verb: Verb, holding: frozenset[Condition]) -> Row[S]:
-    """Return the row that applies in `state` on `verb` while exactly the conditions in `holding` hold.
-
-    Raises:
-        LookupError: the table has no row for this pair.
-    """
-    for row in table:
-        if row.state is state and row.verb is verb and holding.issuperset(row.when):
-            return row
-    raise LookupError(f"no transition for {verb.value} in state {state.value}")

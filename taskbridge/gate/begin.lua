@@ -39,7 +39,7 @@ local function is_first()
     or position(joined or now, runs) < tonumber(redis.call("ZSCORE", wait_queue_key, head))
 end
 
--- One's own slot counts for nothing where others have as many as there may be, since the cap was lowered.
+-- The slot that the tenant has does not help it where the others fill the cap, as after the cap was lowered.
 local function is_slot_free()
   local own = tonumber(redis.call("ZSCORE", running_key, tenant) or -1) >= now and 1 or 0
   return redis.call("ZCOUNT", running_key, now, "+inf") - own < most_runs
@@ -55,7 +55,7 @@ if not has_slot or open_until and not may_probe then
     redis.call("HDEL", circuit_key, "probe")
   end
   join_wait_queue(runner_key, wait_queue_key, tenant, joined or now, runs)
-  -- Whoever ends a wait calls those in the queue; this deadline is for when nobody did.
+  -- Whoever ends a wait calls those in the queue; this deadline is for the case that nobody does.
   local wait_ms = math.min(LONGEST_REPUBLISH_MS, math.max(republish_ms, now - (joined or now)))
   redis.call("ZADD", due_key, math.max(now, rest) + wait_ms, tenant)
   if rests then
@@ -68,14 +68,14 @@ end
 local probe = -1
 if open_until then
   redis.call("HSET", circuit_key, "probe", tenant)
-  -- Without `walk` only the first; with it the first, then the 2nd, 3rd, 5th, 9th and so on.
+  -- Without `walk` each probe tries the first record; with it one tries the first, the next ones the 2nd, 3rd, 5th, 9th ...
   local turn = walk and probes % WALK or 0
   probe = turn > 0 and 2 ^ (turn - 1) or 0
 end
 
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died",
   "reminded", "queue")
--- A reminder has done what it is for, and people count events. A burst has one at the least.
+-- People read the count of events, so a reminder is taken off it again. A burst has one event at the least.
 if runner[11] and (events > 1 or tonumber(runs) > 0) then
   events = events - 1
 end

@@ -3,7 +3,7 @@
 --   failures  failures in a row that blame the downstream or the pipeline
 --   first, second  tenants that failed since something was handled
 --   says      the first tenant whose failure blamed the downstream or the pipeline
---   agreed    another tenant's did too
+--   agreed    a second tenant's failure did too
 --   until     open, until this millisecond; then one tenant at a time may probe
 --   wait      how long it was opened for
 --   probe     the tenant that probes
@@ -11,9 +11,10 @@
 --   walk      the records may be at fault, or it is open for long: probes try others than the first
 --   opened, opened_at, closed_at  for people
 --   rest      the downstream asked the whole pipeline to wait until this millisecond
---   width     how many runs may be on since then; doubles with each that handled something,
---             and goes where it reaches the cap of the pipeline
--- Whether this failure, beside those before it, is not one tenant's or one record's. One tenant alone never says so.
+--   width     how many runs may be under way since then; doubles with each that handled something, and is
+--             deleted where it reaches the cap of the pipeline
+
+-- Whether this failure and those before it are neither one tenant's nor one record's. It takes two tenants at the least.
 local function is_general(circuit_key, tenant, blame)
   local seen = redis.call("HMGET", circuit_key, "first", "second", "says", "agreed")
   if not seen[1] then
@@ -32,9 +33,9 @@ local function is_general(circuit_key, tenant, blame)
     redis.call("HSET", circuit_key, "agreed", 1)
     agreed = true
   end
-  -- Who blames the pipeline has tried several records, often.
-  local failures = redis.call("HINCRBY", circuit_key, "failures", blame == "pipeline" and OPENS_AFTER or 1)
-  return third or agreed and failures >= OPENS_AFTER
+  -- A run that blames the pipeline has tried several records, so it counts as many failures.
+  local failures = redis.call("HINCRBY", circuit_key, "failures", blame == "pipeline" and CIRCUIT_OPENS_AFTER or 1)
+  return third or agreed and failures >= CIRCUIT_OPENS_AFTER
 end
 
 local function close(circuit_key, due_key, wait_queue_key, now)
@@ -71,11 +72,11 @@ local function judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, b
   local probes = 0
   local opens = not is_open and is_general(circuit_key, tenant, blame)
   if opens then
-    wait_ms = FIRST_WAIT_MS
+    wait_ms = CIRCUIT_WAIT_MS
     redis.call("HSET", circuit_key, "opened_at", now)
     redis.call("HINCRBY", circuit_key, "opened", 1)
   elseif is_probe then
-    wait_ms = math.min(wait_ms * 2, LONGEST_WAIT_MS)
+    wait_ms = math.min(wait_ms * 2, LONGEST_CIRCUIT_WAIT_MS)
     probes = redis.call("HINCRBY", circuit_key, "probes", 1)
   end
   if is_open or opens then

@@ -10,9 +10,9 @@ __all__ = ["Constant"]
 class Constant(int, Enum):
     """A whole number; its `value` is the sentence that the docs print. A name ends with its unit, if it has one."""
 
-    OPENS_AFTER = 5, "failures in a row that blame the downstream, of two tenants at least, open the circuit"
-    FIRST_WAIT_MS = 1_000, "how long a circuit that opens stays open"
-    LONGEST_WAIT_MS = 30_000, "the longest that a circuit stays open; the wait doubles with each probe that failed"
+    CIRCUIT_OPENS_AFTER = 5, "failures in a row that blame the downstream, of two tenants at least, open the circuit"
+    CIRCUIT_WAIT_MS = 1_000, "how long a circuit stays open at first"
+    LONGEST_CIRCUIT_WAIT_MS = 30_000, "the longest that it stays open; the wait doubles with each failed probe"
     WALKS_AFTER = 5, "probes in a row that failed; from then on probes try other records than the first"
     WALK = 13, "probes in a row that try records further and further ahead; the next tries the first again"
     BEHIND = 100_000_000_000_000, "milliseconds that put a continuation behind all first events in the wait queue"

@@ -42,7 +42,7 @@ local function still_queued()
   return published and published <= string.sub(token, 1, 16)
 end
 
--- Before the lease's end it is the tick of a pipeline that sweeps at each.
+-- A deadline before the lease's end is a tick of a pipeline with `sweep_empty_ticks`: that one starts a run.
 if state == "waiting" and not held and not is_called and events == swept and (not lease_end or lease_end <= now) then
   redis.call("DEL", runner_key)
   redis.call("ZREM", due_key, tenant)
@@ -51,7 +51,7 @@ end
 
 local answer, wait_ms = PUBLISHED, republish_ms
 if state == "queued" then
-  -- As soon as the first time: it may be lost a moment after this look.
+  -- The wait does not double: the message may get lost right after this look.
   if still_queued() then
     redis.call("ZADD", due_key, now + wait_ms, tenant)
     if is_queued(reminded_key, member, now) then
@@ -64,7 +64,7 @@ else
   token = new_token(us, token, nonce)
   if state == "running" then
     answer = REISSUED
-    -- For the run that comes after it: what it delivered may be why it died.
+    -- The next run is told: what this one delivered may be why it died.
     redis.call("HSET", runner_key, "died", 1)
   end
 end

@@ -1,4 +1,4 @@
-"""The one Python face of the gate: what producers, runs and tickers call. Each method is one script and one round trip.
+"""The gate as producers, runs and tickers call it; most methods are one script and one round trip.
 
 What only looks is in `taskbridge.gate.looking`.
 """
@@ -23,11 +23,11 @@ from taskbridge.gate.wire import Wire
 __all__ = ["Gate"]
 
 MOST_SENT: Final = 100
-"""So many runs of a pipeline that deadlines published and that have not begun are enough; a ticker adds no more."""
+"""Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
 REMINDED_AT_ONCE: Final = 100
-"""So many tenants a script goes over."""
+"""How many tenants one call of the script reminds."""
 TICKER_HOLDS_MS: Final = 50
-"""How long a ticker that has found work has it to itself; so long nobody takes over if it dies."""
+"""How long other tickers leave a pipeline to the one that found work, even if that one dies."""
 
 Publish = Callable[[Queue, str, str, str], None]
 """Publishes a run (queue, pipeline, tenant, token) where the scripts cannot do it themselves."""
@@ -309,5 +309,5 @@ class Gate(Looking):
 
 
 def _nonce() -> str:
-    """Tell tokens of one microsecond apart, should a Redis whose clock stepped back make the same twice."""
+    """Return the random part of a token: a Redis whose clock stepped back may come to the same microsecond again."""
     return os.urandom(3).hex()

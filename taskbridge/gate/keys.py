@@ -11,7 +11,7 @@ from taskbridge.common.names import DEFAULT_PREFIX
 __all__ = ["OURS", "Keys", "Queue", "beginning"]
 
 OURS: Final = "taskbridge."
-"""What the names of our queues begin with; they sort in the order of their precedence."""
+"""The names of our queues begin with this. In alphabetical order the queue of first events is before the other."""
 
 
 class Queue(StrEnum):
@@ -60,7 +60,7 @@ class Keys:
 
     @property
     def handed(self) -> str:
-        """Sorted set of who was given its turn and has not begun: member as in `turns`, score when it counts lost."""
+        """Sorted set of who got its turn and has not begun: member as in `turns`, score when it counts as lost."""
         return f"{self.prefix}:handed"
 
     @property
@@ -69,7 +69,7 @@ class Keys:
         return f"{self.prefix}:reminded"
 
     def sent(self, pipeline: str) -> str:
-        """Sorted set of runs that deadlines published and that have not begun: tenant, and when that counts as lost."""
+        """Sorted set of runs that deadlines published and that have not begun: member tenant, score as in `handed`."""
         return f"{self.prefix}:sent:{pipeline}"
 
     @property
@@ -102,7 +102,7 @@ class Keys:
         return f"{self.prefix}:tailing:{pipeline}"
 
     def ticking(self, pipeline: str) -> str:
-        """Which worker's ticker is at work; for a moment only."""
+        """Which worker's ticker is at work, for some milliseconds."""
         return f"{self.prefix}:ticking:{pipeline}"
 
     def circuit(self, pipeline: str) -> str:

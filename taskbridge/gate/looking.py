@@ -1,4 +1,4 @@
-"""How a deployment stands, as operators and metrics ask: one round trip each, and nothing changes."""
+"""What operators and metrics ask of the gate: one round trip for each question, and nothing changes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Looking:
 
 
 def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
-    """Return what `clock_us` does, in milliseconds."""
+    """Return what `clock_us` of `prelude.lua` does, in milliseconds."""
     offset, mark = (int(text or 0) for text in clock)
     seconds, microseconds = time
     return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
@@ -196,5 +196,5 @@ def _hold(runner: dict[str, str]) -> Hold | None:
         return Hold.TURN
     if "joined" in runner:
         return Hold.WAIT_QUEUE
-    # Only who waits for a rate limit has paid for what it may deliver.
+    # Only a tenant that waits for a rate limit has paid for what it may deliver.
     return Hold.RATE if "permits" in runner else Hold.RETRY

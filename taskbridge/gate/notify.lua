@@ -1,4 +1,4 @@
--- One event of a tenant: start its runner, or leave word with the one that it has.
+-- One event of a tenant: start its runner, or count the event for the runner that it has.
 -- KEYS: due runner lease last queue turns shares
 -- ARGV: pipeline tenant delay_ms lease_ms republish_ms nonce now_ms
 -- RETURNS: {STARTED, token} | {DELAYED} | {ABSORBED}

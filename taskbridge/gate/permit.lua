@@ -1,7 +1,7 @@
 -- How many records may be delivered now, in one call, under limits of the pipeline and of the tenant, in records and in
--- calls? With none, the first of them are paid for ahead, so that those who wait are served in the order in which they asked.
--- With `at_least` 0 the call is made in any case: it is charged for, and those after it wait longer.
--- Each limit is a virtual clock (GCRA): `tat` is when, in microseconds, all that was permitted is worked off.
+-- calls? If none may go, the first of them are paid for ahead, so that tenants that wait are served in the order in which
+-- they asked. With `at_least` 0 the call is made in any case: it is charged for, and those after it wait longer.
+-- Each limit is a virtual clock (GCRA): its key has the microsecond at which all that was permitted is worked off.
 -- KEYS: runner pipeline_rate tenant_rate pipeline_calls tenant_calls
 -- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst pipeline_call_us pipeline_call_burst tenant_call_us tenant_call_burst now_ms
 -- RETURNS: {permitted, wait_ms}; a limit whose microseconds per record or call are 0 is none

@@ -14,10 +14,10 @@ __all__ = ["SCRIPTS", "Script", "render"]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb. `keys` and `args` stand in the header of `{name}.lua` in the same order; a test compares them.
+    """One verb. The header of `{name}.lua` has `keys` and `args` in the same order; a test compares them.
 
-    After its keys every script gets that of the gate's clock. `uses` names files whose functions it calls. One that
-    goes over many tenants gets `keys_of_each` and `args_of_each` for each of them, after the others.
+    After its keys every script gets the key of the gate's clock. `uses` names files whose functions it calls. A script
+    for many tenants gets `keys_of_each` and `args_of_each` for each of them, after the others.
     """
 
     name: str

@@ -42,7 +42,7 @@ local function continue_now()
   return continue(CONTINUED, token)
 end
 
--- More to do, and others wait for this run's slot or for their turn: behind them.
+-- There is more to do: at once, or behind others that wait for this run's slot or for their turn.
 local function continue_in_turn()
   if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", wait_queue_key) > 0 then
     join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
@@ -84,7 +84,7 @@ local function settle()
   end
 
   -- Where delays count from the last run, a run that took no record does not count.
-  -- An event without a record may come at any time; so the next run after one that took nothing waits for a tick.
+  -- Events without records may come at any time, so the next run after one that took nothing waits for EMPTY_RUN_MS.
   local last, earliest = began, 0
   if took == 0 and last_ttl_ms > 0 then
     last, earliest = before, began + EMPTY_RUN_MS
@@ -102,8 +102,8 @@ local function settle()
     end
     return wait_until(start, LINGERING)
   end
-  -- The write comes first: a server whose memory is full refuses it, and then nothing must be gone. A runner that lingers
-  -- ends without a settle.
+  -- The write comes first: a server whose memory is full refuses it, and then nothing may be deleted yet. A runner that
+  -- lingers needs it too, since it ends without a settle.
   local known_until = math.max(last and last_ttl_ms > 0 and last + last_ttl_ms or 0, earliest)
   if known_until > now then
     local kept = (last or "") .. (earliest > 0 and ":" .. earliest or "")
@@ -133,8 +133,8 @@ local circuit = redis.call("HMGET", circuit_key, "until", "rest", "width")
 local is_open, rests, width = circuit[1], now < tonumber(circuit[2] or 0), tonumber(circuit[3])
 local slots = redis.call("ZREM", running_key, tenant)
 if width and not rests and handled > 0 then
-  -- The downstream takes work again: twice as many at a time, until nobody waits any more or the cap is reached. Then the
-  -- cap alone counts: in a busy pipeline some may wait for ever.
+  -- The downstream takes work again: twice as many at a time, until nobody waits or the cap is reached. Then the cap alone
+  -- counts, also where the wait queue of a busy pipeline is never empty.
   width = width * 2
   local at_cap = most_runs > 0 and width >= most_runs
   if at_cap or redis.call("ZCARD", wait_queue_key) == 0 then
@@ -161,7 +161,7 @@ if not is_open and not rests then
     end
   end
 end
--- A worker slot comes free: what lies in the queue is for it, and where that is too little, the next gets its turn.
+-- A worker slot comes free. If too few turns are in its queue, the next tenant gets its turn.
 if not reply[3] then
   local waits = redis.call("ZRANGE", turns_key, 0, 0)[1]
   if waits and queued(handed_key, now) < most_handed then

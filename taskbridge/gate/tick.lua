@@ -1,6 +1,5 @@
--- Which tenants a ticker should start now, and when to look again? One ticker at a time is told, else all would do the
--- same; and nobody is while enough of them are queued: in the sorted set those who wait keep their order and cost no
--- message.
+-- Which tenants a ticker should start now, and when to look again? One ticker at a time is told, or all would do the same.
+-- None is told while enough runs are queued: tenants that wait in the sorted set keep their order and cost no message.
 -- KEYS: due sent ticking turns
 -- ARGV: limit most_queued ticker hold_ms now_ms
 -- RETURNS: {wait_ms, late_ms, turns, unpack(tenants)}: milliseconds until it is worth looking again, and since the oldest

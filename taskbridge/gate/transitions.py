@@ -49,11 +49,11 @@ from enum import Enum, IntEnum, StrEnum
 
 from taskbridge.gate.state import State
 
-__all__ = ["TRANSITIONS", "Answer", "Condition", "Row", "State", "Verb", "choose"]
+__all__ = ["TRANSITIONS", "Answer", "Condition", "Row", "State", "Verb"]
 
 
 class Verb(StrEnum):
-    """What can happen to a tenant. The last five are outcomes of `settle`."""
+    """What can happen to a tenant."""
 
     NOTIFY = "notify"
     REMIND = "remind"
@@ -330,15 +330,3 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was quicker"),
 )
-
-
-def choose(state: State, verb: Verb, holding: frozenset[Condition]) -> Row:
-    """Return the row that applies in `state` on `verb` while exactly the conditions in `holding` hold.
-
-    Raises:
-        LookupError: the table has no row for this pair.
-    """
-    for row in TRANSITIONS:
-        if row.state is state and row.verb is verb and holding.issuperset(row.when):
-            return row
-    raise LookupError(f"no transition for {verb.value} in state {state.value}")

@@ -39,7 +39,7 @@ local function wait_for_turn(due_key, runner_key, turns_key, shares_key, pipelin
   redis.call("ZADD", turns_key, next_tag(turns_key, shares_key, pipeline), pipeline .. ":" .. tenant)
 end
 
--- Once for all that came to wait in a script: it costs as much as the rest of it.
+-- Called once for all tenants that came to wait in a script: it costs as much as the rest of the script.
 local function keep_turns(turns_key, shares_key, pipeline)
   if tag then
     redis.call("HSET", shares_key, pipeline, text(tag))
@@ -54,8 +54,8 @@ local function note_queued(queued_key, member, deadline)
   redis.call("PEXPIRE", queued_key, DAY_MS)
 end
 
--- Whether a message of this one was published and not begun. One that is taken for lost counts for a while, since it may
--- be published again.
+-- Whether a message of this member was published and not begun. One that counts as lost is counted for a second more,
+-- since it may be published again.
 local function is_queued(queued_key, member, now)
   return tonumber(redis.call("ZSCORE", queued_key, member) or 0) > now - GRACE_MS
 end

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class Blame(StrEnum):
-    """What a failed run says against; the value is what `circuit.lua` reads."""
+    """What a failed run blames; the value is what `circuit.lua` reads."""
 
     NOBODY = ""
     RECORD = "record"
@@ -30,7 +30,7 @@ class Blame(StrEnum):
 class Outcome(StrEnum):
     """How a run ended; the value is what `settle.lua` reads.
 
-    MORE: records are left, and it is the next tenant's turn. STOPPED: the worker stops in the middle of its turn.
+    MORE: records are left, and the tenant's turn is over. STOPPED: the worker stops before the turn is over.
     """
 
     MORE = "more"
@@ -43,10 +43,10 @@ class Outcome(StrEnum):
 class Settlement(NamedTuple):
     """What a run tells the gate at its end, in the order in which `settle.lua` reads it.
 
-    `took` is how many records the run took: where delays count from the last run, one that took none does not count.
-    `handled` is how many of them the handler was given with success, which closes the circuit. With RETRY go
-    `retry_ms`, whether the run `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as
-    long, and then begins with one run at a time. With STALE goes `owner`, the token that Postgres holds.
+    `took`: how many records the run took; where delays count from the last run, one that took none does not count.
+    `handled`: how many of them were handled; if any was, the circuit closes. For RETRY: `retry_ms`, whether the run
+    `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as long, and then begins with
+    one run at a time. For STALE: `owner`, the token of the cursor's owner.
     """
 
     outcome: Outcome
@@ -70,9 +70,9 @@ class Timing:
 class Begun(NamedTuple):
     """What a run learns when it begins.
 
-    Counts of this burst (all its events, those since the last run, its runs with this one), how many runs before this
-    one failed in a row, and in the burst's first run the milliseconds since its first event. `probe` is None unless the
-    run probes an open circuit: then it says which of the tenant's records to try, counted from 0. `died`: the tenant's
+    Of this burst: `events`, `new_events` since its last run, and `runs` with this one. `failures`: how many runs before
+    this one failed in a row. `age_ms`: in the burst's first run, the milliseconds since its first event. `probe`: which
+    of the tenant's records, counted from 0, a run that probes an open circuit tries; else None. `died`: the tenant's
     run before this one did not end, and was replaced.
     """
 
@@ -86,9 +86,10 @@ class Begun(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Whom a ticker should start. Milliseconds until it should look again, and since the oldest deadline that passed.
+    """Which `tenants` a ticker should start now, and `next_ms` until it should look again (None: there is no deadline).
 
-    None: there is no deadline, or none has passed. `turns` is how many tenants, of all pipelines, wait for their turn.
+    `late_ms` is how long ago the oldest deadline passed (None: none has), in milliseconds like `next_ms`. `turns`: how
+    many tenants, of all pipelines, wait for their turn.
     """
 
     tenants: list[str]
@@ -110,7 +111,7 @@ class Reminder(NamedTuple):
 
 
 class TailHold(NamedTuple):
-    """Whether this process looks after a pipeline's tail: 0, or the milliseconds until another's hold ends.
+    """The hold of a pipeline's tail. `wait_ms`: 0 if this process has it, else the milliseconds until another's ends.
 
     `lost`: Redis lost its data, or came back with older data. `ends_ms`: when the hold ends, by the gate's clock.
     """

@@ -13,8 +13,7 @@ local function join_wait_queue(runner_key, wait_queue_key, tenant, joined, runs)
   redis.call("PEXPIRE", wait_queue_key, DAY_MS)
 end
 
--- The first in the queue. Who has no deadline any more, because a part of Redis was lost, is struck off: nobody would
--- come.
+-- The first in the queue. A tenant without a deadline, because a part of Redis was lost, is removed: it has no run to come.
 local function first_waiting(due_key, wait_queue_key)
   while true do
     local first = redis.call("ZRANGE", wait_queue_key, 0, 0)[1]

@@ -41,7 +41,8 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from taskbridge.gate.transitions import TRANSITIONS, Answer, Condition, Row, State, Verb, choose
+from taskbridge.gate.transitions import TRANSITIONS, Answer, Condition, Row, State, Verb
+from tests.model.tables import choose
 
 __all__ = [
     "Breach",
@@ -359,7 +360,7 @@ def _rows(state: State, verb: Verb, known: frozenset[Condition], unknown: frozen
     found: dict[Row, None] = {}
     for truths in product((False, True), repeat=len(open_questions)):
         chosen = {condition for condition, holds in zip(open_questions, truths, strict=True) if holds}
-        found[choose(state, verb, known | chosen)] = None
+        found[choose(TRANSITIONS, state, verb, known | chosen)] = None
     return tuple(found)
 
 

@@ -16,7 +16,8 @@ from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Blame, Outcome, State, Timing, admission
 from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.transitions import Condition, Row, Verb, choose
+from taskbridge.gate.transitions import TRANSITIONS, Condition, Row, Verb
+from tests.model.tables import choose
 
 __all__ = [
     "PUBLISHING",
@@ -128,8 +129,8 @@ class Circuit:
             return third
         self.says = self.says or tenant
         self.agreed = self.agreed or self.says != tenant
-        self.failures += Constant.OPENS_AFTER if blame is Blame.PIPELINE else 1
-        return third or (self.agreed and self.failures >= Constant.OPENS_AFTER)
+        self.failures += Constant.CIRCUIT_OPENS_AFTER if blame is Blame.PIPELINE else 1
+        return third or (self.agreed and self.failures >= Constant.CIRCUIT_OPENS_AFTER)
 
     def forget_failures(self) -> None:
         """Something was handled."""
@@ -226,14 +227,14 @@ class Shared:
 
     def ask_circuit(self, verb: admission.Verb, holding: frozenset[Asked]) -> Effect:
         """Take the row of the circuit's table."""
-        row = admission.choose(CIRCUIT, self.circuit.state, verb, holding)
+        row = choose(CIRCUIT, self.circuit.state, verb, holding)
         self.rows.add(row)
         self.circuit.state = row.next
         return row.effect
 
     def ask_slots(self, verb: admission.Verb, holding: frozenset[Asked]) -> Effect:
         """Take the row of the slots' table."""
-        row = admission.choose(SLOTS, self.circuit.slots, verb, holding)
+        row = choose(SLOTS, self.circuit.slots, verb, holding)
         self.rows.add(row)
         self.circuit.slots = row.next
         return row.effect
@@ -241,7 +242,7 @@ class Shared:
     def queue(self, tenant: str, verb: admission.Verb, score: int = 0, due: int | None = None) -> None:
         """Take the row of the wait queue's table; with `due` the tenant's deadline moves."""
         state = Queueing.INSIDE if tenant in self.wait_queue else Queueing.OUTSIDE
-        row = admission.choose(WAIT_QUEUE, state, verb, frozenset())
+        row = choose(WAIT_QUEUE, state, verb, frozenset())
         self.rows.add(row)
         if row.next is Queueing.OUTSIDE:
             self.wait_queue.pop(tenant, None)
@@ -390,7 +391,7 @@ def step(
         tenant = _reminded(tenant, event, now)
     if isinstance(event, Settle):
         tenant = _without_empty_run(tenant, event, now)
-    row = choose(tenant.state, _verb(event), _holding(tenant, event, now))
+    row = choose(TRANSITIONS, tenant.state, _verb(event), _holding(tenant, event, now))
     rows.add(row)
     if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.turn:
         del shared.turns.waiting[now.subject]
@@ -491,10 +492,10 @@ def _admitting(tenant: Tenant, now: _Now) -> tuple[admission.Row[admission.Circu
         Asked.PROBE_DIED: shared.due.get(circuit.probe or "", 0) <= now.ms,
     }
     holding = frozenset(condition for condition, holds in truths.items() if holds)
-    of_circuit = admission.choose(CIRCUIT, circuit.state, admission.Verb.BEGIN, holding)
+    of_circuit = choose(CIRCUIT, circuit.state, admission.Verb.BEGIN, holding)
     lets = truths[Asked.SLOT] and of_circuit.effect in (Effect.NONE, Effect.PROBE)
     holding = frozenset({Asked.LET}) if lets else frozenset()
-    return of_circuit, admission.choose(SLOTS, circuit.slots, admission.Verb.BEGIN, holding)
+    return of_circuit, choose(SLOTS, circuit.slots, admission.Verb.BEGIN, holding)
 
 
 def _admit(of_circuit: admission.Row[admission.Circuit], of_slots: admission.Row[admission.Slots], now: _Now) -> None:
@@ -698,10 +699,13 @@ def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
             tenant = _to_the_end(tenant, now)
         case Effect.OPEN | Effect.REOPEN:
             if effect is Effect.OPEN:
-                circuit.wait, circuit.opened, circuit.opened_at = Constant.FIRST_WAIT_MS, circuit.opened + 1, now.ms
+                circuit.wait, circuit.opened, circuit.opened_at = Constant.CIRCUIT_WAIT_MS, circuit.opened + 1, now.ms
             else:
                 circuit.probe = None
-                circuit.wait, circuit.probes = min(circuit.wait * 2, Constant.LONGEST_WAIT_MS), circuit.probes + 1
+                circuit.wait, circuit.probes = (
+                    min(circuit.wait * 2, Constant.LONGEST_CIRCUIT_WAIT_MS),
+                    circuit.probes + 1,
+                )
             tenant = _to_the_end(tenant, now)
             circuit.until = now.ms + circuit.wait
             many = effect is Effect.REOPEN and circuit.probes >= Constant.WALKS_AFTER

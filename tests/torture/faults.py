@@ -22,7 +22,7 @@ from tests.torture.server_clock import compiler
 
 __all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "Fault", "available", "tries"]
 
-CIRCUIT_OPENS_FOR: Final = 1.0  # FIRST_WAIT_MS of circuit.lua
+CIRCUIT_OPENS_FOR: Final = 1.0  # CIRCUIT_WAIT_MS of circuit.lua
 
 
 def tries(records: int, alone: int) -> int:
