@@ -15,7 +15,7 @@ from taskbridge.errors import ConfigurationError
 __all__ = ["GIVEN", "Settings", "unknown_variables"]
 
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
-"""Who gives variables that the environment does not have, as a framework's settings do; asked at each reading."""
+"""Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ def deliver(run: Run, page: Page) -> None:
 
 
 def _after_commit(run: Run, hooks: Sequence[Hook]) -> None:
-    """Call what was to be called after the commit. The batch is handled, whatever becomes of it."""
+    """Call the hooks for after the commit. The batch stays handled, even if one fails."""
     if not hooks:
         return
     try:
@@ -267,10 +267,10 @@ def _batch(run: Run, records: tuple[Record, ...], transaction: Transaction) -> B
 
 
 def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> dict[str, str]:
-    """Call the handler, note its pace, and return what it rejected; `hooks` gets what is for after the commit."""
+    """Call the handler, note its pace, and return what it rejected; `hooks` gets the hooks for after the commit."""
     started = time.monotonic()
     try:
-        # The limit is raised inside only: who is around the call leaves as he came.
+        # The time limit is inside, so that its error cannot interrupt what is around the call.
         with around(batch, hooks.append), _limited(run):
             _finish(run, run.pipeline.handler(batch), batch)
             transaction.flush()

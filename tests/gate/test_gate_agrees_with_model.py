@@ -48,7 +48,7 @@ from tests.model.reference import (
 
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 60,
+    max_examples=EXAMPLES or 120,
     stateful_step_count=50,
     derandomize=not EXAMPLES,
     deadline=None,
