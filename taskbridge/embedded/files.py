@@ -1,4 +1,4 @@
-"""Files that only one user may read."""
+"""Private files, logs, and file descriptors that a forked child must not keep."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ def open_log(path: Path) -> BinaryIO:
     if path.exists() and path.stat().st_size > _LOG_KEPT_BYTES:
         path.replace(path.with_name(f"{path.name}.1"))
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+
+
+def closed_in_children() -> set[int]:
+    """Return an empty set; a forked child of this process closes the file descriptors that are in it by then."""
+    descriptors: set[int] = set()
+
+    def close() -> None:
+        while descriptors:
+            os.close(descriptors.pop())
+
+    os.register_at_fork(after_in_child=close)
+    return descriptors
 
 
 def tail(path: Path, start: int) -> str:

@@ -1,11 +1,11 @@
 """The guard: a small process that starts one command and stops it when its own starter is gone.
 
-Its stdin is a pipe whose only write end is in the starter. When that closes, because the starter wants the command
-stopped or because it died in any way, the guard walks the stages in `--stop`: a signal, a grace in seconds, the next
-signal, and SIGKILL at the end. SIGTERM, SIGINT or SIGHUP to the guard itself goes one stage on. The guard ends with
-the command's status (128 + n where signal n ended it).
+Its stdin is a pipe whose only write end is in the starter. The pipe closes when the starter wants the command stopped,
+or dies in any way. Then the guard goes through the stages of `--stop`: a signal, seconds of grace, the next signal, and
+SIGKILL at the end. SIGTERM, SIGINT or SIGHUP to the guard itself goes one stage on. The guard ends with the command's
+status (128 + n if signal n ended it).
 
-It runs as a file, not as a module of the package, and imports the standard library only: it must start in
+It runs as a file, not as a module of the package, and imports the standard library only, so that it starts in
 milliseconds, whatever the package imports.
 """
 

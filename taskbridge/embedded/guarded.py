@@ -12,31 +12,31 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from taskbridge.embedded.account import Account
+from taskbridge.embedded.files import closed_in_children
 from taskbridge.errors import Unavailable
 
 _GUARD = Path(__file__).with_name("guard.py")
 
-# Write ends of the guards' pipes. A forked child of this process must not keep one open.
-_lifelines: set[int] = set()
-
-
-def _drop_lifelines() -> None:
-    while _lifelines:
-        os.close(_lifelines.pop())
-
-
-os.register_at_fork(after_in_child=_drop_lifelines)
+# Write ends of the guards' pipes. A guard would not notice the end of this process while a child has one open.
+_lifelines = closed_in_children()
 
 
 class Guarded:
     """A running command that is stopped by `stop`, by leaving `with`, or when this process ends, however it ends.
 
-    A guard process in a session of its own starts the command and watches this process through a pipe, so a Ctrl-C in
-    the terminal reaches neither. `stop` gives the way the command is stopped: (signal, seconds of grace) pairs, and
-    SIGKILL to its whole process group at the end. `output` takes its stdout and stderr (None: ours). The command runs
-    as `account` where one is given, in `directory`, with `environment` (None: ours), and with an empty stdin.
+    A guard process (`guard.py`) starts the command and notices the end of this process through a pipe. It has a session
+    of its own, so a Ctrl-C in the terminal reaches neither of them. The command's stdin is empty.
 
-    Raises Unavailable where the command cannot be started.
+    Args:
+        command: the program and its arguments.
+        stop: how it is stopped: signals, each with the seconds until the next; SIGKILL to its process group at the end.
+        output: takes its stdout and stderr; None: ours.
+        environment: None: ours.
+        directory: where it runs; None: here.
+        account: the user that it runs as; None: this one.
+
+    Raises:
+        Unavailable: the command cannot be started.
     """
 
     def __init__(
@@ -86,14 +86,18 @@ class Guarded:
         return self._guard.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the command's own end and return its status; raises TimeoutError after `timeout` seconds."""
+        """Wait for the command's own end and return its status.
+
+        Raises:
+            TimeoutError: it still runs after `timeout` seconds.
+        """
         try:
             return self._guard.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"process {self.pid} still runs after {timeout} s") from error
 
     def hurry(self) -> None:
-        """Go one stage on at once, as on a second Ctrl-C; without an earlier `stop` that is the first stage."""
+        """Send the next of the signals at once, as for a second Ctrl-C; if `stop` was not called yet, the first."""
         self._guard.terminate()
 
     def stop(self) -> int:

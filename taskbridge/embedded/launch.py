@@ -38,10 +38,12 @@ class Server(Protocol):
 
 @contextmanager
 def listen(server: Server) -> Iterator[tuple[int, Guarded]]:
-    """Run `server` on a free port of 127.0.0.1: it answers when this yields and has ended when this returns.
+    """Run `server` on a free port of 127.0.0.1; yield port and process. It answers by then, and ends with the block.
 
-    A port can be taken between choice and use; then another is tried. Raises Unavailable, with the end of the log,
-    where the server does not start or does not answer within its `start_seconds`.
+    Another process can take the port before the server does; then another port is tried.
+
+    Raises:
+        Unavailable: it does not start, or does not answer within its `start_seconds`; with the end of its log.
     """
     for attempts_left in reversed(range(_ATTEMPTS)):
         port = free_port()

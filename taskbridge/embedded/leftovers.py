@@ -20,10 +20,13 @@ _KILL_SECONDS = 10.0
 def stop_leftover(
     pid: int, programs: Collection[str], path: Path, stages: Sequence[tuple[signal.Signals, float]]
 ) -> None:
-    """Stop the process `pid` where it is ours: each signal with its grace in seconds, then SIGKILL.
+    """Stop the process `pid` where it is ours: each signal of `stages` with its seconds of grace, then SIGKILL.
 
-    It is ours where it is one of `programs` and was started with `path`, the cluster or the settings file of this data
-    directory; a pid that now belongs to anything else is left alone. Raises Unavailable where it does not end.
+    It is ours if it runs one of `programs` and was started with `path`, the cluster or the settings file of this data
+    directory. A process that has this pid now and is another one is left alone.
+
+    Raises:
+        Unavailable: it does not end, or is another user's.
     """
     for number, grace in (*stages, (signal.SIGKILL, _KILL_SECONDS)):
         if not _serves(pid, programs, path):
@@ -44,8 +47,11 @@ def stop_leftover(
 def kill_orphans(program: str, directory: Path) -> None:
     """Kill every process of `program` that works in `directory`, and wait for its end.
 
-    A connection of a PostgreSQL that was killed can compute on for hours without noticing, and no server starts on the
-    cluster meanwhile. Call it only when the server itself is gone. Raises Unavailable where one does not end.
+    After PostgreSQL was killed, the process of a connection may go on for hours with its query, and until it ends no
+    server starts on the cluster. Call this only when the server itself is gone.
+
+    Raises:
+        Unavailable: one does not end.
     """
     for process in psutil.process_iter():
         if not _works_in(process, program, directory):

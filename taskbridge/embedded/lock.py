@@ -10,23 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from taskbridge.embedded.files import closed_in_children
 from taskbridge.errors import AlreadyRunning
 
-# Lock files held by this process. A forked child of it must not keep the lock alive.
-_held: set[int] = set()
-
-
-def _drop_held() -> None:
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_drop_held)
+# Lock files held by this process. The lock would outlive it in a child that has one open.
+_held = closed_in_children()
 
 
 @contextmanager
 def hold(path: Path, data_dir: Path) -> Iterator[None]:
-    """Hold the lock file `path`, which then contains our pid; raises AlreadyRunning where another holds it."""
+    """Hold the lock file `path`, which then contains our pid.
+
+    Raises:
+        AlreadyRunning: another process serves `data_dir`.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     owner = os.getpid()
     _held.add(descriptor)
@@ -64,14 +61,14 @@ def _take(descriptor: int, data_dir: Path) -> None:
                     f"{data_dir} is served by another process (pid {pid}): stop that one first, use its servers "
                     "(`taskbridge env` prints their URLs), or choose another data directory"
                 ) from None
-            # Somebody only looked. Two that look at each other must not do it in step.
+            # Another process only looked whether it is held. Waits of random length keep two of these out of step.
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311
         else:
             return
 
 
 def _held_by_a_server(descriptor: int) -> bool:
-    """Look without disturbing another look: a server's lock is exclusive, a look takes a shared one."""
+    """Whether a server holds the lock. A server's is exclusive; a look takes a shared one, which no other look sees."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Where the servers' own files lie: in the data directory, or outside where their user could not reach them there."""
+"""Where the servers' own files are: in the data directory, or elsewhere if their user cannot reach them there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTE = "postgres.location"
 
 
 def noted_place(data_dir: Path) -> Path:
-    """Return the directory that holds, or will hold, the cluster of `data_dir` as far as it is decided."""
+    """Return the directory of the cluster of `data_dir`: the one that a note there names, else `data_dir` itself."""
     try:
         return Path((data_dir / _NOTE).read_text(encoding="utf-8").removesuffix("\n"))
     except FileNotFoundError:
@@ -29,9 +29,12 @@ def noted_place(data_dir: Path) -> Path:
 def choose_place(data_dir: Path, account: Account | None) -> Path:
     """Return the directory for the cluster, made where it is missing.
 
-    It is `data_dir` wherever the servers' account can enter it; else a new directory under /var/lib/taskbridge, and a
-    note in `data_dir` says so. The name is random: a data directory that was deleted and made again starts afresh.
-    No mode of an existing directory changes.
+    It is `data_dir` if the servers' account can enter it; else a new directory under /var/lib/taskbridge, which a note
+    in `data_dir` names. Its name is random, so that a data directory that was deleted and made again gets a new
+    cluster. No mode of an existing directory changes.
+
+    Raises:
+        Unavailable: the servers' account cannot reach the directory.
     """
     place = noted_place(data_dir)
     if place == data_dir and (account is None or can_enter(account, data_dir)):

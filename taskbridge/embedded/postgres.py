@@ -21,7 +21,8 @@ from taskbridge.embedded.place import account_name
 from taskbridge.errors import Unavailable
 from taskbridge.settings import Settings
 
-NAME = "taskbridge"  # of the role and of the database
+NAME = "taskbridge"
+"""Of the role and of the database."""
 
 _STOP = ((signal.SIGINT, 15.0), (signal.SIGQUIT, 5.0))  # fast shutdown, then immediate
 _SETTINGS = {
@@ -51,9 +52,10 @@ class Postgres:
         self._password = ""
 
     def prepare(self) -> None:
-        """Make the cluster where it is missing, and clear what a killed process left.
+        """Make the cluster where it is missing, and stop what a killed process left.
 
-        Raises Unavailable where the cluster is another version's or another user's, or its password is lost.
+        Raises:
+            Unavailable: the cluster is another version's or another user's, or its password is lost.
         """
         if not self._cluster.exists():
             self._create()
@@ -71,8 +73,12 @@ class Postgres:
         return self._guarded([self._binaries / "postgres", "-D", self._cluster, *options], output)
 
     def answers(self, port: int, pid: int) -> bool:
-        """Say whether our own server accepts queries on `port`; makes the database where it is missing."""
-        # "ready" comes after the port is ours: no stranger who took it is asked.
+        """Say whether our own server accepts queries on `port`, and make the database where it is missing.
+
+        Raises:
+            Unavailable: the password in the data directory is not the cluster's.
+        """
+        # The server writes "ready" when it has the port: no other program that took the port is asked.
         lines = self._pid_file_lines()
         if lines[:1] != [str(pid)] or lines[7:8] != ["ready"]:
             return False
@@ -81,7 +87,7 @@ class Postgres:
                 found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone()
                 if found is None:
                     connection.execute(f"CREATE DATABASE {NAME}")
-                # Nobody else's tables are here, so `SELECT * FROM deliveries` may find ours; others come first.
+                # An operator's `SELECT * FROM deliveries` finds our tables; those in `public` come first.
                 connection.execute(f'ALTER DATABASE {NAME} SET search_path = public, "{self._schema}"')
         except psycopg.OperationalError as error:
             if "password authentication failed" in str(error):
@@ -102,7 +108,7 @@ class Postgres:
             autocommit=True,
             connect_timeout=5,
             sslmode="disable",
-            require_auth="scram-sha-256",  # a stranger on this port is not told the password
+            require_auth="scram-sha-256",  # another program on this port does not learn the password
         )
 
     def _guarded(self, command: list[str | Path], output: BinaryIO) -> Guarded:
@@ -116,7 +122,7 @@ class Postgres:
         )
 
     def _create(self) -> None:
-        """Make the cluster in a directory beside its own and rename it: one that was left half made is never used."""
+        """Make the cluster in another directory and rename that when it is complete: half a cluster is never used."""
         for half_made in self._cluster.parent.glob("postgres.new-*"):
             shutil.rmtree(half_made, ignore_errors=True)
         building = self._cluster.with_name(f"postgres.new-{secrets.token_hex(4)}")

@@ -19,10 +19,10 @@ from taskbridge.embedded.launch import HOST, server_environment
 from taskbridge.embedded.leftovers import stop_leftover
 
 _STOP = ((signal.SIGTERM, 5.0),)
-_ANSWER_SECONDS = 1.0  # a stranger that has taken the port may accept and be silent
+_ANSWER_SECONDS = 1.0  # another program that took the port may accept and not answer
 
-# Redis coordinates and may vanish at any moment: nothing is kept on disk, and nothing is evicted in silence.
-# The title stays what the server was started with, so that a leftover can be told from another's Redis.
+# Redis may lose everything at any time, so nothing is kept on disk. No key is evicted: a full Redis refuses to write.
+# The process keeps the title that it was started with, by which `leftovers.py` knows it.
 _SETTINGS = """\
 bind {host}
 port {port}
@@ -50,7 +50,11 @@ class RedisServer:
         self._password = ""
 
     def prepare(self) -> None:
-        """Stop a server that a killed process left; raises Unavailable where it does not end."""
+        """Stop a server that a killed process left.
+
+        Raises:
+            Unavailable: it does not end.
+        """
         try:
             pid = int(self._pid_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):

@@ -35,8 +35,10 @@ def serve(data_dir: Path, *, durable: bool = True) -> Iterator[Servers]:
     `running(data_dir)` finds the servers from other processes. They also end when this process is killed.
     `durable=False` trades safety after a power cut for speed: for tests.
 
-    Raises AlreadyRunning where another process serves the directory, ConfigurationError where it cannot be used, and
-    Unavailable where a server is not installed or does not start.
+    Raises:
+        AlreadyRunning: another process serves the directory.
+        ConfigurationError: the directory cannot be used.
+        Unavailable: a server is not installed or does not start.
     """
     owner = os.getpid()
     with ExitStack() as stack:
@@ -61,8 +63,10 @@ def serve(data_dir: Path, *, durable: bool = True) -> Iterator[Servers]:
 def running(data_dir: Path) -> Servers | None:
     """Return the servers that a process serves from `data_dir` now, or None. Nothing is created or changed.
 
-    What a killed process left does not count: the lock that it held tells. Raises Unavailable where the servers
-    belong to another user.
+    What a killed process left does not count: nobody holds its lock.
+
+    Raises:
+        Unavailable: the servers belong to another user.
     """
     try:
         pid = lock.holder(data_dir / "lock")
@@ -92,4 +96,4 @@ def _start(stack: ExitStack, data_dir: Path, *, durable: bool) -> Servers:
     postgres.prepare()
     postgres_port, _ = stack.enter_context(listen(postgres))
     redis_port, _ = stack.enter_context(listen(redis))
-    return Servers(postgres_url=postgres.url(postgres_port), redis_url=redis.url(redis_port))
+    return Servers(postgres.url(postgres_port), redis.url(redis_port))

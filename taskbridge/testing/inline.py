@@ -1,4 +1,4 @@
-"""Runs in the test's own process: real Redis, real Postgres, and a clock that goes from deadline to deadline."""
+"""Runs in the test's own process: real Redis, real Postgres, and a clock that moves on to each deadline."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def drain(
     most_runs: int = MOST_RUNS,
     app: Celery = package_app,
 ) -> int:
-    """Do the tenant's runs in this process until nothing is left and its runner has ended; return how many there were.
+    """Do the tenant's runs in this process until its runner has ended; return how many there were.
 
-    The gate, the cursor, the runner and the handler are the real ones; the gate's clock moves on to each deadline, so
-    that no lease, delay, back-off or rate limit is waited for. The runs' messages stay in the broker. A tenant that
+    The gate, the cursor, the runner and the handler are the real ones. The gate's clock moves on to each deadline, so
+    nothing waits for a lease, a delay, a back-off or a rate limit. The runs' messages stay in the broker. A tenant that
     nobody notified has no runner, whatever is pending: then nothing is run.
 
     Args:
         tenant: whose runs.
         pipeline: of which pipeline.
         through_failures: go on as workers do when the handler raises, until its records are handled or in quarantine.
-        most_runs: how many runs are enough to say that it does not end.
-        app: another Celery app than `taskbridge.app`.
+        most_runs: fail if the runner has not ended after so many runs.
+        app: the Celery app, if it is not `taskbridge.app`.
 
     Raises:
         Exception: what the handler raised, unless `through_failures`. Its tenant waits for a back-off, and the next
@@ -68,14 +68,14 @@ def drain(
             continue
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
-        # Early, it would be given a run where its runner only lingers.
+        # Expired early, a runner that only lingers would get a run.
         gate.expire(pipeline, [tenant], early=status.waits_for_turn or status.deadline_ms is None)
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
-    """Drain every tenant that was notified, of all pipelines, and those that their runs notify; return the runs.
+    """Drain every tenant that was notified, of all pipelines, and those that their runs notify; return how many runs.
 
-    Args, Raises: as `drain`; `most_runs` counts for each tenant's turn.
+    Args, Raises: as `drain`; `most_runs` is for each tenant.
     """
     runtime, runs = runtime_of(app), 0
     while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:

@@ -56,7 +56,7 @@ def taskbridge_settings(
     monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
     monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
     monkeypatch.setitem(app.conf, "broker_url", taskbridge_servers.redis_url)
-    # So that all that the broker keeps of this test has the prefix, and goes with it.
+    # So that the broker's keys of this test have the prefix, and are deleted with the others.
     options = {**app.conf.broker_transport_options, "global_keyprefix": f"{prefix}:"}
     monkeypatch.setitem(app.conf, "broker_transport_options", options)
     monkeypatch.setitem(app.conf, "task_routes", None)

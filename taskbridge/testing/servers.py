@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import make_url
 
 from taskbridge.embedded import Servers, serve
 from taskbridge.store import connect, migrate
@@ -58,27 +58,25 @@ def fresh_database(servers: Servers, template: str) -> Iterator[str]:
     """The URL of a copy of `template`; it is dropped at the end of the block."""
     with _database(servers, f"test_{secrets.token_hex(6)}", f'TEMPLATE "{template}"') as name:
         # As in an application's database: unqualified names are its own tables.
-        engine = connect(servers.postgres_url, isolation_level="AUTOCOMMIT")
-        _execute(engine, f'ALTER DATABASE "{name}" SET search_path = public')
-        engine.dispose()
+        _execute(servers, f'ALTER DATABASE "{name}" SET search_path = public')
         yield _with_database(servers, name)
 
 
 @contextmanager
 def _database(servers: Servers, name: str, options: str = "") -> Iterator[str]:
-    engine = connect(servers.postgres_url, isolation_level="AUTOCOMMIT")
-    _execute(engine, f'CREATE DATABASE "{name}" {options}')
+    _execute(servers, f'CREATE DATABASE "{name}" {options}')
     try:
         yield name
     finally:
-        _execute(engine, f'DROP DATABASE "{name}" WITH (FORCE)')
-        engine.dispose()
+        _execute(servers, f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 def _with_database(servers: Servers, name: str) -> str:
     return make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
 
 
-def _execute(engine: Engine, statement: str) -> None:
+def _execute(servers: Servers, statement: str) -> None:
+    engine = connect(servers.postgres_url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        connection.execute(text(statement))
+        connection.exec_driver_sql(statement)
+    engine.dispose()
