@@ -63,6 +63,11 @@ class Survey(NamedTuple):
     republished: int
     circuit: CircuitStatus
 
+    @property
+    def overdue_seconds(self) -> float:
+        """How long ago the earliest deadline passed, 0 if none has."""
+        return self.overdue_ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerStatus:

@@ -1,9 +1,8 @@
 """Metrics for Prometheus: the text of `taskbridge metrics`, and of a worker's port where one is set.
 
-Counters of events, runs and records stand in the cursors in Postgres, and how runners stand is in Redis, so any worker
-can tell them for the whole deployment, whatever its pool. Where there are many cursors they are summed up in the
-background, so that no scrape waits for it. What only one process sees, its own ticker, it tells for
-itself.
+Counters of events, runs and records are in the cursors in Postgres, and the state of runners is in Redis. So any
+worker, whatever its pool, has the figures of the whole deployment. The counters of many cursors are summed up in the
+background, so that no scrape waits for that. What only a worker's own ticker sees, only that worker's port has.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -26,10 +26,9 @@ from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.gate import Survey
 from taskbridge.process.looking import Looking
 from taskbridge.process.translation import speaking_plainly
-from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -48,130 +47,174 @@ SUMS_TIMEOUT: Final = 0.1
 T = TypeVar("T")
 
 
+class Look(NamedTuple):
+    """One look at what there is: its name, where its figures come from, and over what they go."""
+
+    name: str
+    source: str
+    scope: str
+
+
+class _OfServer(NamedTuple):
+    """Whether a server answered."""
+
+    answered: bool
+
+
+class _OfTicker(NamedTuple):
+    """What one ticker has seen of a pipeline."""
+
+    lateness: Histogram
+    orphaned: int
+
+
+_COUNTERS: Final = Look("counters", "Postgres", "deployment")
+_AGES: Final = Look("ages", "Postgres", "deployment")
+_BACKLOGS: Final = Look("backlogs", "Redis, Postgres", "deployment")
+_SURVEYS: Final = Look("surveys", "Redis", "deployment")
+_TICKER: Final = Look("ticker", "its ticker", "this worker")
+_SERVERS: Final = Look("servers", "the scrape", "this worker")
+
+
 class Metric(NamedTuple):
-    """One metric: its name as in queries, its type, where its figure comes from, over what it goes, what it says."""
+    """One metric: its name as in queries, its type, the look that finds it, what it says, and its attribute there."""
 
     name: str
     kind: str
-    source: str
-    scope: str
+    look: Look
     help: str
+    figure: str
     label: str = "pipeline"
 
 
-_POSTGRES: Final = ("Postgres", "deployment")
-_REDIS: Final = ("Redis", "deployment")
-_BOTH: Final = ("Redis, Postgres", "deployment")
-_WORKER: Final = ("its ticker", "this worker")
-
 METRICS: Final = (
-    Metric("taskbridge_events_total", "counter", *_POSTGRES, "Events that a run has taken in."),
+    Metric("taskbridge_events_total", "counter", _COUNTERS, "Events that a run has taken in.", "events"),
     Metric(
         "taskbridge_absorbed_events_total",
         "counter",
-        *_POSTGRES,
+        _COUNTERS,
         "Of those, events that found a runner of their tenant and began no burst.",
+        "absorbed",
     ),
-    Metric("taskbridge_bursts_total", "counter", *_POSTGRES, "Runners that made their first run."),
-    Metric("taskbridge_runs_total", "counter", *_POSTGRES, "Runs that took their tenant's cursor."),
-    Metric("taskbridge_sweeps_total", "counter", *_POSTGRES, "Batches that moved a cursor."),
+    Metric("taskbridge_bursts_total", "counter", _COUNTERS, "Runners that made their first run.", "bursts"),
+    Metric("taskbridge_runs_total", "counter", _COUNTERS, "Runs that took their tenant's cursor.", "runs"),
+    Metric("taskbridge_sweeps_total", "counter", _COUNTERS, "Batches that moved a cursor.", "sweeps"),
     Metric(
-        "taskbridge_records_total", "counter", *_POSTGRES, "Records in those batches: handled, or put into quarantine."
+        "taskbridge_records_total",
+        "counter",
+        _COUNTERS,
+        "Records in those batches: handled, or put into quarantine.",
+        "records",
     ),
     Metric(
         "taskbridge_failed_runs_total",
         "counter",
-        *_POSTGRES,
+        _COUNTERS,
         "Runs that failed, so that their tenant waits for a back-off.",
+        "failed_runs",
     ),
     Metric(
         "taskbridge_failing_tenants",
         "gauge",
-        *_BOTH,
+        _BACKLOGS,
         "Tenants whose last run failed; 100000 means that many or more.",
+        "failing",
     ),
     Metric(
         "taskbridge_first_event_seconds",
         "histogram",
-        *_POSTGRES,
+        _COUNTERS,
         "From a burst's first event to the moment when its first run gives the handler its first batch.",
+        "first_events",
     ),
     Metric(
         "taskbridge_pending_records",
         "gauge",
-        *_BOTH,
+        _BACKLOGS,
         "Records that wait, of the 1000 tenants whose runners are due first; 100000 means that many or more.",
+        "pending",
     ),
     Metric(
         "taskbridge_oldest_pending_seconds",
         "gauge",
-        *_BOTH,
+        _BACKLOGS,
         "Age of the oldest of those records, 0 without any.",
+        "oldest_seconds",
     ),
     Metric(
         "taskbridge_quarantined_records",
         "gauge",
-        *_BOTH,
+        _BACKLOGS,
         "Records in quarantine, without those discarded or tried again; 100000 means that many or more.",
+        "quarantined",
     ),
     Metric(
         "taskbridge_tail_age_seconds",
         "gauge",
-        *_POSTGRES,
+        _AGES,
         "Since a worker last noted how far it has looked for new records; infinite before the first time.",
+        "tail",
     ),
+    Metric("taskbridge_base_age_seconds", "gauge", _AGES, "The same of the look at all that is pending.", "base"),
     Metric(
-        "taskbridge_base_age_seconds",
-        "gauge",
-        *_POSTGRES,
-        "The same of the look at all that is pending.",
+        "taskbridge_runners", "gauge", _SURVEYS, "Tenants that have a runner: waiting, queued or running.", "runners"
     ),
-    Metric("taskbridge_runners", "gauge", *_REDIS, "Tenants that have a runner: waiting, queued or running."),
     Metric(
         "taskbridge_overdue_seconds",
         "gauge",
-        *_REDIS,
+        _SURVEYS,
         "How long ago the earliest deadline passed that no ticker has acted on, 0 if none has.",
+        "overdue_seconds",
     ),
     Metric(
         "taskbridge_runs_replaced_total",
         "counter",
-        *_REDIS,
+        _SURVEYS,
         "Runs without a heartbeat for the runner TTL: the worker died or froze, and another run took over.",
+        "replaced",
     ),
     Metric(
         "taskbridge_messages_republished_total",
         "counter",
-        *_REDIS,
+        _SURVEYS,
         "Run messages that nobody began in time, because they were lost or the queue is long: published again.",
+        "republished",
     ),
-    Metric("taskbridge_circuit_open", "gauge", *_REDIS, "1 while the circuit is open, else 0."),
-    Metric("taskbridge_circuit_opened_total", "counter", *_REDIS, "How often the circuit opened."),
-    Metric("taskbridge_tenants_in_line", "gauge", *_REDIS, "Tenants that wait for the circuit or for a run slot."),
+    Metric("taskbridge_circuit_open", "gauge", _SURVEYS, "1 while the circuit is open, else 0.", "circuit.open"),
+    Metric("taskbridge_circuit_opened_total", "counter", _SURVEYS, "How often the circuit opened.", "circuit.opened"),
+    Metric(
+        "taskbridge_tenants_in_line",
+        "gauge",
+        _SURVEYS,
+        "Tenants that wait for the circuit or for a run slot.",
+        "circuit.waiting",
+    ),
     Metric(
         "taskbridge_tick_lateness_seconds",
         "histogram",
-        *_WORKER,
+        _TICKER,
         "How late the oldest passed deadline was, at each look of the ticker that found one.",
+        "lateness",
     ),
     Metric(
         "taskbridge_orphaned_tenants_total",
         "counter",
-        *_WORKER,
+        _TICKER,
         "Tenants with pending records and no run, found by a base round and given one.",
+        "orphaned",
     ),
-    Metric("taskbridge_up", "gauge", "the scrape", "this worker", "1 if the server answered, else 0.", "server"),
+    Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", "answered", "server"),
 )
 
-Values = dict[str, dict[str, float | Histogram]]
-"""The figures: by metric, then by the value of its label. A metric that is not known is left out."""
+Found = dict[Look, Mapping[str, Any]]
+"""What each look found, by the value of the label. A look that was not possible is left out."""
 
 
 class Metrics(Collector):
-    """Collects all metrics when it is asked. One server that is away costs the metrics that need it, and no more.
+    """Collects all metrics when it is asked. Where one server does not answer, the metrics that need it are left out.
 
-    `ticker`: the runtime of a process that has one, for what only it sees. `problems` has a sentence for each server
-    that did not answer the last time.
+    `ticker`: the runtime, in a process that has a ticker. `problems` has a sentence for each server that did not answer
+    the last time.
     """
 
     def __init__(self, runtime: Looking, ticker: Runtime | None = None) -> None:
@@ -185,17 +228,17 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Family]:
         """Ask both servers, one scrape at a time."""
         with self._alone:
-            values = self._look()
+            found = self._look()
         for metric in METRICS:
-            if metric.name in values:
-                yield _family(metric, values[metric.name])
+            if metric.look in found:
+                yield _family(metric, found[metric.look])
 
     def text(self) -> str:
         """Return all in Prometheus's text format."""
         return generate_latest(registry(self)).decode()
 
-    def _look(self) -> Values:
-        runtime, self.problems = self._runtime, []
+    def _look(self) -> Found:
+        runtime, ticker, self.problems = self._runtime, self._ticker, []
         names = runtime.pipelines.names()
         surveys = self._ask(self._redis, lambda: runtime.gate.survey(names, MOST_TENANTS))
         sources = {name: runtime.pipelines[name].source for name in names}
@@ -204,19 +247,21 @@ class Metrics(Collector):
             self._postgres,
             lambda: (read_ages(runtime.database, names), read_backlogs(runtime.database, sources, tenants)),
         )
-        values: Values = {"taskbridge_up": {"redis": surveys is not None, "postgres": standing is not None}}
+        found: Found = {
+            _SERVERS: {"redis": _OfServer(surveys is not None), "postgres": _OfServer(standing is not None)}
+        }
         if surveys is not None:
-            values |= _of_surveys(surveys)
+            found[_SURVEYS] = surveys
         if standing is not None:
-            ages, backlogs = standing
-            values |= _of_ages(ages)
-            counters = self._sums.look(names, ANSWER_TIMEOUT if self._ticker is None else SUMS_TIMEOUT)
-            values |= _of_counters(counters) if counters is not None else {}
-            values |= _of_backlogs(backlogs) if surveys is not None else {}
-        if self._ticker is not None:
-            values["taskbridge_tick_lateness_seconds"] = {name: self._ticker.lateness[name] for name in names}
-            values["taskbridge_orphaned_tenants_total"] = {name: self._ticker.orphaned[name] for name in names}
-        return values
+            found[_AGES], backlogs = standing
+            counters = self._sums.look(names, ANSWER_TIMEOUT if ticker is None else SUMS_TIMEOUT)
+            if counters is not None:
+                found[_COUNTERS] = counters
+            if surveys is not None:
+                found[_BACKLOGS] = backlogs
+        if ticker is not None:
+            found[_TICKER] = {name: _OfTicker(ticker.lateness[name], ticker.orphaned[name]) for name in names}
+        return found
 
     def _ask(self, server: _Server, question: Callable[[], T]) -> T | None:
         try:
@@ -231,7 +276,7 @@ class Metrics(Collector):
 
 
 class _Sums:
-    """The counters, sums over all cursors: read in a thread of its own, for at most a hundredth of the time."""
+    """The counters, sums over all cursors. A thread of its own reads them, for a hundredth of the time at the most."""
 
     def __init__(self, runtime: Looking) -> None:
         self._runtime = runtime
@@ -261,7 +306,7 @@ class _Sums:
 
 
 class _Server:
-    """Asks one server from a thread of its own, so that one that hangs holds up neither a scrape nor the worker."""
+    """Asks one server in a thread of its own, so that a server that hangs holds up neither a scrape nor the worker."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -273,8 +318,9 @@ class _Server:
         Raises:
             Unavailable: there is none after `ANSWER_TIMEOUT` seconds, or the question before has none yet.
         """
+        silent = Unavailable(f"{self._name} does not answer in time: look at its load")
         if self._thread is not None and self._thread.is_alive():
-            raise Unavailable(f"{self._name} does not answer in time: look at its load")
+            raise silent
         answer: Future[T] = Future()
 
         def work() -> None:
@@ -287,7 +333,7 @@ class _Server:
         self._thread.start()
         self._thread.join(ANSWER_TIMEOUT)
         if not answer.done():
-            raise Unavailable(f"{self._name} does not answer in time: look at its load")
+            raise silent
         return answer.result()
 
 
@@ -298,56 +344,16 @@ def registry(metrics: Metrics) -> CollectorRegistry:
     return made
 
 
-def _of_counters(counters: Mapping[str, Counters]) -> Values:
-    return {
-        "taskbridge_events_total": {name: one.events for name, one in counters.items()},
-        "taskbridge_absorbed_events_total": {name: one.events - one.bursts for name, one in counters.items()},
-        "taskbridge_bursts_total": {name: one.bursts for name, one in counters.items()},
-        "taskbridge_runs_total": {name: one.runs for name, one in counters.items()},
-        "taskbridge_sweeps_total": {name: one.sweeps for name, one in counters.items()},
-        "taskbridge_records_total": {name: one.records for name, one in counters.items()},
-        "taskbridge_failed_runs_total": {name: one.failed_runs for name, one in counters.items()},
-        "taskbridge_first_event_seconds": {name: one.first_events for name, one in counters.items()},
-    }
-
-
-def _of_ages(ages: Mapping[str, Ages]) -> Values:
-    return {
-        "taskbridge_tail_age_seconds": {name: one.tail for name, one in ages.items()},
-        "taskbridge_base_age_seconds": {name: one.base for name, one in ages.items()},
-    }
-
-
-def _of_backlogs(backlogs: Mapping[str, Backlog]) -> Values:
-    return {
-        "taskbridge_pending_records": {name: one.pending for name, one in backlogs.items()},
-        "taskbridge_oldest_pending_seconds": {name: one.oldest_seconds for name, one in backlogs.items()},
-        "taskbridge_quarantined_records": {name: one.quarantined for name, one in backlogs.items()},
-        "taskbridge_failing_tenants": {name: one.failing for name, one in backlogs.items()},
-    }
-
-
-def _of_surveys(surveys: Mapping[str, Survey]) -> Values:
-    return {
-        "taskbridge_runners": {name: one.runners for name, one in surveys.items()},
-        "taskbridge_overdue_seconds": {name: one.overdue_ms / 1000 for name, one in surveys.items()},
-        "taskbridge_runs_replaced_total": {name: one.replaced for name, one in surveys.items()},
-        "taskbridge_messages_republished_total": {name: one.republished for name, one in surveys.items()},
-        "taskbridge_circuit_open": {name: one.circuit.open for name, one in surveys.items()},
-        "taskbridge_circuit_opened_total": {name: one.circuit.opened for name, one in surveys.items()},
-        "taskbridge_tenants_in_line": {name: one.circuit.waiting for name, one in surveys.items()},
-    }
-
-
-def _family(metric: Metric, values: Mapping[str, float | Histogram]) -> Family:
+def _family(metric: Metric, found: Mapping[str, Any]) -> Family:
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
     adding: Any = kinds[metric.kind](metric.name.removesuffix("_total"), metric.help, labels=(metric.label,))
     family: Family = adding
-    for label, value in values.items():
-        if isinstance(value, Histogram):
-            adding.add_metric((label,), *_cumulative(value))
+    for label, one in found.items():
+        figure = attrgetter(metric.figure)(one)
+        if isinstance(figure, Histogram):
+            adding.add_metric((label,), *_cumulative(figure))
         else:
-            adding.add_metric((label,), value)
+            adding.add_metric((label,), figure)
     return family
 
 

@@ -15,12 +15,12 @@ __all__ = ["MetricsStep", "serve"]
 
 
 def serve(runtime: Runtime) -> Callable[[], None]:
-    """Serve this worker's metrics over HTTP at the address and port of its settings; return what ends that.
+    """Serve this worker's metrics over HTTP at the address and port of its settings; return a function that ends it.
 
     Raises:
         ConfigurationError: they cannot be used.
     """
-    # A producer imports the app too, and needs nothing of this.
+    # A producer imports this module with the app, and serves nothing.
     from prometheus_client import start_http_server  # noqa: PLC0415
 
     from taskbridge.observing import metrics  # noqa: PLC0415
@@ -42,7 +42,7 @@ def serve(runtime: Runtime) -> Callable[[], None]:
 
 
 class MetricsStep(bootsteps.StartStopStep):
-    """Celery's way in: serves metrics in the main process of a worker where a port is set."""
+    """Serves metrics in the main process of a worker, if a port is set."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -55,7 +55,7 @@ class MetricsStep(bootsteps.StartStopStep):
         return serves(worker.app) and runtime_of(worker.app).settings.metrics_port != 0
 
     def start(self, worker: Any) -> None:
-        """Serve, or end the worker with a sentence where that cannot be."""
+        """Serve; where that is not possible, say why and end the worker."""
         try:
             self._end = serve(runtime_of(worker.app))
         except ConfigurationError as error:

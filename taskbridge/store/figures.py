@@ -34,6 +34,11 @@ class Counters(NamedTuple):
     failed_runs: int = 0
     first_events: Histogram = Histogram()
 
+    @property
+    def absorbed(self) -> int:
+        """Events that began no burst."""
+        return self.events - self.bursts
+
 
 class Backlog(NamedTuple):
     """Records of a pipeline that are pending or in quarantine, up to `MOST_RECORDS`, and the age of the oldest pending.

@@ -22,7 +22,7 @@ from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
 SPACING = LatencyNeutral().spacing
-OF_WORKERS = {one.name for one in METRICS if one.source == "its ticker"}
+OF_WORKERS = {one.name for one in METRICS if one.look.source == "its ticker"}
 
 
 def names(found: dict[str, float]) -> set[str]:

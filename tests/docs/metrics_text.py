@@ -15,7 +15,8 @@ def table() -> str:
     """Return the table as Markdown."""
     lines = ["| metric | type | label | over | from | meaning |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [
-        f"| `{one.name}` | {one.kind} | {one.label} | {one.scope} | {one.source} | {one.help} |" for one in METRICS
+        f"| `{one.name}` | {one.kind} | {one.label} | {one.look.scope} | {one.look.source} | {one.help} |"
+        for one in METRICS
     ]
     return "\n".join(lines)
 
