@@ -65,7 +65,7 @@ def _option(option: Option) -> click.Option:
 
 def _print(terminal: Console | console.Pipe, report: Report) -> None:
     for one in report.tables:
-        table = console.table(terminal, *one.columns, title=one.title)
+        table = console.Table(terminal, *one.columns, title=one.title)
         for row in one.rows:
             table.add_row(*(console.cell(shown(value)) for value in row))
         terminal.print(table)

@@ -26,7 +26,6 @@ TELLS_EVERY: Final = 5.0
 
 
 @click.command(
-    short_help="Make a table of yours a source.",
     epilog=examples(
         "taskbridge adopt orders --tenant customer_id --key id",
         "taskbridge adopt shop.lines --tenant customer_id --key order_id --key line --columns status,amount",
@@ -111,7 +110,7 @@ def _engine(*, migrate: bool) -> Engine:
 
 
 def _backfill(engine: Engine, adopted: Adopted) -> None:
-    """Make the pages, with a progress bar, or lines where there is no terminal; a signal ends it between two."""
+    """Write page after page, with a progress bar, or lines if there is no terminal. A signal ends it after a page."""
     from taskbridge import store
     from taskbridge.process.translation import speaking_plainly
 
@@ -136,7 +135,7 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
     click.echo(f"{adopted.definition.source}: {rows:,} rows have {another if again else 'their records'}")
 
 
-@click.command(short_help="Take the triggers off an adopted table.", epilog=examples("taskbridge unadopt orders"))
+@click.command(epilog=examples("taskbridge unadopt orders"))
 @click.argument("source")
 @data_dir_option
 def unadopt(source: str, data_dir: Path) -> None:
@@ -154,5 +153,5 @@ def unadopt(source: str, data_dir: Path) -> None:
         left = store.unadopt(_engine(migrate=origin is Origin.OURS), source)
     click.echo(f"{source}: {left.table} is adopted no more")
     readers = ", ".join(left.pipelines) or "no pipeline"
-    remain = "1 record remains" if left.records == 1 else f"{left.records:,} records remain"
+    remain = console.counted(left.records, "record remains", "records remain")
     click.echo(f"{remain}, with the cursors of {readers}: what is pending is handled as before")

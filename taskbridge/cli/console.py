@@ -1,7 +1,8 @@
 """What people and programs see: stdout for the answer, stderr for everything else.
 
-Text from outside (tenants, errors, file names) is shown as it is where it is printable. What is not, such as terminal
-control sequences and characters that turn the direction of writing, is shown as its number; markup is never read.
+Text from outside (tenants, errors, file names) is shown as it is, except characters that are not printable, such as
+terminal control sequences and those that change the direction of writing: these are shown as numbers. Markup in it has
+no effect.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -28,12 +29,12 @@ __all__ = [
     "Table",
     "cell",
     "complain",
+    "counted",
     "emit_json",
     "plain",
     "progress",
     "stderr",
     "stdout",
-    "table",
     "tell",
 ]
 
@@ -88,6 +89,11 @@ def plain(text: str) -> str:
     return printable(text)
 
 
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Return a number with what is counted: `one` of it, or `several`; None: `one` with an s."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def cell(text: str, style: str = "") -> Text:
     """Return text from outside as a cell of a table."""
     from rich.text import Text
@@ -96,12 +102,14 @@ def cell(text: str, style: str = "") -> Text:
 
 
 class Table:
-    """A table: text, which may take several lines, in the first column and in `texts`, else numbers.
+    """A table. The first column and `texts` have text, which may take several lines; the other columns numbers.
 
     As a string it is what a pipe gets.
     """
 
-    def __init__(self, terminal: Console | Pipe, columns: Sequence[str], title: str | None, texts: Container[str]):
+    def __init__(
+        self, terminal: Console | Pipe, *columns: str, title: str | None = None, texts: Container[str] = ()
+    ) -> None:
         self._terminal = terminal
         self._columns = columns
         self._title = title
@@ -110,7 +118,7 @@ class Table:
         self.caption: str | None = None
 
     def add_row(self, *cells: str | Text) -> None:
-        """Add a row; what comes from outside was made `plain` or a `cell`."""
+        """Add a row; text from outside must have been made `plain` or a `cell`."""
         self.rows.append(cells)
 
     def __str__(self) -> str:
@@ -140,11 +148,6 @@ class Table:
         return made
 
 
-def table(terminal: Console | Pipe, *columns: str, title: str | None = None, texts: Container[str] = ()) -> Table:
-    """Return an empty table."""
-    return Table(terminal, columns, title, texts)
-
-
 def _width(text: str) -> int:
     """Return how many columns a text takes: East Asian characters take two."""
     if text.isascii():
@@ -155,7 +158,10 @@ def _width(text: str) -> int:
 
 
 def progress(*, of: bool = False, time_left: bool = False) -> Progress:
-    """Return a progress bar on stderr, which shows itself on a terminal only: with `of` and `time_left` as well."""
+    """Return a progress bar for stderr, shown on a terminal only.
+
+    `of`: it shows how many of how many. `time_left`: it shows how long the rest will take.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -23,14 +23,14 @@ __all__ = ["Delays", "look"]
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What a pipeline with criteria has beside its tenants' counts; a tenant without waiting records is not here."""
+    """What a pipeline with criteria has beside its tenants' counts. `waiting` has tenants with waiting records only."""
 
     pipeline: str
     unmatched: int
     waiting: Mapping[str, WaitingRecords]
 
     def as_json(self, one: TenantView) -> dict[str, Any]:
-        """Return what `status` says of one tenant more than of one of invoices."""
+        """Return what `status --json` says of one tenant beside the fields that every tenant has."""
         waiting = self.waiting.get(one.tenant)
         return {
             "due_at": iso(one.due_at),
@@ -45,7 +45,7 @@ class Delays:
         """Return the table of `status`. The last run is the one that delays count from: the last that took records."""
         counts = {"handled": "handled"} | ({"quarantine": "quarantined"} if terminal.width > console.NARROW else {})
         columns = ("state", "due", "waiting", *counts, "last run", "criterion")
-        made = console.table(terminal, "tenant", *columns, title=title, texts=("criterion",))
+        made = console.Table(terminal, "tenant", *columns, title=title, texts=("criterion",))
         for one in tenants:
             waiting = self.waiting.get(one.tenant)
             made.add_row(
@@ -61,13 +61,13 @@ class Delays:
 
     def sentence(self) -> str:
         """Say how many records no criterion matched, and what shows them."""
-        records = "1 record matches" if self.unmatched == 1 else f"{self.unmatched:,} records match"
+        records = console.counted(self.unmatched, "record matches", "records match")
         return f"{self.pipeline}: {records} no criterion; `taskbridge unmatched list {self.pipeline}` shows why"
 
 
 def look(runtime: Looking, pipeline: str, policy: DelaySinceLastRun, tenants: Sequence[TenantView]) -> Delays:
     """Return what waits for `tenants`, and how much is unmatched."""
-    there, pending = runtime.tenants_of(pipeline), [one.tenant for one in tenants if one.counts["pending"]]
-    found = {tenant: there.waiting(pipeline, tenant, policy.smallest_ms) for tenant in pending}
+    of_source, pending = runtime.tenants_of(pipeline), [one.tenant for one in tenants if one.counts["pending"]]
+    found = {tenant: of_source.waiting(pipeline, tenant, policy.smallest_ms) for tenant in pending}
     waiting = {tenant: records for tenant, records in found.items() if records is not None}
     return Delays(pipeline, count_unmatched(runtime.database, runtime.source_of(pipeline)), waiting)

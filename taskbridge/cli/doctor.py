@@ -19,7 +19,7 @@ __all__ = ["doctor"]
 _STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-@click.command(short_help="Check a deployment, with remedies.", epilog=examples("taskbridge doctor"))
+@click.command(epilog=examples("taskbridge doctor"))
 @data_dir_option
 @click.option("--strict", is_flag=True, help="End with 1 for a warning as well.")
 @json_option

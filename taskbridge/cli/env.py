@@ -15,7 +15,6 @@ __all__ = ["env"]
 
 
 @click.command(
-    short_help="Print the URLs in use, for other shells.",
     epilog=examples('eval "$(taskbridge env)"'),
 )
 @data_dir_option

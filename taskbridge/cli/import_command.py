@@ -21,7 +21,6 @@ __all__ = ["import_command"]
 
 @click.command(
     "import",
-    short_help="Import invoices from a CSV file.",
     epilog=examples("taskbridge import invoices.csv.gz --tenant-column Country"),
 )
 @click.argument("file", type=file_type)
@@ -64,7 +63,7 @@ def _show(progress: Sending, *, as_json: bool) -> None:
         console.emit_json(counts)
         return
     terminal = console.stdout()
-    table = console.table(terminal, "", "count")
+    table = console.Table(terminal, "", "count")
     for name in ("invoices", "written", "unchanged", "credit_notes", "tenants", "problems"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     terminal.print(table)

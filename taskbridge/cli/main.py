@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 import click
 
 from taskbridge.cli import console, interrupts
-from taskbridge.cli.errors import Commands
+from taskbridge.cli.errors import Group
 from taskbridge.cli.options import examples
 from taskbridge.settings import unknown_variables
 
-__all__ = ["cli", "main"]
-
+__all__ = ["COMMANDS", "cli", "main"]
 
 COMMANDS: Final = {
     "adopt": ("adopt", "Make a table of yours a source."),
@@ -37,7 +37,34 @@ COMMANDS: Final = {
     "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
     "up": ("up", "Run everything on this machine."),
 }
-"""Each command's module and short help. A module is imported when its command is used: most need Celery."""
+"""Each command's module in this package, and its line in the help. A module is imported when its command is used."""
+
+
+class Commands(Group):
+    """The program's commands. Help imports none of their modules."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command; this imports its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"taskbridge.cli.{COMMANDS[cmd_name][0]}")
+        found: click.Command = getattr(module, "import_command" if cmd_name == "import" else cmd_name)
+        return found
+
+    def all_commands(self) -> dict[str, click.Command]:
+        """Return every command by its name; this imports all their modules."""
+        context = click.Context(self)
+        found = {name: self.get_command(context, name) for name in COMMANDS}
+        return {name: command for name, command in found.items() if command is not None}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
 
 
 def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -55,7 +82,6 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
 
 @click.group(
     cls=Commands,
-    commands_in=COMMANDS,
     epilog=examples("taskbridge up --import invoices.csv"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -84,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "taskbridge") ->
     `arguments`: those of the process, unless others are given. `program`: how it is called.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets its number instead of an error.
+        # Where the stream's encoding lacks a character, its number is written instead.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     interrupts.install()
     cli.main(None if arguments is None else list(arguments), prog_name=program)

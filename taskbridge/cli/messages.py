@@ -17,14 +17,14 @@ from taskbridge.cli.sending import SHOWN_PROBLEMS
 from taskbridge.errors import InvalidInput
 from taskbridge.integration.app import record_event
 
-__all__ = ["Messages", "record_all"]
+__all__ = ["Recording", "record_all"]
 
 KEPT_PROBLEMS: Final = 10_000
 """Standard input may go on for ever, so later ones are only counted."""
 
 
 @dataclass(slots=True)
-class Messages:
+class Recording:
     """How far a file got. `matched` and `unmatched` are those of the new messages, `tenants` those of the matched."""
 
     pipeline: str
@@ -63,7 +63,7 @@ class Messages:
         try:
             recorded = record_event(self.pipeline, line.payload, message_id=message_id)
         except InvalidInput as error:
-            # Its place is the line, and an id that nobody gave is of no use.
+            # The line says which message it is, and the id may be one that was made up here.
             about = (f"pipeline {self.pipeline!r}, message {message_id!r}: ", f"pipeline {self.pipeline!r}: ")
             raise InvalidInput(str(error).removeprefix(about[0]).removeprefix(about[1])) from error
         if not recorded.new:
@@ -124,19 +124,19 @@ class Messages:
         }
 
 
-def record_all(messages: Messages, lines: Iterable[Line]) -> None:
-    """Record the lines, counting in `messages`, with a progress bar for files. A signal ends it between two lines.
+def record_all(recording: Recording, lines: Iterable[Line]) -> None:
+    """Record the lines, counting in `recording`, with a progress bar for files. A signal ends it between two lines.
 
     Raises:
         InvalidInput: the file cannot be read to its end.
         Unavailable: Postgres or Redis cannot be used now.
     """
-    with _progress(messages.path) as show:
+    with _progress(recording.path) as show:
         for line in lines:
             with uninterrupted():
-                messages.take(line)
+                recording.take(line)
             show(line.end)
-    messages.complete = True
+    recording.complete = True
 
 
 @contextmanager

@@ -13,7 +13,6 @@ __all__ = ["metrics"]
 
 
 @click.command(
-    short_help="Print figures for Prometheus.",
     epilog=examples(
         "taskbridge metrics", "taskbridge metrics > taskbridge.prom.new && mv taskbridge.prom.new taskbridge.prom"
     ),

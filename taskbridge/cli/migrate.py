@@ -14,7 +14,6 @@ __all__ = ["migrate"]
 
 
 @click.command(
-    short_help="Bring the schema up to date.",
     epilog=examples("taskbridge migrate", "taskbridge migrate --to base --yes"),
 )
 @click.option(

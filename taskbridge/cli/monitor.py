@@ -147,7 +147,7 @@ def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> console
     shown = {"pending": "pending", "handled": "handled"}
     if terminal.width >= console.NARROW:
         shown |= {"quarantine": "quarantined", "events": "burst_events", "runs": "burst_runs"}
-    made = console.table(terminal, "tenant", "state", "lease", *shown)
+    made = console.Table(terminal, "tenant", "state", "lease", *shown)
     for name, one in rows[:room]:
         text = console.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
         text.truncate(max(8, terminal.width - 65), overflow="ellipsis")

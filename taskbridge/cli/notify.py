@@ -20,7 +20,7 @@ _WORDS: Final = {
 }
 
 
-@click.command(short_help="Send one event.", epilog=examples("taskbridge notify France"))
+@click.command(epilog=examples("taskbridge notify France"))
 @click.argument("tenant")
 @pipeline_option
 @data_dir_option

@@ -68,7 +68,6 @@ class _Scope:
 
 
 @click.command(
-    short_help="Hold a tenant, or a pipeline.",
     epilog=examples(
         "taskbridge pause France --reason 'the price list is wrong'", "taskbridge pause --pipeline invoices"
     ),
@@ -88,17 +87,16 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 
     with _entered(data_dir, pipeline, tenant) as scope:
         known = tenant is None or bool(view(scope.runtime, pipeline, tenant))
-        held = scope.pause(reason)
+        done = scope.pause(reason)
     if as_json:
-        console.emit_json(held)
+        console.emit_json(done)
     else:
-        click.echo(console.plain(f"{scope.name}: {'paused' if held['new'] else 'was paused already'}"))
+        click.echo(console.plain(f"{scope.name}: {'paused' if done['new'] else 'was paused already'}"))
     if not known:
         console.tell(f"{scope.name} has neither records nor a runner yet: is it spelled right?")
 
 
 @click.command(
-    short_help="Let a tenant, or a pipeline, go on.",
     epilog=examples("taskbridge resume France", "taskbridge resume --pipeline invoices"),
 )
 @click.argument("tenant", required=False)
@@ -129,7 +127,6 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 
 
 @click.command(
-    short_help="Wait until all is handled, then pause.",
     epilog=examples("taskbridge drain France", "taskbridge drain --pipeline invoices --timeout 60"),
 )
 @click.argument("tenant", required=False)
@@ -188,8 +185,8 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
         interrupts.check()
         before = time.monotonic()
         left = there.pending_before(scope.pipeline, tenants, snapshot)
-        held = pauses.of(scope.pipeline)
-        paused = all(held.holding(tenant) for tenant in left)
+        now = pauses.of(scope.pipeline)
+        paused = all(now.holding(tenant) for tenant in left)
         after = time.monotonic()
         if not left or paused or after >= deadline:
             return left, paused
@@ -201,7 +198,7 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
 
 def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
     for tenant, records in list(left.items())[:SHOWN_TENANTS]:
-        console.tell(f"{tenant}: {records:,} {'record is' if records == 1 else 'records are'} left")
+        console.tell(f"{tenant}: {console.counted(records, 'record is', 'records are')} left")
     if len(left) > SHOWN_TENANTS:
         console.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
     why = (

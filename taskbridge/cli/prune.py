@@ -23,7 +23,6 @@ __all__ = ["prune"]
 
 
 @click.command(
-    short_help="Delete old records that are done with.",
     epilog=examples("taskbridge prune --older-than 30d --dry-run", "taskbridge prune --older-than 12h --deliveries"),
 )
 @click.option(
@@ -80,7 +79,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
 
 def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
-    """Take the steps, with a progress bar; a signal ends it between two."""
+    """Take step after step, with a progress bar. A signal ends it after a step."""
     from taskbridge.process.translation import speaking_plainly
 
     with console.progress(time_left=True) as progress:
@@ -105,10 +104,10 @@ def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -
         console.emit_json({"dry_run": what.dry_run, "complete": complete, **counts})
         return
     terminal = console.stdout()
-    table = console.table(terminal, "", "would be deleted" if what.dry_run else "deleted")
+    table = console.Table(terminal, "", "would be deleted" if what.dry_run else "deleted")
     for name in PRUNED:
         table.add_row(name, f"{counts[name]:,}")
     terminal.print(table)
     if counts["kept"]:
-        records = "1 old record stays" if counts["kept"] == 1 else f"{counts['kept']:,} old records stay"
+        records = console.counted(counts["kept"], "old record stays", "old records stay")
         terminal.print(f"{records}: pending, in quarantine, or about to be tried again")

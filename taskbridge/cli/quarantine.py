@@ -60,7 +60,7 @@ class _Done:
 
     @property
     def sentence(self) -> str:
-        return f"{_number(len(self.records), 'record')} of {_number(len(self.tenants), 'tenant')}"
+        return f"{console.counted(len(self.records), 'record')} of {console.counted(len(self.tenants), 'tenant')}"
 
     def as_json(self, verb: str) -> dict[str, Any]:
         records = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in self.records]
@@ -85,7 +85,6 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group(
-    short_help="Show the records that cannot be handled, try them again, or give them up.",
     epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"),
 )
 def quarantine() -> None:
@@ -179,7 +178,7 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
         records = _find(there, pipeline, choice)
         if records and not yes:
             tenants = len({one.tenant for one in records})
-            question = f"Give up {_number(len(records), 'record')} of {_number(tenants, 'tenant')}?"
+            question = f"Give up {console.counted(len(records), 'record')} of {console.counted(tenants, 'tenant')}?"
             click.confirm(question, abort=True, err=True)
         done = _done(pipeline, choice, records, there.discard(pipeline, records))
     if as_json:
@@ -236,14 +235,10 @@ def _show(pipeline: str, records: Sequence[QuarantinedRecord], count: int, what:
     if not records:
         terminal.print(f"{pipeline}: no {what} is in quarantine")
         return
-    table = console.table(terminal, "id", "tenant", "state", "attempts", "since", "reason", texts=("tenant", "reason"))
+    table = console.Table(terminal, "id", "tenant", "state", "attempts", "since", "reason", texts=("tenant", "reason"))
     for one in records:
         numbers = (one.state, "-" if one.cause == "rejected" else f"{one.attempts:,}", ago(one.quarantined_at))
         table.add_row(console.plain(one.external_id), console.plain(one.tenant), *numbers, console.plain(one.reason))
     terminal.print(table)
     if count > len(records):
         terminal.print(f"and {count - len(records):,} more (--limit shows more)")
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

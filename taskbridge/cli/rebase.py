@@ -17,7 +17,6 @@ __all__ = ["rebase"]
 
 
 @click.command(
-    short_help="Go on after a restore into another cluster.",
     epilog=examples("taskbridge rebase --yes"),
 )
 @click.option("--yes", is_flag=True, help="Workers and producers have stopped: do it.")

@@ -14,13 +14,12 @@ from taskbridge.cli.options import data_dir_option, examples, file_type, json_op
 from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
-    from taskbridge.cli.messages import Messages
+    from taskbridge.cli.messages import Recording
 
 __all__ = ["record"]
 
 
 @click.command(
-    short_help="Record messages from JSON lines.",
     epilog=examples(
         "taskbridge record log-alerts alerts.jsonl --id-field id",
         "tail -f service.log | taskbridge record log-alerts -",
@@ -46,10 +45,10 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     read or holds nothing, or PIPELINE has no criteria.
     """
     from taskbridge.cli import json_lines
-    from taskbridge.cli.messages import Messages, record_all
+    from taskbridge.cli.messages import Recording, record_all
     from taskbridge.producing.recording import criteria_of
 
-    progress = Messages(pipeline, file, id_field)
+    progress = Recording(pipeline, file, id_field)
     with (
         json_lines.messages(file) as lines,
         environment.session(data_dir, environment.runtime, makes=True) as (runtime, origin),
@@ -68,7 +67,7 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
         raise click.exceptions.Exit(1)
 
 
-def _show(progress: Messages, *, as_json: bool) -> None:
+def _show(progress: Recording, *, as_json: bool) -> None:
     from taskbridge.cli.sending import SHOWN_PROBLEMS
 
     if progress.problems > SHOWN_PROBLEMS:
@@ -78,7 +77,7 @@ def _show(progress: Messages, *, as_json: bool) -> None:
         console.emit_json(counts)
         return
     terminal = console.stdout()
-    table = console.table(terminal, "", "count")
+    table = console.Table(terminal, "", "count")
     for name in ("lines", "new", "known_before", "matched", "unmatched", "tenants", "problems"):
         table.add_row(name.replace("_", " "), f"{counts[name]:,}")
     terminal.print(table)

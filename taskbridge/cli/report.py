@@ -39,7 +39,7 @@ def collect(runtime: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
 def show(figures: dict[str, Any]) -> None:
     """Print the figures for people."""
     terminal = console.stdout()
-    table = console.table(terminal, "tenant", "events", "runs", "sweeps", "records", "first event (ms)")
+    table = console.Table(terminal, "tenant", "events", "runs", "sweeps", "records", "first event (ms)")
     for tenant, row in figures["tenants"].items():
         first = row["first_event_ms"]
         numbers = [f"{row[name]:,}" for name in _COUNTERS[:-1]]

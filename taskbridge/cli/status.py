@@ -85,7 +85,7 @@ class _Standing:
         yield from self._held()
         quarantined = self.whole.backlog.quarantined
         if quarantined:
-            records = "1 record is" if quarantined == 1 else f"{quarantined:,} records are"
+            records = console.counted(quarantined, "record is", "records are")
             yield f"{self.pipeline}: {records} in quarantine; `{_command('quarantine list', self.pipeline)}` shows why"
         if self.delays is not None and self.delays.unmatched:
             yield self.delays.sentence()
@@ -122,9 +122,7 @@ class _Standing:
             yield f"{self.pipeline}: {len(held) - SHOWN_HELD:,} more tenants are held"
 
 
-@click.command(
-    short_help="Show how every tenant stands.", epilog=examples("taskbridge status", "taskbridge status France --json")
-)
+@click.command(epilog=examples("taskbridge status", "taskbridge status France --json"))
 @click.argument("tenant", required=False)
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
 @click.option(
@@ -263,7 +261,7 @@ def _show(found: dict[str, _Standing]) -> None:
 
 def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None) -> console.Table:
     columns = ("state", "lease", "pending", "handled", "quarantine", "last run", "events", "runs")
-    made = console.table(terminal, "tenant", *columns, title=title)
+    made = console.Table(terminal, "tenant", *columns, title=title)
     for one in tenants:
         counts = [f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined")]
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
@@ -277,7 +275,7 @@ def _failure(one: TenantView) -> str:
     error = one.counts["last_error"] or "no error was written down"
     since = f", since {ago(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
     due = f", next try {ahead(one.due_seconds)}" if one.next_try_at is not None else ""
-    return f"{one.tenant}: failed {times:,} {'time' if times == 1 else 'times'} in a row{since}{due}, last: {error}"
+    return f"{one.tenant}: failed {console.counted(times, 'time')} in a row{since}{due}, last: {error}"
 
 
 def _paused(what: str, pause: Pause, resume: str) -> str:

@@ -25,7 +25,6 @@ SHOWN_REASONS: Final = 20
 
 
 @click.group(
-    short_help="Show the records that no criterion matched, or match them again.",
     epilog=examples("taskbridge unmatched list log-alerts", "taskbridge unmatched match log-alerts"),
 )
 def unmatched() -> None:
@@ -152,7 +151,7 @@ def _show(pipeline: str, records: list[UnmatchedRecord], count: int) -> None:
     if not records:
         terminal.print(f"{pipeline}: a criterion matched every record")
         return
-    table = console.table(terminal, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
+    table = console.Table(terminal, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
     for one in records:
         at = f"{one.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
         texts = (console.plain(one.reason), console.plain(_shortened(one.payload)))
@@ -172,7 +171,7 @@ def _show_matched(tenants: Counter[str], reasons: Counter[str]) -> None:
     terminal.print(f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched")
     if not reasons:
         return
-    table = console.table(terminal, "reason", "records")
+    table = console.Table(terminal, "reason", "records")
     for reason, count in reasons.most_common(SHOWN_REASONS):
         table.add_row(console.plain(reason), f"{count:,}")
     terminal.print(table)

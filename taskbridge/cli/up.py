@@ -33,7 +33,7 @@ __all__ = ["up"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Request:
     """What the user asked for; `content` is what their file holds."""
 
     content: InvoiceFile
@@ -45,7 +45,6 @@ class _Wish:
 
 
 @click.command(
-    short_help="Run everything on this machine.",
     epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"),
 )
 @click.option("--import", "file", type=file_type, metavar="FILE", help="Import this CSV file first (gzip too).")
@@ -63,7 +62,7 @@ class _Wish:
 )
 @data_dir_option
 @json_option
-def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **wish: Any) -> None:
+def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **options: Any) -> None:
     """Run everything on this machine: servers where none are configured, the schema, workers.
 
     Ctrl-C, SIGTERM and SIGHUP stop all of it in order; a second Ctrl-C does not wait for the runs under way. A worker
@@ -76,7 +75,7 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
     file were not taken, records are pending after --timeout, or something cannot run; 2 the file cannot be read;
     128 + n a signal cut the start, the import or the waiting of --exit-when-idle short.
     """
-    if not wish["exit_when_idle"] and (as_json or wish["timeout"]):
+    if not options["exit_when_idle"] and (as_json or options["timeout"]):
         raise click.UsageError("--json and --timeout go with --exit-when-idle")
     from taskbridge.cli import report, sending
     from taskbridge.cli.csv_invoices import InvoiceFile
@@ -85,7 +84,7 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
     if file is not None:
         content = sending.read(file, tenant_column)
         sending.list_problems(file, content)
-    done = _run(_Wish(content, data_dir=data_dir, **wish))
+    done = _run(_Request(content, data_dir=data_dir, **options))
     if done is None:
         return
     figures, pending = done
@@ -97,7 +96,7 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **w
         raise click.exceptions.Exit(1)
 
 
-def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
+def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
     """Start all, do what was asked, stop all. Return --exit-when-idle's figures, and whether any record is pending."""
     from taskbridge.cli import report, sending
     from taskbridge.cli.monitor import Monitor
@@ -105,22 +104,22 @@ def _run(wish: _Wish) -> tuple[dict[str, Any], bool] | None:
     from taskbridge.cli.workers import Workers
 
     console.tell("taskbridge: starting")
-    with environment.served(wish.data_dir) as origin:
+    with environment.served(request.data_dir) as origin:
         runtime = environment.runtime()
         environment.ready(runtime, migrate=True)
-        if wish.content.invoices:
+        if request.content.invoices:
             sending.check_pipeline()
-        with Workers(wish.workers, wish.concurrency, wish.data_dir, console.complain) as workers:
+        with Workers(request.workers, request.concurrency, request.data_dir, console.complain) as workers:
             workers.wait_until_ready()
             started = time.monotonic()
-            sent = _import(wish.content, workers)
+            sent = _import(request.content, workers)
             monitor = Monitor(runtime, workers, ours=origin is Origin.OURS)
             workers.announce = monitor.announce
-            if not wish.exit_when_idle:
-                _stay_up(monitor, sent, _other_shell(wish.data_dir) if origin is Origin.OURS else None)
+            if not request.exit_when_idle:
+                _stay_up(monitor, sent, _other_shell(request.data_dir) if origin is Origin.OURS else None)
                 return None
-            if not monitor.until(is_idle, wish.timeout):
-                console.complain(f"not idle after {wish.timeout:g} s; `taskbridge status` shows the tenants' errors")
+            if not monitor.until(is_idle, request.timeout):
+                console.complain(f"not idle after {request.timeout:g} s; `taskbridge status` shows the tenants' errors")
             return report.collect(runtime, sent, time.monotonic() - started), has_pending(runtime)
 
 

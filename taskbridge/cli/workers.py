@@ -26,15 +26,16 @@ __all__ = ["Workers"]
 
 READY_SECONDS: Final = 60.0
 QUICK_SECONDS: Final = 30.0
-# Before the second process of a worker that died soon after its start, the third, and so on. Then it is given up.
+"""A worker that lives shorter than this has died soon after its start."""
 PAUSES: Final = (0.0, 1.0, 2.0, 4.0)
-# A warm shutdown ends the runs that are under way; what a cold one cuts off comes back through its deadline.
+"""Seconds before the second process of a worker that died soon after its start, the third, and so on to the fifth."""
 _STOP: Final = ((signal.SIGTERM, 10.0), (signal.SIGQUIT, 3.0))
-IMPATIENT_SECONDS: Final = 0.5
+"""A warm shutdown ends the runs that are under way. A run that a cold one cuts off comes back at its deadline."""
+HURRY_SECONDS: Final = 0.5
 
 
 class _Worker:
-    """One worker process, and those that took its place."""
+    """One worker: its present process, and what is known of those before."""
 
     def __init__(self, number: int, concurrency: int, data_dir: Path) -> None:
         self._number = number
@@ -51,7 +52,7 @@ class _Worker:
         """Start the process; its output is appended to the log."""
         command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-n", f"{self.name}@%h"]
         command += ["--concurrency", str(self._concurrency), "--loglevel", "INFO"]
-        # What workers tell each other at start takes a second and is of no use here.
+        # Workers would ask each other for news at their start: that takes a second, and nothing here needs it.
         command += ["--without-mingle", "--without-gossip"]
         self.started = time.monotonic()
         with open_log(self.log) as output:
@@ -63,8 +64,8 @@ class _Worker:
         port = Settings.read().metrics_port
         return {**os.environ, "TASKBRIDGE_METRICS_PORT": str(port + self._number - 1 if port else 0)}
 
-    def last_words(self) -> str:
-        """Return the end of what the process wrote, with the place of its log."""
+    def end_of_log(self) -> str:
+        """Return the end of what the process wrote, and where its log is."""
         return f"the end of its log, {self.log}:\n{tail(self.log, self._log_start)}"
 
 
@@ -117,10 +118,10 @@ class Workers:
             for worker in missing.values():
                 status = worker.process.poll()
                 if status is not None:
-                    raise Unavailable(f"{worker.name} ended with status {status}; {worker.last_words()}")
+                    raise Unavailable(f"{worker.name} ended with status {status}; {worker.end_of_log()}")
                 if time.monotonic() > deadline:
                     raise Unavailable(
-                        f"{worker.name} does not answer after {READY_SECONDS:.0f} s; {worker.last_words()}"
+                        f"{worker.name} does not answer after {READY_SECONDS:.0f} s; {worker.end_of_log()}"
                     )
             for answer in control.ping(destination=list(missing), timeout=0.5, limit=len(missing)):
                 for node in answer:
@@ -138,32 +139,36 @@ class Workers:
             if status is None:
                 continue
             if not worker.start_at:
-                self._mourn(worker, status, now)
+                self._note_end(worker, status, now)
             elif now >= worker.start_at:
                 worker.start_at = 0.0
                 worker.process = worker.start()
 
-    def _mourn(self, worker: _Worker, status: int, now: float) -> None:
-        """Say that a worker died, and set when the next process starts."""
+    def _note_end(self, worker: _Worker, status: int, now: float) -> None:
+        """Announce that a worker ended, and set when its next process starts.
+
+        Raises:
+            Unavailable: it ended too often soon after its start.
+        """
         quick = now - worker.started < QUICK_SECONDS
         worker.quick_deaths = worker.quick_deaths + 1 if quick else 1
         text = f"{worker.name} (pid {worker.process.pid}) ended with status {status}"
         if worker.quick_deaths > len(PAUSES):
-            raise Unavailable(f"{text}, {worker.quick_deaths} times soon after its start; {worker.last_words()}")
+            raise Unavailable(f"{text}, {worker.quick_deaths} times soon after its start; {worker.end_of_log()}")
         pause = PAUSES[worker.quick_deaths - 1]
         worker.start_at = now + pause
-        self.announce(f"{text}; it is started again{f' in {pause:.0f} s' if pause else ''}; {worker.last_words()}")
+        self.announce(f"{text}; it is started again{f' in {pause:.0f} s' if pause else ''}; {worker.end_of_log()}")
 
     def _hurry(self) -> None:
         self._hurried = True
 
     def _stop(self) -> None:
-        """Stop all at once. Once somebody hurries, each goes on to the next way of stopping it at every look."""
+        """Stop all at the same time. After a second signal each gets its next stop signal every `HURRY_SECONDS`."""
         stopping()
         with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
             left = {pool.submit(worker.process.stop) for worker in self._workers}
             while left:
-                left = wait(left, timeout=IMPATIENT_SECONDS).not_done
+                left = wait(left, timeout=HURRY_SECONDS).not_done
                 if self._hurried:
                     for worker in self._workers:
                         worker.process.hurry()

@@ -37,7 +37,7 @@ def test_a_table_in_a_pipe_has_no_control_sequences_and_nothing_is_cut(odd_tenan
 
 
 def test_columns_stand_below_each_other_in_a_pipe() -> None:
-    table = console.table(console.Pipe(), "tenant", "runs", "why", title="orders", texts=("why",))
+    table = console.Table(console.Pipe(), "tenant", "runs", "why", title="orders", texts=("why",))
     table.add_row("株式会社", "1,000", "-")
     table.add_row("é", "1", "its rate limit")
     assert str(table).splitlines() == [
