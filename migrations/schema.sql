@@ -6,6 +6,7 @@ CREATE SCHEMA taskbridge;
 CREATE FUNCTION taskbridge.announce(source text, announces boolean DEFAULT true) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET client_min_messages TO 'warning'
     AS $$
 DECLARE
     -- A name has 63 bytes at the most.

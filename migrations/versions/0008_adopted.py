@@ -48,6 +48,9 @@ CREATE OR REPLACE FUNCTION @schema.owns_records() RETURNS boolean LANGUAGE sql S
 RETURN has_table_privilege('@schema.records', 'TRIGGER WITH GRANT OPTION');
 ALTER FUNCTION @schema.owns_records() RESET ALL;
 
+-- The trigger that it drops may not be there.
+ALTER FUNCTION @schema.announce(text, boolean) SET client_min_messages TO 'warning';
+
 CREATE FUNCTION @schema.unfit(tenant text, key text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN tenant = '' THEN 'the tenant is empty: pass the key of the business that the work belongs to'

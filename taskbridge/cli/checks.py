@@ -26,8 +26,8 @@ from taskbridge.store import (
     undeclared_pipelines,
     undeclared_readers,
     unmatched_sources,
+    unread_sources,
 )
-from taskbridge.store.queries import schema_of
 from taskbridge.store.schema import head
 
 __all__ = ["Finding", "Level", "examine", "worst"]
@@ -35,6 +35,8 @@ __all__ = ["Finding", "Level", "examine", "worst"]
 SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
+WAITS_SECONDS: Final = 300.0
+"""A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
 ANSWER_SECONDS: Final = 1.0
 BROKER_SECONDS: Final = 5
 TAIL_SECONDS: Final = 60.0
@@ -145,7 +147,7 @@ def _adopted(runtime: Runtime) -> Findings:
                 Level.WARNING,
                 "tables",
                 f"{source}: the pipeline {name} has read it too, so what a handler writes back into it is not muted",
-                f"if {name} is no more, delete its row in {schema_of(runtime.engine)}.pipelines; else name what counts "
+                f"if {name} is no more, run `taskbridge forget {name}`; else name what counts "
                 "with `taskbridge adopt --columns`",
             )
         for what, remedy in wrong:
@@ -289,7 +291,16 @@ def _work(runtime: Runtime) -> Findings:
             Level.WARNING,
             "work",
             f"{name}: {tenants:,} tenants, of which nothing is known here: this process does not declare the pipeline",
-            "name the modules that declare it in TASKBRIDGE_PIPELINES",
+            "name the modules that declare it in TASKBRIDGE_PIPELINES, or run `taskbridge forget` if it is no more",
+        )
+    read = {runtime.pipelines[name].source for name in runtime.pipelines.names()}
+    for source in unread_sources(runtime.engine, read):
+        sound = False
+        yield Finding(
+            Level.WARNING,
+            "work",
+            f"{source}: no pipeline reads this source, so its records lie there",
+            "declare a pipeline with this source; if the name was mistyped, write them under the right one",
         )
     for name in runtime.pipelines.names():
         for trouble, remedy in _troubles(runtime, name):
@@ -326,7 +337,14 @@ def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
             f"the circuit is open, {circuit.probes:,} probes failed, {circuit.waiting:,} tenants are in the wait queue"
         )
         yield line, "look at what the handler calls; `taskbridge status` shows the errors"
-    seen = read_backlogs(runtime.engine, {pipeline: runtime.pipelines[pipeline].source}, {pipeline: ()})[pipeline]
+    declared = runtime.pipelines[pipeline]
+    first = runtime.gate.survey([pipeline], OVERDUE_LOOK)[pipeline].tenants
+    seen = read_backlogs(runtime.engine, {pipeline: declared.source}, {pipeline: first})[pipeline]
+    if seen.oldest_seconds > WAITS_SECONDS + declared.policy.spacing.last_ttl / 1000:
+        yield (
+            f"records wait, the oldest for {seen.oldest_seconds / 60:,.0f} min",
+            f"`taskbridge status --pipeline {pipeline}` says who is paused or fails; if nobody is, start more workers",
+        )
     if seen.failing:
         yield f"{seen.failing:,} tenants fail, such as {seen.fails!r}", "`taskbridge status` shows the errors"
     if seen.quarantined:

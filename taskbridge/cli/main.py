@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "doctor": ("doctor", "Check a deployment, with remedies."),
     "drain": ("pause", "Wait until all is handled, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),
+    "forget": ("forget", "Forget a pipeline that is no more."),
     "import": ("import_command", "Import invoices from a CSV file."),
     "metrics": ("metrics", "Print figures for Prometheus."),
     "migrate": ("migrate", "Bring the schema up to date."),
@@ -36,6 +37,7 @@ COMMANDS: Final = {
     "unadopt": ("adopt", "Take the triggers off an adopted table."),
     "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
     "up": ("up", "Run everything on this machine."),
+    "where": ("where", "Show where a record is."),
 }
 """Each command's module in this package, and its line in the help. A module is imported when its command is used."""
 

@@ -167,7 +167,11 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
         more |= {"undeclared": undeclared} if undeclared else {}
         console.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
     else:
-        _show(found)
+        of_tenant = {name: one for name, one in found.items() if one.tenants}
+        _show(found if tenant is None else of_tenant)
+        if tenant is not None:
+            # What was asked for is one tenant.
+            strangers, undeclared, parked = {}, {}, None
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(console.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))

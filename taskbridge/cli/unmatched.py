@@ -46,16 +46,18 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
     Messages that can never be recorded are among them; PIPELINE is the name that they gave, whether or not a pipeline
     is called so. Without PIPELINE, only count them for each name.
 
+    Of an adopted table they are rows whose tenant or key is no allowed name; PIPELINE is its source.
+
     Exit status: 0, also where there are none; 2 PIPELINE has no criteria.
     """
-    from taskbridge.store import count_unmatched, read_unmatched, unmatched_sources
+    from taskbridge.store import count_unmatched, is_adopted, read_unmatched, unmatched_sources
 
     with environment.session(data_dir, environment.looking) as (runtime, _):
         if pipeline is None:
             _count(unmatched_sources(runtime.database), as_json=as_json)
             return
         count = count_unmatched(runtime.database, runtime.source_of(pipeline))
-        if not count:
+        if not count and not is_adopted(runtime.database, runtime.source_of(pipeline)):
             from taskbridge.producing.recording import criteria_of
 
             criteria_of(runtime, pipeline)

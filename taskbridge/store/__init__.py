@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
     from taskbridge.store.page import Page
     from taskbridge.store.pauses import Pause, Paused, Pauses
-    from taskbridge.store.pipelines import EVERYTHING, NOW, know, undeclared_pipelines, undeclared_readers
+    from taskbridge.store.pipelines import (
+        EVERYTHING,
+        NOW,
+        forget_pipeline,
+        know,
+        undeclared_pipelines,
+        undeclared_readers,
+        unread_sources,
+    )
     from taskbridge.store.pruning import PRUNED, Prune, Step, prune
     from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
@@ -45,7 +53,14 @@ if TYPE_CHECKING:
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
     from taskbridge.store.transaction import CursorLost, Quarantined, Transaction
-    from taskbridge.store.unmatched import UnmatchedRecord, count_unmatched, read_unmatched, unmatched_sources
+    from taskbridge.store.unmatched import (
+        UnmatchedRecord,
+        count_unmatched,
+        is_adopted,
+        read_unmatched,
+        unmatched_sources,
+    )
+    from taskbridge.store.where import where_is
 
 if not TYPE_CHECKING:
     # SQLAlchemy takes as long to load as all else, and a process that changes nothing needs none of it.
@@ -62,7 +77,7 @@ if not TYPE_CHECKING:
             "figures": "Ages Backlog Counters read_ages read_backlogs read_counters",
             "page": "Page",
             "pauses": "Pause Paused Pauses",
-            "pipelines": "EVERYTHING NOW know undeclared_pipelines undeclared_readers",
+            "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_pipelines undeclared_readers unread_sources",
             "pruning": "PRUNED Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
@@ -72,6 +87,7 @@ if not TYPE_CHECKING:
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
             "transaction": "CursorLost Quarantined Transaction",
-            "unmatched": "UnmatchedRecord count_unmatched read_unmatched unmatched_sources",
+            "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
+            "where": "where_is",
         },
     )

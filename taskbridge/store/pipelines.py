@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,15 @@ from taskbridge.store.sessions import driving, rows, scalar
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["EVERYTHING", "NOW", "know", "undeclared_pipelines", "undeclared_readers"]
+__all__ = [
+    "EVERYTHING",
+    "NOW",
+    "forget_pipeline",
+    "know",
+    "undeclared_pipelines",
+    "undeclared_readers",
+    "unread_sources",
+]
 
 EVERYTHING = "everything"
 NOW = "now"
@@ -78,3 +86,20 @@ def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str,
         for row in rows(driver, queries(database)("pipelines")):
             readers[row["source"]].append(row["pipeline"])
     return {source: sorted({*names} - {*declared}) for source, names in readers.items() if len(names) > 1}
+
+
+def unread_sources(database: Database, read: Collection[str]) -> list[str]:
+    """Return the sources with records, or adopted, that are not among `read` and that no known pipeline reads."""
+    sql = queries(database)
+    with driving(database) as driver, within(driver, None):
+        known = {row["source"] for row in rows(driver, sql("pipelines"))} | {*read}
+        there = {row["source"] for name in ("sources", "adopted_sources") for row in rows(driver, sql(name))}
+        values = {"sources": sorted(there - known)}
+        return [row["source"] for row in rows(driver, sql("unread_sources"), values)]
+
+
+def forget_pipeline(database: Database, pipeline: str) -> dict[str, int] | None:
+    """Delete what is kept of a pipeline, and return how many cursors and rows of quarantine; None: nothing was."""
+    with driving(database) as driver, within(driver, None):
+        (row,) = rows(driver, queries(database)("forget"), {"pipeline": pipeline})
+    return dict(row) if any(row.values()) else None

@@ -13,7 +13,7 @@ from taskbridge.store.sessions import driving, rows, scalar
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["PAGE", "UnmatchedRecord", "count_unmatched", "read_unmatched", "unmatched_sources"]
+__all__ = ["PAGE", "UnmatchedRecord", "count_unmatched", "is_adopted", "read_unmatched", "unmatched_sources"]
 
 PAGE: Final = 500
 
@@ -58,3 +58,9 @@ def unmatched_sources(database: Database) -> dict[str, int]:
     """Return how many unmatched records each source has, also one that nobody reads; only those with some."""
     with driving(database) as driver, within(driver, None):
         return {row["source"]: row["count"] for row in rows(driver, queries(database)("unmatched_sources"))}
+
+
+def is_adopted(database: Database, source: str) -> bool:
+    """Return whether a source is an adopted table, of which rows may be unmatched without any criteria."""
+    with driving(database) as driver, within(driver, None):
+        return source in {row["source"] for row in rows(driver, queries(database)("adopted_sources"))}

@@ -1,0 +1,25 @@
+"""Where a record is: in which sources, of which tenants, and how it stands in each pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from taskbridge.store.bounded import within
+from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving, rows
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
+
+__all__ = ["where_is"]
+
+MOST: Final = 100
+
+
+def where_is(
+    database: Database, key: str, source: str | None = None, tenant: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the records with a key, up to 100, once for each pipeline that reads them; see `where.sql`."""
+    values = {"key": key, "source": source, "tenant": tenant, "limit": MOST}
+    with driving(database) as driver, within(driver, None):
+        return [dict(row) for row in rows(driver, queries(database)("where"), values)]

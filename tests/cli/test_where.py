@@ -1,0 +1,75 @@
+"""Where a record is, what doctor says of records that nobody reads or that wait, and a pipeline that is no more."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from taskbridge.store import record
+from tests.cli.program import Program
+from tests.cli.test_doctor import findings
+from tests.store.adopting import ORDERS, run
+
+
+def test_a_record_is_found_by_its_key_alone(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "invoices", "acme", "7", {})
+    record(engine, "typo", "bolt", "7", {})
+    run(
+        engine,
+        "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('invoices', 'invoices'), ('gone', 'invoices')",
+        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+        "SELECT 'gone', tenant, key, revision, E'bad\\nrow' FROM taskbridge.records WHERE tenant = 'acme'",
+    )
+    shown = taskbridge("where", "7")
+    lines = shown.stdout.splitlines()
+    assert [line.rpartition(": ")[2] if "bad" not in line else line[-30:] for line in lines] == [
+        "ned in gone after 1 attempts: bad row"[-30:],
+        "pending in invoices",
+        "no pipeline reads this source",
+    ]
+    assert [one["state"] for one in taskbridge("where", "7", "--tenant", "acme", "--json").json["records"]] == [
+        "quarantined",
+        "pending",
+    ]
+    missing = taskbridge("where", "8")
+    assert (missing.status, "no record has the key '8'" in missing.stderr) == (1, True)
+
+
+def test_records_that_wait_or_that_nobody_reads_are_told_of(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "typo", "bolt", "7", {})
+    run(engine, ORDERS)
+    assert taskbridge("adopt", "orders", "--tenant", "customer", "--key", "id").status == 0
+    record(engine, "invoices", "acme", "7", {})
+    written = "UPDATE taskbridge.records SET changed_at = now() - interval '9 min'"
+    run(engine, f"SET LOCAL taskbridge.keep_ids = 'on'; {written}")
+    assert taskbridge("notify", "acme").status == 0
+
+    work = findings(taskbridge("doctor", "--json"))["work"]
+
+    for part in (
+        "typo: no pipeline reads",
+        "orders: no pipeline reads",
+        "invoices: records wait, the oldest for 9 ",
+    ):
+        assert any(part in line for line in work), (part, work)
+    assert taskbridge("unmatched", "list", "orders").status == 0
+
+
+def test_a_pipeline_that_is_no_more_keeps_records_for_ever(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "invoices", "acme", "7", {})
+    run(
+        engine,
+        "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('gone', 'invoices')",
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('gone', 'acme'), ('gone', 'bolt')",
+        "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) VALUES ('gone', 'tail', pg_current_snapshot())",
+    )
+    assert taskbridge("forget", "gone").status == 2
+    assert taskbridge("forget", "invoices", "--yes").status == 2
+    watched = taskbridge("forget", "gone", "--yes")
+    assert (watched.status, "a worker looks after 'gone'" in watched.stderr) == (1, True)
+    run(engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '2 min'")
+    assert taskbridge("forget", "gone", "--yes").stdout == "gone is forgotten: 2 cursors, 0 rows of quarantine\n"
+    with engine.connect() as connection:
+        for table in ("pipelines", "sync_cursors", "tails"):
+            count = f"SELECT count(*) FROM taskbridge.{table} WHERE pipeline = 'gone'"  # noqa: S608 - our constant
+            assert connection.exec_driver_sql(count).scalar_one() == 0
+    assert taskbridge("forget", "gone", "--yes").status == 2
