@@ -199,7 +199,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
         InvalidInput: it cannot; the message says why, and what to do.
     """
     schema, sql = schema_of(connection), queries(connection)
-    # So that types come with their schemas.
+    # So that `format_type` writes types with their schemas.
     connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
     parts = {"schema_name": literal(schema), "records_name": literal(f'"{schema}".records')}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
@@ -265,7 +265,7 @@ def _unfit(found: Any, *, needs_rights: bool) -> str | None:
 
 
 def _check_columns(table: str, definition: Definition, columns: Mapping[str, Column]) -> None:
-    """Raise InvalidInput where a column is missing, or is of a kind that will not do."""
+    """Raise InvalidInput if a column is missing, or cannot be used."""
     for name in (definition.tenant, *definition.keys, *definition.watched):
         if name not in columns:
             raise InvalidInput(f"{table} has no column {name!r}: adopt it by some of {', '.join(columns)}")
@@ -287,7 +287,7 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
 
 
 def dropped(schema: str) -> str:
-    """Return what `Adopted.document` is where the table was given up and dropped: each row is gone."""
+    """Return what takes the place of `Adopted.document` where the table was unadopted and dropped: no row is there."""
     parts = {"json": "NULL::jsonb", "table": "(SELECT NULL::oid AS tableoid WHERE false)", "match": "true"}
     return filled("adopted_document", schema, parts)
 
@@ -299,7 +299,7 @@ def known(connection: Connection, source: str | None = None) -> list[Known]:
 
 
 def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:
-    """Return a query with its places filled, once: what is filled in has no places."""
+    """Return a query with its places filled. Places in what is filled in are left as they are."""
     return _PLACE.sub(lambda place: parts[place[1]], query(name, schema))
 
 

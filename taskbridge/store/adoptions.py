@@ -17,16 +17,16 @@ from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal, name_of
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries, query, quoted, schema_of
+from taskbridge.store.sessions import is_busy
 
 __all__ = ["Left", "adopt", "adopting", "adoption", "check_adoptions", "examined", "unadopt", "unadopting"]
 
 LOCK_WAIT: Final = 0.1
 """Seconds that a statement waits for writers; those that come after it wait as long."""
 PAUSE: Final = 0.4
+"""Seconds from a try to the next, in which writers go on."""
 TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
-_BUSY: Final = ("55P03", "40P01")
-"""SQLSTATEs of a lock that did not come in time, and of a deadlock."""
 LIMIT: Final = f"SET LOCAL lock_timeout = '{round(LOCK_WAIT * 1000)}ms'"
 
 
@@ -268,7 +268,7 @@ def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) 
                 for statement in (LIMIT, lock, *statements):
                     connection.exec_driver_sql(statement.replace("%", "%%"))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in _BUSY:
+            if not is_busy(error):
                 raise
             if time.monotonic() > until:
                 raise Unavailable(

@@ -13,6 +13,7 @@ from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import Adopted, filled, literal, name_of
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
+from taskbridge.store.sessions import is_busy
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
 
@@ -20,7 +21,6 @@ PAGE: Final = 2_000
 LOCK_WAIT: Final = 0.2
 """Seconds to wait for a writer's record: less than Postgres takes to look for deadlocks, so that the writer goes on."""
 PAUSE: Final = 0.1
-_BUSY: Final = ("55P03", "40P01")
 _RECORDS: Final = ["the records"]
 """What the place is of where all rows have their records: of tenant and key. No index consists of it."""
 
@@ -66,7 +66,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
                     raise InvalidInput(f"no table is adopted as the source {source['source']!r}: adopt it first")
                 done = _next_page(connection, adopted, stands, max(1, size >> busy))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in _BUSY:
+            if not is_busy(error):
                 raise
             # A smaller page meets fewer writers.
             busy = min(busy + 1, 8)

@@ -1,12 +1,12 @@
 """The cursor: how far a tenant's records have been handled, as a snapshot and not as a number.
 
-Ids and timestamps commit out of order, so "handled up to 1042" loses row 1041 when its transaction commits later. Each
-record carries the id of the transaction that wrote it, and a cursor is a `pg_snapshot`: pending is what is visible now
-and was not visible in the cursor's snapshot. (PgQ's batches are made this way.) A late commit is found by the next
-sweep; a long transaction holds back its own rows and nobody else's.
+Rows do not commit in the order of their ids or timestamps, so "handled up to 1042" loses row 1041 if its transaction
+commits later. Each record has the id of the transaction that wrote it, and a cursor is a `pg_snapshot`: pending is what
+is visible now and was not visible in the cursor's snapshot. (PgQ makes its batches this way.) The next sweep finds a
+late commit, and a long transaction delays only its own rows.
 
-A sweep larger than one batch is paged by (xid, id) under the snapshot of its first page, the target. Where it stands is
-part of the cursor, so the run after a crash resumes there.
+A sweep of more than one batch goes by (xid, id), under the snapshot that was taken for its first batch: the target. The
+cursor keeps how far it got, so the run after a crash goes on there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LONG_LOOK: Final = 60.0
 """Seconds for a look at many tenants of a pipeline."""
 LOCKED: Final = 2.0
-"""Of those, seconds to wait for a lock: somebody works on the table, and other pipelines wait for their turn."""
+"""Of those, seconds to wait for a lock: other pipelines wait for their turn meanwhile."""
 _BLOCKED: Final = (LockNotAvailable, QueryCanceled)
 """How a statement ends because of a lock, or by its time-out."""
 PAGE: Final = 5_000
@@ -82,7 +82,7 @@ class _OtherAdoption(Exception):
 
 
 class Unread(Exception):
-    """A batch of up to `limit` records could not be read because of `error`. The token owns the cursor all the same."""
+    """A batch of up to `limit` records could not be read because of `error`. The token owns the cursor."""
 
     def __init__(self, error: Exception, limit: int, *, bisecting: bool) -> None:
         super().__init__(error_text(error))
@@ -154,7 +154,7 @@ class Cursors:
         try:
             page = self._claim(_Batch(key, limit, bisecting, documents), *statement)
         except Unread:
-            # The claim may have been undone with the read. Only who owns the cursor can write the failure down.
+            # The claim may have been rolled back with the read, and only the owner of the cursor can store the failure.
             if self._owner(key) != key.token:
                 with driving(self._engine) as driver:
                     if driver.execute(*statement).fetchone() is None:
@@ -229,21 +229,21 @@ class Cursors:
         Raises:
             InvalidInput: the adopted table is not what it was, so that its rows cannot be read.
         """
-        # Other threads may look meanwhile, and a text goes with its version.
+        # Another thread may set these meanwhile, and a text belongs to its version.
         rows = self._rows
         try:
             return self._read_once(rows, batch, *before)
         except _OtherAdoption:
-            # What came before the read is committed.
+            # The statement before the read is committed.
             before = (self._query("plan_by_index"),)
         except psycopg.ProgrammingError:
-            # As where the table, or a column, was renamed.
+            # For example, the table or a column was renamed.
             if rows is RECORDED:
                 raise
         return self._read_once(self._look_up(), batch, *before)
 
     def _look_up(self) -> _Rows:
-        """Look what the source is now: that of records with their documents, or an adopted table.
+        """Look up whether the source is an adopted table now, and how its rows are read.
 
         Raises:
             InvalidInput: the table was dropped, or cannot be a source as it is now.
@@ -276,7 +276,7 @@ class Cursors:
                 values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
                 cursor.execute(self._reading("read_batch", known_rows), values)
                 driver.execute("COMMIT")
-            # Asked for any earlier, the rows would cost a round trip of their own.
+            # Fetched any earlier, the rows would take a round trip of their own.
             rows = cursor.fetchall()
             whole, is_known = True, not rows or rows[0][_ADOPTED] == known_rows.version
             if is_known and batch.documents and any(row[_STORED] for row in rows):

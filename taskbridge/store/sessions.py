@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 from psycopg.rows import dict_row, scalar_row
 
 from taskbridge.common.names import DEFAULT_SCHEMA
@@ -35,6 +36,7 @@ __all__ = [
     "distrust",
     "driver_error",
     "driving",
+    "is_busy",
     "rows",
     "scalar",
     "session_name",
@@ -53,7 +55,7 @@ class Broken(psycopg.OperationalError):
 
 
 class Reader:
-    """The one session of a process that only looks. A pool is SQLAlchemy's, which takes as long to load as all else.
+    """The one session of a process that changes nothing. It has no pool: SQLAlchemy takes as long to load as all else.
 
     Args: as those of `taskbridge.store.connect`.
 
@@ -79,12 +81,12 @@ class Reader:
             try:
                 yield self._session
             except BaseException:
-                # Nobody knows how it stands.
+                # Nobody knows in which state it is.
                 self.close()
                 raise
 
     def close(self) -> None:
-        """Close the session; the next look opens another."""
+        """Close the session; the next call of `lend` opens another."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -110,7 +112,7 @@ def distrust(engine: Engine) -> None:
 
 @contextmanager
 def driving(database: Database) -> Iterator[psycopg.Connection[Any]]:
-    """Lend a connection, each statement its own transaction. SQLAlchemy's share of a run's time is saved.
+    """Lend psycopg's connection, each statement its own transaction. So a run does not pay for SQLAlchemy's work.
 
     Raises:
         Broken: the connection broke. Those that lie in the pool are not lent any more.
@@ -128,7 +130,7 @@ def driving(database: Database) -> Iterator[psycopg.Connection[Any]]:
         driver.autocommit = False
     except BaseException as error:
         broken = driver.broken
-        # Nobody knows how it stands, so it must not go back to the pool.
+        # Nobody knows in which state it is, so it must not go back to the pool.
         pooled.invalidate()
         if isinstance(error, NoAnswer):
             # A second try would take as long.
@@ -170,6 +172,11 @@ def driver_error(error: BaseException | None) -> psycopg.Error | None:
     return said if isinstance(said, psycopg.Error) else None
 
 
+def is_busy(error: BaseException) -> bool:
+    """Whether a statement ended because a lock did not come in time, or by a deadlock: another try may succeed."""
+    return isinstance(driver_error(error), (LockNotAvailable, DeadlockDetected))
+
+
 def check_version(database: Database) -> None:
     """Raise Unavailable, with the remedy, where the server is older than PostgreSQL 15."""
     with driving(database) as driver:
@@ -179,7 +186,7 @@ def check_version(database: Database) -> None:
 
 
 def session_name(key: RunKey) -> str:
-    """Return what a session that may hold locks of a run is called: its tenant's part, and the token."""
+    """Return the name of a session that may hold locks of a run: a part for the tenant, and the token."""
     return f"{_tenant_name(key)} {key.token}"
 
 
@@ -189,5 +196,5 @@ def _tenant_name(key: RunKey) -> str:
 
 
 def successor_of(key: RunKey) -> dict[str, str]:
-    """Return what a run asks for that ends the sessions of those that it replaced."""
+    """Return the values of `end_replaced.sql`, by which a run ends the sessions of the runs that it replaced."""
     return {"session": session_name(key), "of_tenant": f"{_tenant_name(key)} %"}

@@ -82,9 +82,9 @@ class Transaction:
     def connect(self) -> Connection:
         """Return the transaction's connection, opening it at the first call.
 
-        BEGIN takes along, in its round trip, what lets a successor end this session, and ends those of runs that this
-        one replaced: a frozen process keeps the locks on all that its handler wrote. So none may be opened after
-        `close`: it would end the session of what the same run does next.
+        The round trip of BEGIN also gives the session its name, by which a successor can end it, and ends the sessions
+        of runs that this one replaced: a frozen process keeps the locks on all that its handler wrote. So none may be
+        opened after `close`: it would end the session of what the same run does next.
 
         Raises:
             HandlerMistake: the batch is over.
