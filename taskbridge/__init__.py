@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import pipeline
     from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
     from taskbridge.integration.app import (
+        anotify,
         app,
+        arecord,
+        arecord_event,
+        arecord_invoice,
+        arecord_many,
+        notify,
         notify_event,
         notify_many,
         record,
@@ -30,8 +36,14 @@ __all__ = [
     "RateLimit",
     "Record",
     "RetryAfter",
+    "anotify",
     "app",
+    "arecord",
+    "arecord_event",
+    "arecord_invoice",
+    "arecord_many",
     "install",
+    "notify",
     "notify_event",
     "notify_many",
     "pipeline",
@@ -46,7 +58,10 @@ if not TYPE_CHECKING:
     __getattr__ = on_first_use(
         __name__,
         {
-            "integration.app": "app notify_event notify_many record record_event record_invoice record_many",
+            "integration.app": (
+                "anotify app arecord arecord_event arecord_invoice arecord_many notify notify_event notify_many record "
+                "record_event record_invoice record_many"
+            ),
             "integration.installation": "install",
             "declaring.batch": "Batch Record RetryAfter",
             "declaring.criteria": "Criterion",

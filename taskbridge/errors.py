@@ -5,7 +5,8 @@ TaskBridgeError
 │   ├── InvalidName
 │   ├── InvalidPolicy
 │   ├── UnknownPipeline
-│   └── InvalidInput
+│   ├── InvalidInput
+│   └── InvalidConnection
 ├── ConfigurationError
 ├── HandlerMistake
 ├── Unavailable
@@ -25,6 +26,7 @@ __all__ = [
     "ConfigurationError",
     "ForeignCluster",
     "HandlerMistake",
+    "InvalidConnection",
     "InvalidInput",
     "InvalidName",
     "InvalidPolicy",
@@ -62,6 +64,10 @@ class UnknownPipeline(UsageError):
 
 class InvalidInput(UsageError):
     """A file or a document that cannot be read."""
+
+
+class InvalidConnection(UsageError):
+    """What was passed as a connection cannot hold records, or not tell of its commit."""
 
 
 class ConfigurationError(TaskBridgeError):

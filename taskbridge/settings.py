@@ -53,6 +53,8 @@ class Settings:
     still for this time and 1 s at the most. The time grows where the looks would take more than 1 % of it."""
     tail_listens: bool = False
     """Whether a worker looks for new records at once where a source announces its commits (`taskbridge.announce`)."""
+    notify_timeout: float = 0.25
+    """An event that Redis did not take after this many seconds is given up; workers find its records all the same."""
     statement_timeout: float = 10.0
     """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up."""
     transaction_timeout: float = 300.0

@@ -49,7 +49,10 @@ def runtime() -> Runtime:
     from taskbridge.integration.app import app
     from taskbridge.process.runtime import runtime_of
 
-    return runtime_of(app)
+    found = runtime_of(app)
+    # A person waits, and no request.
+    found.patient = True
+    return found
 
 
 def looking() -> Looking:

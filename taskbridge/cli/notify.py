@@ -27,12 +27,11 @@ _WORDS: Final = {
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     """Tell TENANT's runner that there are new records, and print the gate's answer."""
-    from taskbridge.integration.app import app
     from taskbridge.producing import notify as notifying
 
     check_tenant(tenant)
     environment.existing(data_dir)
-    answer = notifying.notify(app, tenant, pipeline).name.lower()
+    answer = notifying.notify(environment.runtime().app, tenant, pipeline).name.lower()
     if as_json:
         console.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskbridge.cli import console
+from taskbridge.cli import console, environment
 from taskbridge.cli.environment import Origin
 from taskbridge.errors import Unavailable
 
@@ -17,11 +17,10 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
     Raises:
         Unavailable: Redis cannot be used; the message says that nothing is lost.
     """
-    from taskbridge.integration.app import app
     from taskbridge.producing import notify
 
     try:
-        notify.start(app, tenants, pipeline)
+        notify.start(environment.runtime().app, tenants, pipeline)
     except Unavailable as error:
         raise Unavailable(
             f"{error}. It is written down all the same: workers find it within TASKBRIDGE_BASE_INTERVAL"

@@ -48,6 +48,7 @@ SETTINGS: Final = {
     "ticker_interval": Range(0.005, 1),
     "tail_interval": Range(0.02, 60),
     "base_interval": Range(0.1, 3_600),
+    "notify_timeout": Range(0.01, 60),
     "statement_timeout": Range(0.5, 3_600),
     "transaction_timeout": Range(1, 86_400),
     "metrics_port": Range(0, 65_535, ""),

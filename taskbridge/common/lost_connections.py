@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import redis
@@ -20,7 +21,17 @@ from redis.exceptions import (
     ResponseError,
 )
 
-__all__ = ["POSTGRES_AWAY", "REDIS_AWAY", "REDIS_SWITCHED", "is_away", "is_broker_error", "is_switched", "sqlstate"]
+__all__ = [
+    "POSTGRES_AWAY",
+    "REDIS_AWAY",
+    "REDIS_SWITCHED",
+    "causes",
+    "is_away",
+    "is_broker_error",
+    "is_switched",
+    "loaded",
+    "sqlstate",
+]
 
 REDIS_AWAY: Final = (redis.ConnectionError, redis.TimeoutError)
 REDIS_SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
@@ -36,9 +47,9 @@ def is_away(error: BaseException) -> bool:
     """Whether the error itself says that Redis, the broker, Postgres or any other server cannot be used now."""
     if isinstance(error, (ConnectionError, TimeoutError, *REDIS_AWAY)):
         return True
-    if isinstance(error, _loaded("kombu.exceptions", "OperationalError")):
+    if isinstance(error, loaded("kombu.exceptions", "OperationalError")):
         return True
-    if isinstance(error, _loaded("sqlalchemy.exc", "DBAPIError")):
+    if isinstance(error, loaded("sqlalchemy.exc", "DBAPIError")):
         wrapped: Any = error
         return bool(wrapped.connection_invalidated) or _is_postgres_away(wrapped.orig)
     return _is_postgres_away(error)
@@ -51,7 +62,7 @@ def is_switched(reply: object) -> bool:
 
 def is_broker_error(error: BaseException) -> bool:
     """Whether kombu raised it: the broker cannot be used."""
-    return isinstance(error, _loaded("kombu.exceptions", "KombuError"))
+    return isinstance(error, loaded("kombu.exceptions", "KombuError"))
 
 
 def sqlstate(error: BaseException | None) -> str:
@@ -66,10 +77,17 @@ def sqlstate(error: BaseException | None) -> str:
 def _is_postgres_away(error: BaseException | None) -> bool:
     # psycopg raises subclasses for what the server says, and OperationalError itself where the connection broke.
     state = sqlstate(error)
-    return state.startswith(POSTGRES_AWAY) if state else type(error) is _loaded("psycopg", "OperationalError")
+    return state.startswith(POSTGRES_AWAY) if state else type(error) is loaded("psycopg", "OperationalError")
 
 
-def _loaded(module: str, name: str) -> Any:
-    """Return a class of a library, or () where the library is not loaded: no error is an instance of ()."""
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error of a library, then what its driver raised, and what that was raised from."""
+    while error is not None:
+        yield error
+        error = getattr(error, "orig", None) or error.__cause__
+
+
+def loaded(module: str, name: str) -> Any:
+    """Return a class of a library, or () where the library is not loaded: no object is an instance of ()."""
     found = sys.modules.get(module)
     return () if found is None else getattr(found, name)

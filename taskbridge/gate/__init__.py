@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskbridge.gate.state import State
     from taskbridge.gate.transitions import Answer
     from taskbridge.gate.values import Begun, Blame, Due, Outcome, Reminder, Settlement, TailHold, Timing
-    from taskbridge.gate.wire import client
+    from taskbridge.gate.wire import client, hurry
 
 __all__ = [
     "OLDEST_REDIS",
@@ -38,6 +38,7 @@ __all__ = [
     "TailHold",
     "Timing",
     "client",
+    "hurry",
 ]
 
 if not TYPE_CHECKING:
@@ -51,6 +52,6 @@ if not TYPE_CHECKING:
             "state": "State",
             "transitions": "Answer",
             "values": "Begun Blame Due Outcome Reminder Settlement TailHold Timing",
-            "wire": "client",
+            "wire": "client hurry",
         },
     )

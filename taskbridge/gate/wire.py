@@ -7,20 +7,24 @@ redis-py's client, which connects anew, tries again and loads scripts.
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.retry import Retry
 
 from taskbridge.common.lost_connections import REDIS_AWAY, REDIS_SWITCHED, is_switched
 
-__all__ = ["COMMAND", "Call", "Wire", "client"]
+__all__ = ["COMMAND", "Call", "Wire", "client", "hurry"]
 
 CHUNK: Final = 500
 
@@ -33,11 +37,15 @@ Call = tuple[Sequence[str], Sequence[str | float]]
 """Keys and arguments of one call."""
 
 
-def client(url: str) -> redis.Redis:
+def client(url: str, hurried: float | None = None) -> redis.Redis:
     """Return a client for `url`. It times out rather than hang where Redis does not answer.
 
     Where the server is not the one to talk to any more, its connection is made anew. With `max_connections` in the URL,
     whoever finds all of them in use waits for one.
+
+    Args:
+        url: where Redis is.
+        hurried: seconds that its user has at the most; it waits no longer than the block of `hurry` around the call.
 
     Raises:
         ValueError: the URL cannot be read.
@@ -46,14 +54,67 @@ def client(url: str) -> redis.Redis:
         "decode_responses": True,
         "socket_timeout": 10,
         "socket_connect_timeout": 5,
-        "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+        "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 3) if hurried is None else Retry(NoBackoff(), 1),
         "retry_on_error": list(REDIS_SWITCHED),
     }
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if "max_connections=" in url:
         kind = redis.BlockingConnectionPool
-        options["timeout"] = options["socket_timeout"]
-    return redis.Redis.from_pool(kind.from_url(url, **options))
+        options["timeout"] = hurried or options["socket_timeout"]
+    pool = kind.from_url(url, **options)
+    if hurried is not None:
+        pool.connection_class = _hurried(pool.connection_class)
+    return redis.Redis.from_pool(pool)
+
+
+class hurry:  # noqa: N801 - used as a function is
+    """Give this thread so many seconds for all that it does on hurried connections in the block.
+
+    A timeout for each step would be spent several times: by each address of a name, the greeting, another try.
+    """
+
+    # A generator would cost each event as much as the rest of it.
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        _deadline.until = time.monotonic() + self._seconds
+
+    def __exit__(self, *_: object) -> None:
+        _deadline.until = math.inf
+
+
+class _Deadline(threading.local):
+    until = math.inf
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; a socket with a timeout of 0 would not wait, and one with less would wait for ever."""
+        return min(max(self.until - time.monotonic(), 0.001), 10.0)
+
+
+_deadline: Final = _Deadline()
+
+
+class _Hurried:
+    """What a connection of redis-py does otherwise: each step has what is left of the time, and no longer."""
+
+    _sock: Any
+
+    socket_timeout = socket_connect_timeout = property(lambda _: _deadline.left, lambda _, _given: None)
+
+    def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+        if self._sock is not None:
+            self._sock.settimeout(_deadline.left)
+        above: Any = super()
+        above.send_packed_command(*arguments, **options)
+
+
+@cache
+def _hurried(kind: type) -> type:
+    return type(f"Hurried{kind.__name__}", (_Hurried, kind), {})
 
 
 class Wire:

@@ -18,7 +18,22 @@ from taskbridge.process.runtime import keys_of, runtime_of
 from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
 
-__all__ = ["app", "make_app", "notify_event", "notify_many", "record", "record_event", "record_invoice", "record_many"]
+__all__ = [
+    "anotify",
+    "app",
+    "arecord",
+    "arecord_event",
+    "arecord_invoice",
+    "arecord_many",
+    "make_app",
+    "notify",
+    "notify_event",
+    "notify_many",
+    "record",
+    "record_event",
+    "record_invoice",
+    "record_many",
+]
 
 DEFAULTS: Final[dict[str, Any]] = {
     "broker_connection_retry_on_startup": True,
@@ -69,9 +84,15 @@ def _is_celery(program: Path) -> bool:
 _bridge = make_app()
 
 app = _bridge.app
+notify = _bridge.notify
+anotify = _bridge.anotify
 notify_event = _bridge.notify_event
 notify_many = _bridge.notify_many
 record = _bridge.record
+arecord = _bridge.arecord
 record_many = _bridge.record_many
+arecord_many = _bridge.arecord_many
 record_event = _bridge.record_event
+arecord_event = _bridge.arecord_event
 record_invoice = _bridge.record_invoice
+arecord_invoice = _bridge.arecord_invoice

@@ -21,7 +21,25 @@ if TYPE_CHECKING:
     from taskbridge.store import Quarantine
     from taskbridge.store.sessions import Database
 
-__all__ = ["Looking"]
+__all__ = ["Looking", "redis_of"]
+
+
+def redis_of(settings: Settings, hurried: float | None = None) -> redis.Redis:
+    """Return a client of the gate's Redis; `hurried` is as in `taskbridge.gate.client`.
+
+    Raises:
+        ConfigurationError: there is no URL, or it cannot be read.
+    """
+    if not settings.redis_url:
+        raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+    try:
+        return client(settings.redis_url, hurried)
+    except ValueError:
+        # The text may hold a part of the password.
+        raise ConfigurationError(
+            "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
+            "percent-encoded"
+        ) from None
 
 
 class Looking:
@@ -53,16 +71,7 @@ class Looking:
     @cached_property
     def redis(self) -> redis.Redis:
         """The gate's client."""
-        if not self.settings.redis_url:
-            raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
-        try:
-            return client(self.settings.redis_url)
-        except ValueError:
-            # The text may hold a part of the password.
-            raise ConfigurationError(
-                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
-                "percent-encoded"
-            ) from None
+        return redis_of(self.settings)
 
     @property
     def keys(self) -> Keys:

@@ -19,13 +19,16 @@ from taskbridge.common.histogram import Histogram
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, message
 from taskbridge.process.heartbeat import Heartbeat
-from taskbridge.process.looking import Looking
+from taskbridge.process.looking import Looking, redis_of
 from taskbridge.process.pace import Pace
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.settings import Settings
 from taskbridge.store import Cursors, Records, Tails
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import redis
     from celery import Celery
     from sqlalchemy import Engine
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "afresh", "keys_of", "runtime_of", "serves"]
 
 G = TypeVar("G", bound=Gate)
+
+EVENT_THREADS: Final = 8
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +61,10 @@ class Runtime(Looking):
         self.pid = os.getpid()
         self.shut_until = 0.0
         """Until when (`time.monotonic`) messages are parked without a try, because Postgres could not be used."""
+        self.patient = False
+        """Whether an event may take as long as any other call."""
+        self.events_rest_until = 0.0
+        """Until when (`time.monotonic`) `notify_quietly` sends nothing, because Redis did not answer in time."""
         self._broker_away_until = 0.0
 
     @property
@@ -71,13 +80,29 @@ class Runtime(Looking):
         """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
         return self.make_gate(Gate)
 
-    def make_gate(self, kind: type[G]) -> G:
+    @cached_property
+    def event_gate(self) -> Gate:
+        """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.hurry` says."""
+        return self.gate if self.patient else self.make_gate(Gate, self._event_redis)
+
+    @cached_property
+    def _event_redis(self) -> redis.Redis:
+        return redis_of(self.settings, self.settings.notify_timeout)
+
+    @cached_property
+    def event_threads(self) -> ThreadPoolExecutor:
+        """Threads in which events are sent whose producer is a coroutine; few, for none of them waits long."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not for who only looks
+
+        return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-events")
+
+    def make_gate(self, kind: type[G], client: redis.Redis | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
         settings, conf = self.settings, self.app.conf
         prefix = conf.broker_transport_options.get("global_keyprefix", "")
         at_once = not self.eager and message.same_server(settings.redis_url, conf.broker_write_url)
         return kind(
-            self.redis,
+            client or self.redis,
             self.keys,
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
             message=message.lua_message(self.app, prefix) if at_once else None,
@@ -234,18 +259,20 @@ class Runtime(Looking):
         """Close the connections that were opened."""
         if "engine" in self.__dict__:
             self.engine.dispose()
-        if "redis" in self.__dict__:
-            self.redis.close()
+        for name in {"redis", "_event_redis"} & self.__dict__.keys():
+            self.__dict__[name].close()
+        if "event_threads" in self.__dict__:
+            self.event_threads.shutdown(wait=False)
         self._drop_producers()
 
     def forget(self) -> None:
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        app, settings, slots = self.app, self.settings, self.slots
+        app, settings, slots, patient = self.app, self.settings, self.slots, self.patient
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
-        self.slots = slots
+        self.slots, self.patient = slots, patient
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()

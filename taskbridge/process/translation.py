@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import psycopg
 import redis
 
-from taskbridge.common.lost_connections import POSTGRES_AWAY, is_broker_error
+from taskbridge.common.lost_connections import POSTGRES_AWAY, causes, is_broker_error, loaded, sqlstate
 from taskbridge.errors import ForeignCluster, Unavailable
-from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, driver_error
+from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
 __all__ = ["speaking_plainly"]
 
@@ -38,13 +38,40 @@ def _meaning(error: BaseException) -> Unavailable | None:
         return Unavailable(_redis_text(error))
     if is_broker_error(error):
         return Unavailable(_broker_text(error))
-    said = driver_error(error)
+    said = _said(error)
     if said is None:
         return None
-    if said.sqlstate == FOREIGN_CLUSTER_STATE:
+    if said.state == FOREIGN_CLUSTER_STATE:
         return ForeignCluster(FOREIGN_CLUSTER)
     text = _postgres_text(said)
     return None if text is None else Unavailable(text)
+
+
+class _Said(NamedTuple):
+    """What a driver of Postgres says; `away`: that the server, or the connection, may be gone."""
+
+    state: str
+    text: str
+    away: bool
+
+
+def _said(error: BaseException) -> _Said | None:
+    """Return what a driver says: psycopg, or any that a producer's connection has."""
+    for one in (error, getattr(error, "orig", None), error.__cause__ if _is_of_django(error) else None):
+        if isinstance(one, psycopg.Error):
+            return _Said(one.sqlstate or "", str(one), isinstance(one, psycopg.OperationalError))
+    kind = type(error)
+    is_wrapped = _is_of_django(error) or isinstance(error, loaded("sqlalchemy.exc", "DBAPIError"))
+    if not is_wrapped and kind.__module__.partition(".")[0] != "asyncpg":
+        return None
+    text = str(getattr(error, "orig", error))
+    state = next((found for one in causes(error) if (found := sqlstate(one) or getattr(one, "pgcode", None))), "")
+    is_closed = kind.__name__ == "OperationalError" or (kind.__name__ == "InterfaceError" and "closed" in text)
+    return _Said(state, text, state.startswith(POSTGRES_AWAY) if state else is_closed)
+
+
+def _is_of_django(error: BaseException) -> bool:
+    return type(error).__module__ == "django.db.utils"
 
 
 def _redis_text(error: redis.RedisError) -> str:
@@ -85,14 +112,14 @@ _REFUSED: Final = ("28", "3D")
 """SQLSTATE classes of a login that is refused, and of a database that does not exist."""
 
 
-def _postgres_text(error: psycopg.Error) -> str | None:
+def _postgres_text(said: _Said) -> str | None:
     """Say what keeps Postgres from being used; None where it is something else."""
-    text, state = str(error), error.sqlstate
+    state, text, away = said
     if state == "42P01":  # undefined table
         return "the database has no schema of TaskBridge: run `taskbridge migrate`"
     if state in ("25006", "42501"):  # read only, no privilege
         return f"Postgres refuses the statement: {text.splitlines()[0]}"
-    if not isinstance(error, psycopg.OperationalError):
+    if not away:
         return None
     if state and not state.startswith((*POSTGRES_AWAY, *_REFUSED)):
         return f"Postgres ended the statement: {text.splitlines()[0]}"

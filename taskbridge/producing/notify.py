@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
 
+import redis
 from celery import Celery
 
 from taskbridge.common.names import check_tenant
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
-from taskbridge.gate import Answer, Spacing
+from taskbridge.errors import Unavailable
+from taskbridge.gate import Answer, Spacing, hurry
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import speaking_plainly
 
-__all__ = ["notify", "notify_many", "start"]
+__all__ = ["Event", "Events", "anotify_quietly", "merged", "notify", "notify_many", "notify_quietly", "start"]
+
+log = logging.getLogger(__name__)
 
 EAGER = Spacing(delay=0)
 """Where tasks run inline no ticker acts on deadlines, so each event makes a run, which ends when nothing is new."""
+AT_ONCE: Final = 500
+"""Events of one round trip."""
+REST: Final = 1.0
+"""Seconds after a Redis that hung in which no quiet event is tried: a request may send several, and waits for one."""
+
+Event = tuple[str, str]
+"""Pipeline and tenant."""
+Events = Mapping[Event, int | None]
+"""Events with the delays of their records in milliseconds, in pipelines with criteria. None: Postgres is asked."""
 
 
 def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | None = None) -> Answer:
@@ -28,17 +46,18 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
     Raises:
         InvalidName: the tenant is not allowed.
         UnknownPipeline: no loaded module declares the pipeline.
-        Unavailable: Redis cannot be used. The records are safe: workers find them all the same.
+        Unavailable: Redis cannot be used, or gave no answer for as long as `notify_timeout`. The records are safe:
+            workers find them all the same.
     """
     runtime = runtime_of(app)
     check_tenant(tenant)
     with speaking_plainly():
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
-            # No ticker acts on the deadline of a tenant that waits after a failure, so this does.
-            runtime.gate.expire(pipeline, [tenant])
-            return runtime.gate.notify(pipeline, tenant, EAGER)
-        return runtime.gate.notify(pipeline, tenant, _spacing(runtime, declared, tenant, delay_ms))
+            return _inline(runtime, pipeline, tenant)
+        spacing = _spacing(runtime, declared, tenant, delay_ms)
+        with hurry(runtime.settings.notify_timeout):
+            return runtime.event_gate.notify(pipeline, tenant, spacing)
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
@@ -54,7 +73,84 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
             return [runtime.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
         spacings = {tenant: _spacing(runtime, declared, tenant) for tenant in set(checked)}
         events = [(pipeline, tenant, spacings[tenant]) for tenant in checked]
-        return runtime.gate.notify_many(events)
+        return _sent(runtime, events)
+
+
+def notify_quietly(app: Celery, events: Events) -> list[Answer] | None:
+    """Notify for who has committed already: where Redis cannot be used, say so in the log and return None."""
+    try:
+        return _send(runtime_of(app), events)
+    except Exception as error:
+        if runtime_of(app).eager:
+            raise
+        _say(events, error)
+        return None
+
+
+async def anotify_quietly(app: Celery, events: Events) -> list[Answer] | None:
+    """Notify as `notify_quietly` in a thread, so that the event loop goes on; wait for it no longer than that would."""
+    runtime = runtime_of(app)
+    rounds = -(-len(events) // AT_ONCE)
+    timeout = None if runtime.eager else runtime.settings.notify_timeout * rounds
+    sending = asyncio.wrap_future(runtime.event_threads.submit(_send, runtime, events))
+    try:
+        return await asyncio.wait_for(sending, timeout)
+    except Exception as error:
+        if runtime.eager:
+            raise
+        _say(events, error)
+        return None
+
+
+def merged(delay: int | None, other: int | None) -> int | None:
+    """Return the delay of two events of one tenant."""
+    return None if delay is None or other is None else min(delay, other)
+
+
+def _send(runtime: Runtime, events: Events) -> list[Answer]:
+    if runtime.eager:
+        return [_inline(runtime, *event) for event in events]
+    if time.monotonic() < runtime.events_rest_until:
+        raise Unavailable("Redis did not answer in time a moment ago")
+    with speaking_plainly():
+        pipelines = runtime.pipelines
+        try:
+            return _sent(
+                runtime,
+                [
+                    (pipeline, tenant, _spacing(runtime, pipelines[pipeline], tenant, delay_ms))
+                    for (pipeline, tenant), delay_ms in events.items()
+                ],
+            )
+        except redis.TimeoutError:
+            runtime.events_rest_until = time.monotonic() + REST
+            raise
+
+
+def _sent(runtime: Runtime, events: Iterable[tuple[str, str, Spacing]]) -> list[Answer]:
+    """Send events in round trips, each of which has its time."""
+    left, answers = iter(events), list[Answer]()
+    while some := list(islice(left, AT_ONCE)):
+        with hurry(runtime.settings.notify_timeout):
+            answers += runtime.event_gate.notify_many(some)
+    return answers
+
+
+def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
+    # No ticker acts on the deadline of a tenant that waits after a failure, so this does.
+    runtime.gate.expire(pipeline, [tenant])
+    return runtime.gate.notify(pipeline, tenant, EAGER)
+
+
+def _say(events: Events, error: Exception) -> None:
+    """Say that events were not sent; no sender may fail by it, for its transaction is committed."""
+    (pipeline, tenant), *others = events
+    whose = f"tenant {tenant!r} of {pipeline}" + (f" and {len(others)} others" if others else "")
+    if isinstance(error, (Unavailable, TimeoutError)):
+        why = str(error) or "Redis does not answer in time"
+        log.warning("no event for %s: %s; a worker finds the records all the same", whose, why)
+    else:
+        log.error("no event for %s; a worker finds the records all the same", whose, exc_info=error)
 
 
 def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from celery import Task, states
@@ -9,6 +10,8 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.errors import ConfigurationError
+from taskbridge.producing.holders import notify_after_commit
 
 __all__ = ["NotifyTask"]
 
@@ -35,6 +38,24 @@ class NotifyTask(_Task):
     def delay(self, tenant: str, pipeline: str = INVOICES) -> AsyncResult[str]:
         """Notify: tell the tenant's runner of new records. As `apply_async`."""
         return self.apply_async((tenant, pipeline))
+
+    def delay_on_commit(self, tenant: str, pipeline: str = INVOICES) -> None:
+        """Notify when the transaction of `django.db.connection` has committed, as Celery's own task for Django does.
+
+        Once for each tenant, and where Redis cannot be used there is a line in the log and no error: as
+        `taskbridge.notify`.
+
+        Raises:
+            ConfigurationError: Django is not installed.
+            Others: as `taskbridge.notify`.
+        """
+        try:
+            django: Any = importlib.import_module("django.db")
+        except ImportError:
+            raise ConfigurationError(
+                "`delay_on_commit` is for Django, which is not installed: pass your connection to `taskbridge.notify`"
+            ) from None
+        notify_after_commit(self.app, tenant, pipeline, django.connection)
 
     def apply_async(
         self,

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
-from sqlalchemy import Connection
 
-from taskbridge.common.names import check_message_id
+from taskbridge.common.names import check_message_id, check_source_name
 from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
-from taskbridge.errors import InvalidInput
+from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer
 from taskbridge.process.looking import Looking
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import speaking_plainly
-from taskbridge.producing.notify import notify
-from taskbridge.store import UnmatchedRecord, json_text
+from taskbridge.producing import notify as notifying
+from taskbridge.producing.holders import Holder, holder_of
+from taskbridge.producing.notify import Events
+from taskbridge.store import Row, UnmatchedRecord, Writing, json_text, writing, writing_message, written
 from taskbridge.store.unmatched import PAGE
 
 __all__ = [
@@ -28,9 +30,15 @@ __all__ = [
     "Recorded",
     "criteria_of",
     "match_again",
+    "of_message",
+    "of_nothing",
+    "of_rows",
     "prepare",
     "record_event",
+    "with_event",
 ]
+
+R = TypeVar("R")
 
 
 class Recorded(NamedTuple):
@@ -56,8 +64,70 @@ class MatchedAgain(NamedTuple):
     reason: str | None
 
 
+Pending = Callable[[Holder], Writing[R]]
+"""What is to be written, once the holder is known."""
+
+
+def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> Pending[Counter[str]]:
+    """Write or update records of a source; `notify` its pipelines after the commit.
+
+    Raises:
+        UnknownPipeline: nobody is there to be notified.
+    """
+    runtime = runtime_of(app)
+    readers = _readers(runtime, source) if notify else []
+
+    def pending(holder: Holder) -> Writing[Counter[str]]:
+        def after_each(tenants: Iterable[str]) -> None:
+            holder.after_commit(app, {(pipeline, tenant): None for pipeline in readers for tenant in tenants})
+
+        return writing(source, rows, after_each if readers else None)
+
+    return pending
+
+
+def _readers(runtime: Runtime, source: str) -> list[str]:
+    check_source_name(source)
+    pipelines = runtime.pipelines
+    if readers := [name for name in pipelines.names() if pipelines[name].source == source]:
+        return readers
+    raise UnknownPipeline(
+        f"no pipeline that is loaded reads the source {source!r}, so there is none to notify: name the module that "
+        "declares it in TASKBRIDGE_PIPELINES, or leave `notify` out"
+    )
+
+
+def of_message(app: Celery, prepared: Prepared, *, notify: bool) -> Pending[Recorded]:
+    """Write a message; `notify` its tenant after the commit."""
+    runtime, found = runtime_of(app), prepared.found
+
+    def pending(holder: Holder) -> Writing[Recorded]:
+        new = yield from prepared.writing(runtime)
+        if notify and new and isinstance(found, Match):
+            holder.after_commit(app, {(prepared.pipeline, found.tenant): found.delay_ms})
+        return prepared.recorded(new=new)
+
+    return pending
+
+
+def of_nothing(app: Celery, events: Events) -> Pending[None]:
+    """Write nothing; send events after the commit."""
+
+    def pending(holder: Holder) -> Writing[None]:
+        holder.after_commit(app, events)
+        yield from ()
+
+    return pending
+
+
 def record_event(
-    app: Celery, pipeline: str, payload: Any, message_id: str | None = None, connection: Connection | None = None
+    app: Celery,
+    pipeline: str,
+    payload: Any,
+    message_id: str | None = None,
+    connection: object = None,
+    *,
+    notify: bool = False,
 ) -> Recorded:
     """Record one message of a pipeline with criteria, and notify its tenant if the record is committed here.
 
@@ -65,15 +135,21 @@ def record_event(
     """
     runtime = runtime_of(app)
     prepared = prepare(runtime, pipeline, payload, message_id)
-    found, message_id = prepared.found, prepared.message_id
     with speaking_plainly():
-        new = prepared.write(runtime, connection)
-        answer = None
-        if new and connection is None and isinstance(found, Match):
-            answer = notify(app, found.tenant, pipeline, found.delay_ms)
-    if isinstance(found, Unmatched):
-        return Recorded(message_id, new, None, None, found.reason, None)
-    return Recorded(message_id, new, found.tenant, found.delay_ms / 1000, None, answer)
+        holder = holder_of(runtime, connection, tells=notify)
+        recorded = written(of_message(app, prepared, notify=notify)(holder), holder.fetch)
+    return recorded if notify or connection is not None else with_event(app, prepared, recorded)
+
+
+def with_event(app: Celery, prepared: Prepared, recorded: Recorded) -> Recorded:
+    """Notify the tenant of a message that is new and committed; return what became of it.
+
+    Raises: Unavailable as `notify`.
+    """
+    found = prepared.found
+    if not recorded.new or not isinstance(found, Match):
+        return recorded
+    return recorded._replace(answer=notifying.notify(app, found.tenant, prepared.pipeline, found.delay_ms))
 
 
 class Prepared(NamedTuple):
@@ -84,9 +160,20 @@ class Prepared(NamedTuple):
     text: str
     found: Match | Unmatched
 
-    def write(self, runtime: Runtime, connection: Connection | None = None) -> bool:
-        """Write it, in the transaction of `connection` or in one of its own; return whether it is new."""
-        return runtime.records_of(self.pipeline).write(self.message_id, self.text, self.found, connection)
+    def write(self, runtime: Runtime) -> bool:
+        """Write it in a transaction of its own; return whether it is new."""
+        return runtime.records_of(self.pipeline).write(self.message_id, self.text, self.found, None)
+
+    def writing(self, runtime: Runtime) -> Writing[bool]:
+        """Write it in anybody's transaction; whether it is new."""
+        return writing_message(runtime.source_of(self.pipeline), self.message_id, self.text, self.found)
+
+    def recorded(self, *, new: bool) -> Recorded:
+        """Return what became of it, without anybody notified."""
+        found = self.found
+        if isinstance(found, Unmatched):
+            return Recorded(self.message_id, new, None, None, found.reason, None)
+        return Recorded(self.message_id, new, found.tenant, found.delay_ms / 1000, None, None)
 
 
 def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | None) -> Prepared:
@@ -119,7 +206,7 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
         under = sorted({pipeline, runtime.pipelines[pipeline].source})
         for record, found in again(lambda payload: match(policy.criteria, payload), reason, under, page_size):
             if isinstance(found, Match):
-                notify(app, found.tenant, pipeline, found.delay_ms)
+                notifying.notify(app, found.tenant, pipeline, found.delay_ms)
                 yield MatchedAgain(record, found.tenant, None)
             else:
                 yield MatchedAgain(record, None, found.reason)

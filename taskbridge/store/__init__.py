@@ -41,12 +41,19 @@ if TYPE_CHECKING:
     from taskbridge.store.records import (
         Records,
         Row,
+        Statement,
+        Writing,
+        awritten,
+        fetching,
         json_text,
         matching_alone,
         record,
         record_invoice,
         record_many,
         with_reason,
+        writing,
+        writing_message,
+        written,
     )
     from taskbridge.store.schema import check_schema, migrate
     from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
@@ -81,7 +88,10 @@ if not TYPE_CHECKING:
             "pruning": "PRUNED Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
-            "records": "Records Row json_text matching_alone record record_invoice record_many with_reason",
+            "records": (
+                "Records Row Statement Writing awritten fetching json_text matching_alone record record_invoice "
+                "record_many with_reason writing writing_message written"
+            ),
             "schema": "check_schema migrate",
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
             "tail": "Found Kind Tails",

@@ -6,14 +6,14 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
-from psycopg.errors import InvalidParameterValue
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
+from taskbridge.common.lost_connections import causes, sqlstate
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput
@@ -26,12 +26,19 @@ __all__ = [
     "Matcher",
     "Records",
     "Row",
+    "Statement",
+    "Writing",
+    "awritten",
+    "fetching",
     "json_text",
     "matching_alone",
     "record",
     "record_invoice",
     "record_many",
     "with_reason",
+    "writing",
+    "writing_message",
+    "written",
 ]
 
 log = logging.getLogger(__name__)
@@ -41,6 +48,8 @@ Row = tuple[str, str, Mapping[str, Any]]
 
 Matcher = Callable[[Any], Match | Unmatched]
 
+INVALID_PARAMETER: Final = "22023"
+"""The state with which the trigger of the records refuses one."""
 AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
@@ -48,6 +57,22 @@ CHARACTERS_AT_ONCE: Final = 16_000_000
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class Statement(NamedTuple):
+    """A query by its name, and its values."""
+
+    query: str
+    values: Mapping[str, Any]
+
+
+R = TypeVar("R")
+
+Writing = Generator[Statement, list[Any], R]
+"""Gives statements, is sent the first column of each one's rows, and returns what was written.
+
+So all that is checked is the same, whoever runs the statements, and whether or not that is a coroutine.
+"""
 
 
 def record(
@@ -69,7 +94,7 @@ def record(
         InvalidInput: the key is empty, longer than 200 characters or holds a control character, or the document is
             no JSON object.
     """
-    return bool(_write(engine, check_source_name(source), [_checked(tenant, key, document)], connection))
+    return bool(record_many(engine, source, [(tenant, key, document)], connection))
 
 
 def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Connection | None = None) -> Counter[str]:
@@ -83,11 +108,63 @@ def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Co
 
     Raises: as `record`. What earlier statements wrote is committed by then, unless a connection was given.
     """
+    return written(writing(source, rows), fetching(engine, connection))
+
+
+def writing(
+    source: str, rows: Iterable[Row], after_each: Callable[[Iterable[str]], None] | None = None
+) -> Writing[Counter[str]]:
+    """Write or update records as `record_many`. `after_each` is called with the tenants that a statement changed."""
     check_source_name(source)
     changed: Counter[str] = Counter()
     for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
-        changed.update(_write(engine, source, some, connection))
+        tenants = yield _statement(source, some)
+        changed.update(tenants)
+        if after_each is not None and tenants:
+            after_each(tenants)
     return changed
+
+
+def writing_message(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Writing[bool]:
+    """Write one message, `payload` as JSON text; whether it is new. One that was recorded before stays as it is."""
+    values = {"source": source, "key": message_id, "document": payload, **_columns(found)}
+    return bool((yield Statement("record_event", values)))
+
+
+def written(steps: Writing[R], fetch: Callable[[Statement], list[Any]]) -> R:
+    """Run the statements of `steps` and return what these do."""
+    try:
+        statement = next(steps)
+        while True:
+            with _refused():
+                rows = fetch(statement)
+            statement = steps.send(rows)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+async def awritten(steps: Writing[R], fetch: Callable[[Statement], Awaitable[list[Any]]]) -> R:
+    """Run the statements of `steps` and return what these do."""
+    try:
+        statement = next(steps)
+        while True:
+            with _refused():
+                rows = await fetch(statement)
+            statement = steps.send(rows)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+def fetching(engine: Engine, connection: Connection | None = None) -> Callable[[Statement], list[Any]]:
+    """Return what runs a statement, in the transaction of `connection` or in one of its own."""
+
+    def fetch(statement: Statement) -> list[Any]:
+        with _lent(engine, connection) as lent:
+            return list(lent.exec_driver_sql(queries(engine)(statement.query), statement.values).scalars())
+
+    return fetch
 
 
 def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
@@ -131,13 +208,11 @@ def _checked(tenant: str, key: str, document: Mapping[str, Any]) -> tuple[str, s
     return tenant, key, json_text(f"tenant {tenant!r}, record {key!r}", document)
 
 
-def _write(engine: Engine, source: str, rows: list[tuple[str, str, str]], connection: Connection | None) -> list[str]:
-    """Write checked rows and return the tenant of each that changed."""
+def _statement(source: str, rows: list[tuple[str, str, str]]) -> Statement:
+    """Return what writes checked rows, and gives the tenant of each that changed."""
     last = {(tenant, key): text for tenant, key, text in rows}
     tenants, keys = ([name[at] for name in last] for at in (0, 1))
-    values = {"source": source, "tenants": tenants, "keys": keys, "documents": [*last.values()]}
-    with _lent(engine, connection) as lent, _refused():
-        return list(lent.exec_driver_sql(queries(engine)("record_many"), values).scalars())
+    return Statement("record_many", {"source": source, "tenants": tenants, "keys": keys, "documents": [*last.values()]})
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:
@@ -147,13 +222,15 @@ def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManag
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Let what the trigger of the records refuses be InvalidInput, with its sentence."""
+    """Let what the trigger of the records refuses be InvalidInput, with its sentence, whichever driver says so."""
     try:
         yield
-    except DataError as error:
-        if not isinstance(error.orig, InvalidParameterValue):
+    except Exception as error:
+        said = [one for one in causes(error) if sqlstate(one) == INVALID_PARAMETER]
+        if not said:
             raise
-        raise InvalidInput(str(error.orig.diag.message_primary)) from error
+        diagnosis = getattr(said[-1], "diag", None)
+        raise InvalidInput(str(diagnosis.message_primary if diagnosis else said[-1]).splitlines()[0]) from error
 
 
 def _autocommit(engine: Engine) -> Engine:
@@ -200,9 +277,8 @@ class Records:
 
         Returns whether it is new; a message that was recorded before stays as it is.
         """
-        values = {"source": self._source, "key": message_id, "document": payload, **_columns(found)}
-        with _lent(self._engine, connection) as lent, _refused():
-            return lent.exec_driver_sql(self._query("record_event"), values).first() is not None
+        steps = writing_message(self._source, message_id, payload, found)
+        return written(steps, fetching(self._engine, connection))
 
     def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
         """Give unmatched records up, those with `message_ids` or all; return their message ids.

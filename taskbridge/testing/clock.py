@@ -46,5 +46,5 @@ def inject_clock(runtime: Runtime) -> InjectedClock:
     seconds: Any
     seconds, _ = runtime.redis.time()
     gate.start_at(int(seconds) * 1_000_000 + DAY_US)
-    runtime.__dict__["gate"] = gate
+    runtime.__dict__["gate"] = runtime.__dict__["event_gate"] = gate
     return gate

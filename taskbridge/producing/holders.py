@@ -1,0 +1,355 @@
+"""Whoever holds the transaction: which connections a producer may pass, and what is done with each.
+
+| connection | taken by | an event after the commit |
+| --- | --- | --- |
+| none | both | at once, since each statement is its own transaction |
+| SQLAlchemy: Connection, Session, scoped_session | `record`, `notify` | when its outermost transaction has committed |
+| SQLAlchemy: AsyncConnection, AsyncSession, async_scoped_session | `arecord`, `anotify` | the same |
+| Django's | `record`, `notify` | by its `on_commit` |
+| psycopg: Connection | `record` | refused: it tells nobody of its commit |
+| psycopg: AsyncConnection; asyncpg: any | `arecord` | refused, for the same reason |
+
+Django and asyncpg are not imported. A connection of Django's is told by its attributes, others by classes of what
+is loaded already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import psycopg
+from celery import Celery
+from psycopg.rows import tuple_row
+from sqlalchemy import Connection, TextClause, Transaction, text
+
+from taskbridge.common.lost_connections import loaded
+from taskbridge.common.names import check_tenant
+from taskbridge.errors import InvalidConnection
+from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.process.translation import speaking_plainly
+from taskbridge.producing.notify import Event, Events, anotify_quietly, merged, notify_quietly
+from taskbridge.store import Statement, Writing, awritten, fetching, written
+from taskbridge.store.queries import query
+
+__all__ = ["Holder", "event_of", "holder_of", "in_coroutine", "notify_after_commit", "wants_event"]
+
+R = TypeVar("R")
+H = TypeVar("H", bound="Holder")
+
+AFTER_COMMIT: Final = "after commit"
+
+_KINDS: Final = (
+    "a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, a connection of psycopg or asyncpg, or "
+    "Django's (`django.db.connection`), to the database of TASKBRIDGE_POSTGRES_URL"
+)
+_PLACE: Final = re.compile(r"%\((\w+)\)[sb]")
+
+
+class Holder(Protocol):
+    """A connection that a producer passed."""
+
+    tells: bool
+    """Whether it tells of its commit."""
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        """Run a statement and return the first column of its rows."""
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        """Send events, each once, when the transaction has committed; at once where there is none."""
+
+
+def wants_event(notify: object) -> bool:
+    """Return whether a producer asked for an event after the commit.
+
+    Raises:
+        InvalidConnection: it is neither None nor "after commit".
+    """
+    if notify is not None and notify != AFTER_COMMIT:
+        raise InvalidConnection(
+            f"notify is {notify!r}: pass {AFTER_COMMIT!r}, or leave it out and notify when you have committed"
+        )
+    return notify is not None
+
+
+def holder_of(runtime: Runtime, connection: object, *, tells: bool = False) -> Holder:
+    """Return the holder that a connection is, one that `tells` of its commit if that is needed; None: the runtime's.
+
+    Raises:
+        InvalidConnection: it is no connection that can hold records, one for coroutines, or does not tell.
+    """
+    if _is_any(connection, "sqlalchemy.orm", "Session", "scoped_session"):
+        session: Any = connection
+        connection = session.connection()
+    holder: Holder
+    if connection is None:
+        holder = _Own(runtime)
+    elif isinstance(connection, Connection):
+        holder = _OfSQLAlchemy(connection, runtime)
+    elif isinstance(connection, psycopg.Connection):
+        holder = _OfPsycopg(connection, runtime)
+    elif all(hasattr(connection, name) for name in ("run_on_commit", "in_atomic_block", "vendor")):
+        holder = _OfDjango(connection, runtime)
+    elif _is_for_greenlets(connection) or _is_for_coroutines(connection):
+        raise InvalidConnection(f"{_named(connection)} is for coroutines: await `arecord`, `anotify` and the like")
+    else:
+        raise InvalidConnection(f"{_named(connection)} is no connection that can hold records: pass {_KINDS}")
+    return _checked(holder, connection, tells=tells)
+
+
+async def in_coroutine(
+    runtime: Runtime, connection: object, steps: Callable[[Holder], Writing[R]], *, tells: bool = False
+) -> R:
+    """Run the statements of `steps` in a coroutine, on a connection for coroutines; None: on the runtime's own.
+
+    Raises:
+        InvalidConnection: as `holder_of`, or it is not for coroutines.
+    """
+
+    def run(given: object) -> R:
+        holder = holder_of(runtime, given, tells=tells)
+        return written(steps(holder), holder.fetch)
+
+    if connection is None:
+        return await asyncio.to_thread(run, None)
+    if _is_for_greenlets(connection):
+        through: Any = connection
+        if _is_any(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+            through = through()
+        result: R = await through.run_sync(run)
+        return result
+    if _is_for_coroutines(connection):
+        kind = _OfPsycopg if isinstance(connection, psycopg.AsyncConnection) else _OfAsyncpg
+        holder = _checked(kind(connection, runtime), connection, tells=tells)
+        return await awritten(steps(holder), holder.afetch)
+    holder_of(runtime, connection)
+    raise InvalidConnection(f"{_named(connection)} is not for coroutines: call `record`, `notify` and the like")
+
+
+def notify_after_commit(app: Celery, tenant: str, pipeline: str, connection: object) -> None:
+    """Notify when the transaction of a connection has committed.
+
+    Raises: as `taskbridge.notify`.
+    """
+    runtime = runtime_of(app)
+    with speaking_plainly():
+        holder_of(runtime, connection, tells=True).after_commit(app, event_of(runtime, tenant, pipeline))
+
+
+def event_of(runtime: Runtime, tenant: str, pipeline: str) -> dict[Event, int | None]:
+    """Return one event.
+
+    Raises: InvalidName, UnknownPipeline as `taskbridge.notify`.
+    """
+    return {(runtime.pipelines[pipeline].name, check_tenant(tenant)): None}
+
+
+def _checked(holder: H, connection: object, *, tells: bool) -> H:
+    if tells and not holder.tells:
+        raise InvalidConnection(
+            f"{_named(connection)} tells nobody of its commit, so there can be no event after it: notify when you have "
+            "committed, by `notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which "
+            "find the records all the same"
+        )
+    return holder
+
+
+class _Own:
+    """The runtime's pool, where each statement is its own transaction."""
+
+    tells = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.fetch = fetching(runtime.engine)
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        notify_quietly(app, events)
+
+
+class _OfSQLAlchemy:
+    """A connection of SQLAlchemy, with any driver of Postgres; also what `run_sync` gives."""
+
+    tells = True
+
+    def __init__(self, connection: Connection, runtime: Runtime) -> None:
+        if connection.dialect.name != "postgresql":
+            raise InvalidConnection(f"the connection is to {connection.dialect.name}: pass {_KINDS}")
+        self._connection = connection
+        self._schema = runtime.settings.schema
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        sql = query(statement.query, self._schema)
+        if self._connection.dialect.driver in ("psycopg", "psycopg_async"):
+            return list(self._connection.exec_driver_sql(sql, dict(statement.values)).scalars())
+        return list(self._connection.execute(_as_text(sql), dict(statement.values)).scalars())
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        driver: Any = self._connection.connection.dbapi_connection
+        if getattr(driver, "autocommit", False) is True:
+            _send(self._connection, app, events)
+            return
+        outermost = self._connection.get_transaction() or self._connection.begin()
+        _add(_due_after(self._connection.get_nested_transaction() or outermost), app, events)
+
+
+_Unsent = dict[Celery, dict[Event, int | None]]
+
+
+def _add(unsent: _Unsent, app: Celery, events: Events) -> None:
+    of_app = unsent.setdefault(app, {})
+    for one, delay in events.items():
+        of_app[one] = merged(of_app[one], delay) if one in of_app else delay
+
+
+_DUE: Final[WeakKeyDictionary[Transaction, _Unsent]] = WeakKeyDictionary()
+"""By transaction, or savepoint, what to send when it has ended well. What is rolled back is forgotten with it."""
+
+
+def _due_after(transaction: Transaction) -> _Unsent:
+    if transaction not in _DUE:
+        # SQLAlchemy's own event comes before the commit, which may fail.
+        transaction.__class__ = _telling(type(transaction))  # type: ignore[arg-type] # a class can be hashed
+        _DUE[transaction] = {}
+    return _DUE[transaction]
+
+
+@cache
+def _telling(kind: type[Transaction]) -> type[Transaction]:
+    """Return a kind of transaction whose `commit`, which every way of committing calls, sends what is due after it."""
+
+    def commit(self: Any) -> None:
+        connection: Connection = self.connection
+        kind.commit(self)
+        around = connection.get_nested_transaction() or connection.get_transaction()
+        for app, events in _DUE.pop(self, {}).items():
+            if around is None:
+                _send(connection, app, events)
+            else:
+                _add(_due_after(around), app, events)
+
+    return type(kind.__name__, (kind,), {"__slots__": (), "commit": commit, "__doc__": kind.__doc__})
+
+
+def _send(connection: Connection, app: Celery, events: Events) -> None:
+    if connection.dialect.is_async:
+        driver: Any = connection.connection.dbapi_connection
+        driver.run_async(lambda _: anotify_quietly(app, events))
+    else:
+        notify_quietly(app, events)
+
+
+@cache
+def _as_text(sql: str) -> TextClause:
+    """Return a query for any driver; it takes no colon after a name."""
+    return text(_PLACE.sub(r":\1 ", sql))
+
+
+class _OfDjango:
+    """A connection of Django's to Postgres, or the proxy that `django.db.connection` is."""
+
+    tells = True
+
+    def __init__(self, connection: Any, runtime: Runtime) -> None:
+        if connection.vendor != "postgresql":
+            raise InvalidConnection(f"the connection is to {connection.vendor}: pass {_KINDS}")
+        self._connection = connection
+        self._schema = runtime.settings.schema
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        # psycopg2, which Django may use, has no binary parameters.
+        sql = _PLACE.sub(r"%(\1)s", query(statement.query, self._schema))
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, dict(statement.values))
+            return [row[0] for row in cursor.fetchall()]
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        ours = [entry for entry in self._connection.run_on_commit if isinstance(entry[1], _OnCommit)]
+        hook = next((hook for savepoints, hook, *_ in ours if savepoints == set(self._connection.savepoint_ids)), None)
+        if hook is None:
+            # It may come in savepoints, and each is kept or not by itself.
+            hook = _OnCommit(ours[0][1].sent if ours else set())
+            _add(hook.unsent, app, events)
+            self._connection.on_commit(hook)
+        else:
+            _add(hook.unsent, app, events)
+
+
+class _OnCommit:
+    """What Django calls after the commit; `sent` is shared by all that were registered in one transaction."""
+
+    def __init__(self, sent: set[tuple[Celery, Event]]) -> None:
+        self.sent = sent
+        self.unsent: _Unsent = {}
+
+    def __call__(self) -> None:
+        for app, events in self.unsent.items():
+            left = {one: delay for one, delay in events.items() if (app, one) not in self.sent}
+            self.sent.update((app, one) for one in left)
+            if left:
+                notify_quietly(app, left)
+
+
+class _OfPsycopg:
+    """A connection of psycopg."""
+
+    tells = False
+
+    def __init__(self, connection: Any, runtime: Runtime) -> None:
+        self._connection = connection
+        self._schema = runtime.settings.schema
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        # Whatever rows and cursors the connection was told to make.
+        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row)
+        cursor.execute(query(statement.query, self._schema), statement.values)
+        return [row[0] for row in cursor]
+
+    async def afetch(self, statement: Statement) -> list[Any]:
+        cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
+        await cursor.execute(query(statement.query, self._schema), statement.values)
+        return [row[0] async for row in cursor]
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        raise NotImplementedError
+
+
+class _OfAsyncpg(_OfPsycopg):
+    """A connection of asyncpg, or one of its pool."""
+
+    async def afetch(self, statement: Statement) -> list[Any]:
+        names: list[str] = []
+
+        def place(found: re.Match[str]) -> str:
+            if found[1] not in names:
+                names.append(found[1])
+            return f"${names.index(found[1]) + 1}"
+
+        sql = _PLACE.sub(place, query(statement.query, self._schema))
+        return [row[0] for row in await self._connection.fetch(sql, *(statement.values[name] for name in names))]
+
+
+def _is_for_greenlets(connection: object) -> bool:
+    """Whether it is one of SQLAlchemy's for coroutines, on which `run_sync` runs what is none."""
+    kinds = ("AsyncConnection", "AsyncSession", "async_scoped_session")
+    return _is_any(connection, "sqlalchemy.ext.asyncio", *kinds)
+
+
+def _is_for_coroutines(connection: object) -> bool:
+    """Whether it is a driver's own for coroutines."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        return True
+    return _is_any(connection, "asyncpg", "Connection") or _is_any(connection, "asyncpg.pool", "PoolConnectionProxy")
+
+
+def _is_any(connection: object, module: str, *names: str) -> bool:
+    """Whether it is of a class of a library. Of one that was not loaded nobody has an object."""
+    return any(isinstance(connection, loaded(module, name)) for name in names)
+
+
+def _named(connection: object) -> str:
+    kind = type(connection)
+    return f"`connection`, a {kind.__module__.partition('.')[0]} {kind.__qualname__},"

@@ -1,0 +1,82 @@
+"""A producer with pipelines of its own, and the events that it sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.criteria import Criterion
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
+from taskbridge.embedded import Servers
+from taskbridge.gate import Keys
+from taskbridge.integration.app import make_app
+from taskbridge.process.runtime import runtime_of
+from taskbridge.producing.producer import Bridge
+from taskbridge.settings import Settings
+from tests.transactions.kinds import KINDS, TELLING, Held, opened
+
+Events = Callable[[], dict[str, int]]
+
+
+def handle(batch: Batch) -> None:
+    """Nothing runs here."""
+
+
+def producer(settings: Settings) -> Bridge:
+    """A producer; two pipelines read the source `orders`."""
+    made = make_app(settings)
+    runtime_of(made.app).__dict__["pipelines"] = known = Pipelines()
+    alerts = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 60),))
+    for name, source, policy in (
+        ("invoices", "invoices", LatencyNeutral()),
+        ("orders", "orders", LatencyNeutral()),
+        ("billing", "orders", LatencyNeutral()),
+        ("alerts", "alerts", alerts),
+    ):
+        known.declare(Pipeline(name, handle, policy, 500, source=source))
+    return made
+
+
+@pytest.fixture
+def bridge(servers: Servers, postgres_url: str, keys: Keys, redis_client: redis.Redis) -> Iterator[Bridge]:
+    """A producer on its own database and keys."""
+    made = producer(Settings(postgres_url, servers.redis_url, key_prefix=keys.prefix))
+    yield made
+    runtime_of(made.app).close()
+    left = list(redis_client.scan_iter(f"*{keys.prefix}*"))
+    if left:
+        redis_client.delete(*left)
+
+
+@pytest.fixture
+def events(bridge: Bridge) -> Events:
+    """What was notified: how many events each `pipeline tenant` had."""
+    gate = runtime_of(bridge.app).gate
+
+    def read() -> dict[str, int]:
+        found = {}
+        for pipeline in runtime_of(bridge.app).pipelines.names():
+            tenants = gate.active(pipeline)
+            for tenant, status in zip(tenants, gate.look(pipeline, tenants), strict=True):
+                found[f"{pipeline} {tenant}"] = status.events
+        return found
+
+    return read
+
+
+@pytest.fixture(params=KINDS)
+def held(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Held]:
+    """A connection of each kind."""
+    with opened(request.param, postgres_url) as found:
+        yield found
+
+
+@pytest.fixture(params=TELLING)
+def telling(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Held]:
+    """A connection of each kind that tells of its commit."""
+    with opened(request.param, postgres_url) as found:
+        yield found

@@ -1,0 +1,249 @@
+"""`notify="after commit"`: one event for each tenant when the transaction has committed, and none of what was not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from taskbridge.errors import ConfigurationError, InvalidName, UnknownPipeline
+from taskbridge.gate import Keys
+from taskbridge.process.runtime import runtime_of
+from taskbridge.producing.producer import Bridge
+from tests.transactions.conftest import Events, producer
+from tests.transactions.kinds import Held, opened
+
+AFTER: Any = {"source": "orders", "notify": "after commit"}
+
+
+class Undone(Exception):
+    """Rolls a savepoint back."""
+
+
+def test_an_event_before_the_commit_or_two_for_a_tenant(telling: Held, bridge: Bridge, events: Events) -> None:
+    telling.call(bridge, "record", "a", "1", {}, **AFTER)
+    telling.call(bridge, "record", "a", "2", {}, **AFTER)
+    telling.call(bridge, "record_many", [("a", "3", {}), ("b", "1", {})], **AFTER)
+    telling.call(bridge, "notify", "a", "orders")
+    assert events() == {}
+    telling.commit()
+    assert events() == {"orders a": 1, "billing a": 1, "orders b": 1, "billing b": 1}
+    # The next transaction has events of its own; what did not change has none.
+    telling.call(bridge, "record", "a", "1", {}, **AFTER)
+    telling.call(bridge, "record", "b", "1", {"new": True}, **AFTER)
+    telling.commit()
+    assert events() == {"orders a": 1, "billing a": 1, "orders b": 2, "billing b": 2}
+
+
+def test_an_event_of_what_was_rolled_back(telling: Held, bridge: Bridge, events: Events) -> None:
+    telling.call(bridge, "record", "a", "1", {}, **AFTER)
+    telling.call(bridge, "notify", "b", "orders")
+    telling.rollback()
+    telling.execute("SELECT 1")
+    telling.commit()
+    assert events() == {}
+
+
+def test_an_event_at_the_release_of_a_savepoint(telling: Held, bridge: Bridge, events: Events) -> None:
+    telling.call(bridge, "record", "a", "1", {}, **AFTER)
+    with telling.savepoint():
+        telling.call(bridge, "record", "a", "2", {}, **AFTER)
+        telling.call(bridge, "record", "b", "1", {}, **AFTER)
+        with telling.savepoint():
+            telling.call(bridge, "record", "c", "1", {}, **AFTER)
+    assert events() == {}
+    telling.commit()
+    assert {name: count for name, count in events().items() if name.startswith("orders")} == {
+        "orders a": 1,
+        "orders b": 1,
+        "orders c": 1,
+    }
+
+
+def test_an_event_of_a_savepoint_that_was_rolled_back(telling: Held, bridge: Bridge, events: Events) -> None:
+    telling.call(bridge, "notify", "before", "orders")
+    with suppress(Undone), telling.savepoint():
+        telling.call(bridge, "record", "undone", "1", {}, **AFTER)
+        with telling.savepoint():
+            telling.call(bridge, "record", "released in it", "1", {}, **AFTER)
+        telling.call(bridge, "record", "before", "1", {}, **AFTER)
+        raise Undone
+    with telling.savepoint():
+        telling.call(bridge, "notify", "kept", "orders")
+    telling.commit()
+    assert events() == {"orders before": 1, "orders kept": 1}
+
+
+def test_a_savepoint_older_than_the_first_event_takes_them_all_with_it(
+    telling: Held, bridge: Bridge, events: Events
+) -> None:
+    with suppress(Undone), telling.savepoint():
+        telling.call(bridge, "record", "undone", "1", {}, **AFTER)
+        raise Undone
+    telling.call(bridge, "notify", "kept", "orders")
+    telling.commit()
+    assert events() == {"orders kept": 1}
+
+
+def test_a_message_has_its_event_with_its_delay(telling: Held, bridge: Bridge, events: Events) -> None:
+    for name in ("m-1", "m-2"):
+        error = {"level": "ERROR", "service": "s"}
+        recorded = telling.call(bridge, "record_event", "alerts", error, message_id=name, notify="after commit")
+        assert recorded.answer is None
+    telling.call(bridge, "record_event", "alerts", {"level": "INFO"}, notify="after commit")
+    assert events() == {}
+    telling.commit()
+    assert events() == {"alerts s": 1}
+
+
+def test_a_commit_that_fails_since_redis_is_away(
+    telling: Held, bridge: Bridge, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given a gate that nobody answers for
+    runtime = runtime_of(bridge.app)
+    runtime.settings = replace(runtime.settings, redis_url="redis://127.0.0.1:1/0", notify_timeout=10)
+    with caplog.at_level(logging.WARNING, "taskbridge"):
+        telling.call(bridge, "record", "a", "1", {}, **AFTER)
+        telling.commit()
+        telling.call(bridge, "record", "a", "2", {}, **AFTER)
+        telling.commit()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM taskbridge.records")).scalar() == 2
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("taskbridge")]
+    assert len(lines) == 2
+    assert all("tenant 'a'" in line and "Redis cannot be reached" in line for line in lines), lines
+
+
+def test_a_record_without_a_connection_has_its_event_at_once(bridge: Bridge, events: Events) -> None:
+    assert bridge.record("a", "1", {}, **AFTER)
+    assert asyncio.run(bridge.arecord("b", "1", {}, **AFTER))
+    assert asyncio.run(bridge.arecord_many([("c", "1", {})], **AFTER)) == {"c": 1}
+    error = {"level": "ERROR", "service": "s"}
+    assert bridge.record_event("alerts", error, notify="after commit").answer is None
+    assert asyncio.run(bridge.arecord_event("alerts", {"level": "ERROR", "service": "t"})).answer is not None
+    assert asyncio.run(bridge.anotify("d", "orders")) is not None
+    assert bridge.notify("e", "orders") is not None
+    found = {name: count for name, count in events().items() if not name.startswith("billing")}
+    assert found == {f"orders {tenant}": 1 for tenant in "abcde"} | {"alerts s": 1, "alerts t": 1}
+
+
+@pytest.mark.parametrize("kind", ["Connection", "AsyncConnection, asyncpg", "AsyncConnection, psycopg"])
+def test_a_connection_without_a_transaction_of_its_own_has_its_event_at_once(
+    kind: str, bridge: Bridge, events: Events, postgres_url: str
+) -> None:
+    with opened(kind, postgres_url) as held:
+        autocommit = held.connection.execution_options(isolation_level="AUTOCOMMIT")
+        if kind != "Connection":
+            held.run(autocommit)  # type: ignore[attr-defined]
+        held.call(bridge, "record", "a", "1", {}, **AFTER)
+        assert events() == {"orders a": 1, "billing a": 1}
+
+
+def test_a_session_inside_a_transaction_that_is_not_its_own(engine: Engine, bridge: Bridge, events: Events) -> None:
+    # as tests of an application do: the session's commit is none
+    with engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            bridge.record("a", "1", {}, connection=session, **AFTER)
+            session.commit()
+        assert events() == {}
+        outer.rollback()
+    assert events() == {}
+    with engine.begin() as connection, Session(connection) as session:
+        bridge.record("a", "1", {}, connection=session, **AFTER)
+        session.commit()
+        assert events() == {}
+    assert events() == {"orders a": 1, "billing a": 1}
+
+
+def test_blocks_that_commit_by_themselves(postgres_url: str, engine: Engine, bridge: Bridge, events: Events) -> None:
+    with engine.begin() as connection:
+        bridge.record("a", "1", {}, connection=connection, **AFTER)
+    with Session(engine) as session, session.begin():
+        bridge.record("b", "1", {}, connection=session, **AFTER)
+    with engine.connect() as connection:
+        two_phases = connection.begin_twophase()
+        bridge.notify("c", "orders", connection=connection)
+        two_phases.rollback()
+
+    async def in_a_session() -> None:
+        own = create_async_engine(postgres_url.replace("postgresql://", "postgresql+asyncpg://"))
+        async with AsyncSession(own) as session, session.begin():
+            await bridge.arecord("d", "1", {}, connection=session, **AFTER)
+            await session.run_sync(lambda inner: bridge.record("e", "1", {}, connection=inner, **AFTER))
+        await own.dispose()
+
+    asyncio.run(in_a_session())
+    assert sorted(name for name in events() if name.startswith("orders")) == [f"orders {tenant}" for tenant in "abde"]
+
+
+def test_a_commit_that_postgres_refuses_has_no_event(engine: Engine, bridge: Bridge, events: Events) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("INSERT INTO late VALUES (1), (1)")
+        bridge.record("a", "1", {}, connection=connection, **AFTER)
+        with pytest.raises(IntegrityError):
+            connection.commit()
+    assert events() == {}
+
+
+def test_what_can_never_be_notified_is_refused_before_it_is_written(bridge: Bridge, engine: Engine) -> None:
+    with engine.connect() as connection:
+        with pytest.raises(UnknownPipeline, match="no pipeline that is loaded reads the source 'others'"):
+            bridge.record("a", "1", {}, source="others", connection=connection, notify="after commit")
+        with pytest.raises(UnknownPipeline, match="no pipeline is called 'others'"):
+            bridge.notify("a", "others", connection=connection)
+        with pytest.raises(InvalidName, match="the tenant is empty"):
+            bridge.notify("", "orders", connection=connection)
+        assert not connection.in_transaction()
+
+
+def test_an_event_before_the_first_statement_of_a_transaction(telling: Held, bridge: Bridge, events: Events) -> None:
+    telling.call(bridge, "notify", "a", "orders")
+    assert events() == {}
+    telling.execute("SELECT 1")
+    telling.commit()
+    assert events() == {"orders a": 1}
+
+
+def test_two_apps_in_one_transaction_each_have_their_events(
+    engine: Engine, bridge: Bridge, events: Events, keys: Keys
+) -> None:
+    settings = replace(runtime_of(bridge.app).settings, key_prefix=f"{keys.prefix}-2")
+    other = producer(settings)
+    with engine.begin() as connection:
+        bridge.notify("a", "orders", connection=connection)
+        other.notify("b", "orders", connection=connection)
+    assert events() == {"orders a": 1}
+    assert runtime_of(other.app).gate.active("orders") == ["b"]
+    runtime_of(other.app).close()
+
+
+def test_delay_on_commit_is_as_in_celerys_own_task_for_django(
+    bridge: Bridge, events: Events, postgres_url: str
+) -> None:
+    with opened("Django", postgres_url) as held:
+        bridge.notify_event.delay_on_commit("a", "orders")
+        bridge.notify_event.delay_on_commit("a", pipeline="orders")
+        bridge.notify_event.delay_on_commit("b")
+        assert events() == {}
+        held.commit()
+        assert events() == {"orders a": 1, "invoices b": 1}
+        bridge.notify_event.delay_on_commit("c")
+        held.rollback()
+        assert events() == {"orders a": 1, "invoices b": 1}
+
+
+def test_delay_on_commit_without_django_says_so(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "django.db", None)
+    with pytest.raises(ConfigurationError, match="Django, which is not installed"):
+        bridge.notify_event.delay_on_commit("a")

@@ -1,0 +1,129 @@
+"""Records in the transaction of whoever holds it: same checks, same errors, same result for each kind of connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge.errors import ForeignCluster, InvalidConnection, InvalidInput, InvalidName, Unavailable
+from taskbridge.producing.producer import Bridge
+from tests.transactions.conftest import Events
+from tests.transactions.kinds import KINDS, Held, opened
+
+AWKWARD = {"text": 'quo"te \\ %s %% :name $1 {a,b} é\n', "none": None, "list": [1, {"a": "b"}], "n": 1.5}
+
+
+def stored(engine: Engine) -> list[Any]:
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT tenant, key, document FROM taskbridge.records ORDER BY tenant, key")
+        return [tuple(row) for row in rows]
+
+
+def test_a_record_that_does_not_commit_with_its_transaction(held: Held, bridge: Bridge, engine: Engine) -> None:
+    assert held.call(bridge, "record", "a", "1", AWKWARD, source="orders") is True
+    assert stored(engine) == []
+    held.rollback()
+    assert stored(engine) == []
+    held.call(bridge, "record", "a", "1", AWKWARD, source="orders")
+    assert held.call(bridge, "record", "a", "1", AWKWARD, source="orders") is False, "nothing changed"
+    held.commit()
+    assert stored(engine) == [("a", "1", AWKWARD)]
+
+
+def test_many_records_of_which_the_last_counts(held: Held, bridge: Bridge, engine: Engine) -> None:
+    rows = [("a", "1", {"n": 1}), ("b", 'k"ey', AWKWARD), ("a", "2", {"n": 2}), ("a", "1", {"n": 3})]
+    assert held.call(bridge, "record_many", rows, source="orders") == {"a": 2, "b": 1}
+    assert held.call(bridge, "record_many", rows[1:], source="orders") == {}
+    held.commit()
+    assert stored(engine) == [("a", "1", {"n": 3}), ("a", "2", {"n": 2}), ("b", 'k"ey', AWKWARD)]
+
+
+def test_an_invoice_and_a_message_in_one_transaction(held: Held, bridge: Bridge, engine: Engine) -> None:
+    assert held.call(bridge, "record_invoice", "a", "INV-1", {"total": "7"})
+    error = {"level": "ERROR", "service": "s", "text": AWKWARD["text"]}
+    recorded = held.call(bridge, "record_event", "alerts", error, message_id="m-1")
+    assert (recorded.new, recorded.tenant, recorded.delay, recorded.answer) == (True, "s", 60, None)
+    assert not held.call(bridge, "record_event", "alerts", error, message_id="m-1").new
+    unmatched = held.call(bridge, "record_event", "alerts", "no object", message_id="m-2")
+    assert (unmatched.new, unmatched.tenant) == (True, None)
+    held.commit()
+    assert stored(engine) == [("", "m-2", "no object"), ("a", "INV-1", {"total": "7"}), ("s", "m-1", error)]
+
+
+def test_what_is_refused_leaves_the_transaction_usable(held: Held, bridge: Bridge, engine: Engine) -> None:
+    with pytest.raises(InvalidName, match="begins or ends with space"):
+        held.call(bridge, "record", " a", "1", {}, source="orders")
+    with pytest.raises(InvalidName, match="the source 'Or:ders' is not allowed"):
+        held.call(bridge, "record", "a", "1", {}, source="Or:ders")
+    with pytest.raises(InvalidInput, match="the document is no JSON"):
+        held.call(bridge, "record", "a", "1", {"n": object()}, source="orders")
+    with pytest.raises(InvalidInput, match="row 2 is no"):
+        held.call(bridge, "record_many", [("a", "1", {}), ("a",)], source="orders")
+    with pytest.raises(InvalidConnection, match="pass 'after commit'"):
+        held.call(bridge, "record", "a", "1", {}, source="orders", notify="later")
+    held.call(bridge, "record", "a", "1", {}, source="orders")
+    held.commit()
+    assert stored(engine) == [("a", "1", {})]
+
+
+def test_a_database_of_another_cluster_is_said_to_be_one(held: Held, bridge: Bridge, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
+    with pytest.raises(ForeignCluster, match="taskbridge rebase"):
+        held.call(bridge, "record", "a", "1", {}, source="orders")
+
+
+def test_a_database_without_our_schema_is_said_to_have_none(held: Held, bridge: Bridge, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA taskbridge CASCADE")
+    with pytest.raises(Unavailable, match="run `taskbridge migrate`"):
+        held.call(bridge, "record", "a", "1", {}, source="orders")
+
+
+def test_a_connection_that_was_lost_is_said_to_be(held: Held, bridge: Bridge, engine: Engine) -> None:
+    held.call(bridge, "record", "a", "1", {}, source="orders")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    with pytest.raises(Unavailable, match="Postgres"):
+        held.call(bridge, "record", "a", "2", {}, source="orders")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("psycopg", "asyncpg"))])
+def test_a_connection_that_tells_nobody_of_its_commit_is_refused_before_it_writes(
+    kind: str, bridge: Bridge, engine: Engine, postgres_url: str, events: Events
+) -> None:
+    with opened(kind, postgres_url) as held:
+        with pytest.raises(InvalidConnection, match=r"tells nobody of its commit.*when you have committed"):
+            held.call(bridge, "record", "a", "1", {}, source="orders", notify="after commit")
+        with pytest.raises(InvalidConnection, match="tells nobody of its commit"):
+            held.call(bridge, "notify", "a", "orders")
+        held.commit()
+    assert stored(engine) == []
+    assert events() == {}
+
+
+def test_any_other_object_is_told_what_is_taken(bridge: Bridge, engine: Engine) -> None:
+    for other in (engine, object(), "postgresql://"):
+        with pytest.raises(InvalidConnection) as caught:
+            bridge.record("a", "1", {}, source="orders", connection=other)
+        for name in ("Connection", "Session", "AsyncSession", "psycopg", "asyncpg", "django.db.connection"):
+            assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_connection_of_the_other_colour_is_told_which_function_takes_it(
+    kind: str, bridge: Bridge, postgres_url: str
+) -> None:
+    with opened(kind, postgres_url) as held:
+        if "a" in kind[0].lower() or "async" in kind:
+            with pytest.raises(InvalidConnection, match="is for coroutines: await `arecord`"):
+                bridge.record("a", "1", {}, source="orders", connection=held.connection)
+        else:
+            with pytest.raises(InvalidConnection, match="is not for coroutines: call `record`"):
+                asyncio.run(bridge.arecord("a", "1", {}, source="orders", connection=held.connection))
