@@ -92,6 +92,8 @@ class Deployment:
         self.logs = logs
         url = make_url(redis_url).set(database=str(next(_databases))).render_as_string(hide_password=False)
         postgres_url = engine.url.render_as_string(hide_password=False)
+        # A machine that runs many tests may be slow.
+        settings = {"notify_timeout": 10} | settings
         self.settings = Settings(postgres_url=postgres_url, redis_url=url, **settings)
         self.redis = redis.Redis.from_url(url, decode_responses=True)
         self.redis.flushdb()

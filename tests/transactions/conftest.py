@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 import redis
 
@@ -17,6 +18,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
+from taskbridge.testing.servers import fresh_database
 from tests.transactions.kinds import KINDS, TELLING, Held, opened
 
 Events = Callable[[], dict[str, int]]
@@ -41,10 +43,25 @@ def producer(settings: Settings) -> Bridge:
     return made
 
 
+@pytest.fixture(scope="package")
+def database(taskbridge_servers: Servers, taskbridge_template: str) -> Iterator[str]:
+    """One database for all: to make one takes longer than these tests."""
+    with fresh_database(taskbridge_servers, taskbridge_template) as url:
+        yield url
+
+
+@pytest.fixture
+def postgres_url(database: str) -> Iterator[str]:
+    """The database, without records at the test's end."""
+    yield database
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("TRUNCATE taskbridge.records, taskbridge.messages")
+
+
 @pytest.fixture
 def bridge(servers: Servers, postgres_url: str, keys: Keys, redis_client: redis.Redis) -> Iterator[Bridge]:
     """A producer on its own database and keys."""
-    made = producer(Settings(postgres_url, servers.redis_url, key_prefix=keys.prefix))
+    made = producer(Settings(postgres_url, servers.redis_url, key_prefix=keys.prefix, notify_timeout=10))
     yield made
     runtime_of(made.app).close()
     left = list(redis_client.scan_iter(f"*{keys.prefix}*"))

@@ -109,7 +109,7 @@ def test_a_commit_that_fails_since_redis_is_away(
 ) -> None:
     # given a gate that nobody answers for
     runtime = runtime_of(bridge.app)
-    runtime.settings = replace(runtime.settings, redis_url="redis://127.0.0.1:1/0", notify_timeout=10)
+    runtime.settings = replace(runtime.settings, redis_url="redis://127.0.0.1:1/0")
     with caplog.at_level(logging.WARNING, "taskbridge"):
         telling.call(bridge, "record", "a", "1", {}, **AFTER)
         telling.commit()
@@ -187,7 +187,7 @@ def test_blocks_that_commit_by_themselves(postgres_url: str, engine: Engine, bri
 
 def test_a_commit_that_postgres_refuses_has_no_event(engine: Engine, bridge: Bridge, events: Events) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS late (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     with engine.connect() as connection:
         connection.exec_driver_sql("INSERT INTO late VALUES (1), (1)")
         bridge.record("a", "1", {}, connection=connection, **AFTER)

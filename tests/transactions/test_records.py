@@ -70,17 +70,25 @@ def test_what_is_refused_leaves_the_transaction_usable(held: Held, bridge: Bridg
 
 
 def test_a_database_of_another_cluster_is_said_to_be_one(held: Held, bridge: Bridge, engine: Engine) -> None:
+    move = "UPDATE taskbridge.taskbridge_cluster SET system_identifier = system_identifier + %s"
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
+        connection.exec_driver_sql(move, (1,))
     with pytest.raises(ForeignCluster, match="taskbridge rebase"):
         held.call(bridge, "record", "a", "1", {}, source="orders")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(move, (-1,))
 
 
 def test_a_database_without_our_schema_is_said_to_have_none(held: Held, bridge: Bridge, engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP SCHEMA taskbridge CASCADE")
-    with pytest.raises(Unavailable, match="run `taskbridge migrate`"):
-        held.call(bridge, "record", "a", "1", {}, source="orders")
+        connection.exec_driver_sql("ALTER SCHEMA taskbridge RENAME TO elsewhere")
+    try:
+        with pytest.raises(Unavailable, match="run `taskbridge migrate`"):
+            held.call(bridge, "record", "a", "1", {}, source="orders")
+    finally:
+        held.rollback()
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER SCHEMA elsewhere RENAME TO taskbridge")
 
 
 def test_a_connection_that_was_lost_is_said_to_be(held: Held, bridge: Bridge, engine: Engine) -> None:
