@@ -83,10 +83,11 @@ class Runtime(Looking):
     @cached_property
     def event_gate(self) -> Gate:
         """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.hurry` says."""
-        return self.gate if self.patient else self.make_gate(Gate, self._event_redis)
+        return self.gate if self.patient else self.make_gate(Gate, self.event_redis)
 
     @cached_property
-    def _event_redis(self) -> redis.Redis:
+    def event_redis(self) -> redis.Redis:
+        """The client of `event_gate`."""
         return redis_of(self.settings, self.settings.notify_timeout)
 
     @cached_property
@@ -259,7 +260,7 @@ class Runtime(Looking):
         """Close the connections that were opened."""
         if "engine" in self.__dict__:
             self.engine.dispose()
-        for name in {"redis", "_event_redis"} & self.__dict__.keys():
+        for name in {"redis", "event_redis"} & self.__dict__.keys():
             self.__dict__[name].close()
         if "event_threads" in self.__dict__:
             self.event_threads.shutdown(wait=False)

@@ -20,21 +20,23 @@ from tests.inline import Inline
 END = "the end of what is counted"
 
 
-class CountingConnection(redis.Connection):
-    """A connection that counts its round trips: what is sent before an answer is read is one."""
+class Counting:
+    """Of a connection that counts its round trips: what is sent before an answer is read is one."""
 
     round_trips = 0
     _asked = False
 
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+    def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         self._asked = True
-        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+        above: Any = super()
+        above.send_packed_command(*args, **kwargs)
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         if self._asked:
             self._asked = False
-            CountingConnection.round_trips += 1
-        return super().read_response(*args, **kwargs)
+            Counting.round_trips += 1
+        above: Any = super()
+        return above.read_response(*args, **kwargs)
 
 
 class Meter:
@@ -46,7 +48,9 @@ class Meter:
         self.keys = Keys(deployment.settings.key_prefix)
         self.inline = Inline(deployment)
         self.runtime = self.inline.runtime
-        self.runtime.redis.connection_pool.connection_class = CountingConnection
+        for client in (self.runtime.redis, self.runtime.event_redis):
+            pool = client.connection_pool
+            pool.connection_class = type("CountingConnection", (Counting, pool.connection_class), {})
         self.trace = ""
         self._wire = wire
         self._database = self.redis.connection_pool.connection_kwargs["db"]
@@ -55,11 +59,11 @@ class Meter:
     def count(self, call: Callable[[], object]) -> Cost:
         """Return what `call` costs."""
         queued = self._queued()
-        CountingConnection.round_trips = 0
+        Counting.round_trips = 0
         self._wire.clear()
         with self._monitoring.monitor() as monitor:  # type: ignore[no-untyped-call]
             call()
-            trips = CountingConnection.round_trips
+            trips = Counting.round_trips
             self.redis.echo(END)
             sent, inside = self._commands(monitor)
         commits = list(self._wire.commits.values())

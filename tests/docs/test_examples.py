@@ -50,7 +50,6 @@ def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables
         sent.append(document)
 
     page["send"] = send
-    page["notify_event"].delay("acme", "shipments")
     drain("acme", "shipments")
     assert sent == [{"order": order} for order in range(3)]
     page["Base"].metadata.create_all(own_tables)

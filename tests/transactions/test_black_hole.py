@@ -65,18 +65,18 @@ async def longest_stop(work: Callable[[], Awaitable[object]]) -> float:
     """Return for how long the event loop stood still at the most while `work` was done."""
     longest, done = 0.0, False
 
-    async def watch() -> None:
+    async def measure() -> None:
         nonlocal longest
         while not done:
             before = time.monotonic()
             await asyncio.sleep(0.001)
             longest = max(longest, time.monotonic() - before - 0.001)
 
-    watching = asyncio.create_task(watch())
+    measuring = asyncio.create_task(measure())
     await asyncio.sleep(0.05)
     await work()
     done = True
-    await watching
+    await measuring
     return longest
 
 

@@ -10,6 +10,8 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import ForeignCluster, InvalidConnection, InvalidInput, InvalidName, Unavailable
 from taskbridge.producing.producer import Bridge
+from taskbridge.store import unadopt
+from tests.store.adopting import adopted, run
 from tests.transactions.conftest import Events
 from tests.transactions.kinds import KINDS, Held, opened
 
@@ -67,6 +69,20 @@ def test_what_is_refused_leaves_the_transaction_usable(held: Held, bridge: Bridg
     held.call(bridge, "record", "a", "1", {}, source="orders")
     held.commit()
     assert stored(engine) == [("a", "1", {})]
+
+
+def test_a_record_that_the_database_refuses_has_its_sentence(bridge: Bridge, engine: Engine, postgres_url: str) -> None:
+    run(engine, "CREATE TABLE parcels (id int PRIMARY KEY, shop text NOT NULL)")
+    adopted(engine, "parcels", "shop")
+    try:
+        for kind in KINDS:
+            with opened(kind, postgres_url) as held:
+                with pytest.raises(InvalidInput, match=r"^the source parcels is a table that was adopted"):
+                    held.call(bridge, "record", "a", "1", {}, source="parcels")
+                held.rollback()
+    finally:
+        unadopt(engine, "parcels")
+        run(engine, "DROP TABLE parcels")
 
 
 def test_a_database_of_another_cluster_is_said_to_be_one(held: Held, bridge: Bridge, engine: Engine) -> None:
