@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.settings import Settings
 from taskbridge.store import connect
-from taskbridge.testing import drain
+from taskbridge.testing import drain, notified
 from tests.docs.pages import blocks
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
@@ -53,13 +53,22 @@ def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables
     drain("acme", "shipments")
     assert sent == [{"order": order} for order in range(3)]
     page["Base"].metadata.create_all(own_tables)
-    page["notify_event"].delay("acme", "receipts")
     drain("acme", "receipts")
     with own_tables.connect() as connection:
         totals = connection.exec_driver_sql("SELECT customer, amount::text FROM totals").all()
         receipts = connection.exec_driver_sql('SELECT "order", customer FROM receipts ORDER BY 1').all()
     assert [tuple(row) for row in totals] == [("acme", "6.75")]
     assert [tuple(row) for row in receipts] == [(order, "acme") for order in range(3)]
+    page["engine"].dispose()
+
+
+def test_a_record_in_a_transaction_has_its_event_after_the_commit(own_tables: Engine) -> None:
+    page: dict[str, Any] = {"__name__": "page"}
+    (block,) = (block for block in blocks(HOW_TO / "your-transaction.md") if block.kind == "run")
+    exec(compile(block.text, "page", "exec"), page)  # noqa: S102 - the page's own code
+    assert notified() == {"acme": 1}
+    with own_tables.connect() as connection:
+        assert connection.exec_driver_sql("SELECT customer FROM orders").scalar() == "acme"
     page["engine"].dispose()
 
 

@@ -235,6 +235,8 @@ def of_django(url: str) -> Iterator[Held]:
         held.rollback()
         held._atomic.__exit__(None, None, None)
         found.close()
+        # Other tests of this process have a project with connections of its own.
+        del connections["default"]
 
 
 def _greenlets(driver: str, kind: Callable[[Any], Any]) -> Callable[[str], AbstractContextManager[Held]]:
