@@ -37,7 +37,7 @@ requirepass {password}
 masterauth {password}
 dir {directory}
 save ""
-appendonly no
+appendonly {append_only}
 maxmemory-policy noeviction
 daemonize no
 set-proc-title no
@@ -98,8 +98,17 @@ class PostgresHere(_Here):
 class _Redis(RedisServer):
     """Keeps its password, and the data that were saved, from one start to the next."""
 
-    def __init__(self, directory: Path, account: Account | None, password: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        account: Account | None,
+        password: str,
+        environment: Mapping[str, str],
+        *,
+        append_only: bool,
+    ) -> None:
         super().__init__(directory, directory, account)
+        self._append_only = append_only
         self._password = password
         self._environment = environment
         self.data = directory / "redis"
@@ -108,7 +117,13 @@ class _Redis(RedisServer):
             os.chown(self.data, account.uid, account.gid)
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
-        settings = REDIS_SETTINGS.format(host=HOST, port=port, password=self._password, directory=self.data)
+        settings = REDIS_SETTINGS.format(
+            host=HOST,
+            port=port,
+            password=self._password,
+            directory=self.data,
+            append_only="yes" if self._append_only else "no",
+        )
         write_private(self._settings, settings, self._account)
         return Guarded(
             [self._program, self._settings],
@@ -120,9 +135,10 @@ class _Redis(RedisServer):
 
 
 class RedisHere(_Here):
-    """Redis in `directory`. Its data survive a kill as far as they were saved. `clock` is its own."""
+    """Redis in `directory`. Its data survive a kill as far as they were saved, or all."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, append_only: bool = False) -> None:
+        self._append_only = append_only
         self._directory = directory
         self._account = server_account(directory / "postgres")
         self._password = secrets.token_urlsafe(24)
@@ -172,7 +188,8 @@ class RedisHere(_Here):
         super().close()
 
     def _make(self, directory: Path) -> _Redis:
-        return _Redis(directory, self._account, self._password, self.clock.environment if self.clock else {})
+        environment = self.clock.environment if self.clock else {}
+        return _Redis(directory, self._account, self._password, environment, append_only=self._append_only)
 
 
 def _free_port() -> int:

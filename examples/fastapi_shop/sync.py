@@ -1,0 +1,34 @@
+"""The shop's Celery app, and what brings its orders to the warehouse."""
+
+from __future__ import annotations
+
+import os
+
+import httpx2
+from celery import Celery
+
+import taskbridge
+
+__all__ = ["app", "bridge"]
+
+app = Celery("shop", broker=os.environ.get("TASKBRIDGE_REDIS_URL"))
+bridge = taskbridge.install(app)
+
+
+@taskbridge.pipeline("orders", rate_limit="50/s", downstream_errors=(httpx2.TransportError, httpx2.HTTPStatusError))
+def send_orders(batch: taskbridge.Batch) -> None:
+    """Send one customer's orders, oldest change first."""
+    with httpx2.Client(base_url=os.environ["WAREHOUSE_URL"], timeout=10) as warehouse:
+        for order in batch:
+            answer = warehouse.request(
+                "DELETE" if order.deleted else "PUT",
+                f"/customers/{batch.tenant}/orders/{order.external_id}",
+                headers={"Idempotency-Key": order.idempotency_key},
+                json=dict(order.document),
+            )
+            if answer.status_code == 429:
+                raise taskbridge.RetryAfter(answer.headers.get("Retry-After"), scope="pipeline")
+            if answer.status_code == 422:
+                batch.reject(order, answer.text)
+            else:
+                answer.raise_for_status()

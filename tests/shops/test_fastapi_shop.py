@@ -1,0 +1,67 @@
+"""The example with FastAPI: how little of TaskBridge is in it, and its orders while processes are killed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from taskbridge.testing.servers import open_directory
+from tests.shops.kills import ROOT, Shop, survive
+
+FOLDER = ROOT / "examples/fastapi_shop"
+MOST_LINES = 15
+TASKBRIDGE = "from taskbridge.cli.main import main; main()"
+
+
+def of_psycopg(postgres_url: str, _redis_url: str) -> dict[str, str]:
+    url = make_url(postgres_url).set(drivername="postgresql+psycopg")
+    return {"SHOP_DATABASE_URL": url.render_as_string(hide_password=False)}
+
+
+SHOP = Shop(
+    web=("-m", "uvicorn", "fastapi_shop.web:app", "--port", "{port}", "--log-level", "warning"),
+    worker=("-m", "celery", "-A", "fastapi_shop.sync", "worker"),
+    prepare=(
+        ("-m", "fastapi_shop.create_tables"),
+        ("-c", TASKBRIDGE, "migrate"),
+        ("-c", TASKBRIDGE, "adopt", "orders", "--tenant", "customer", "--key", "id"),
+    ),
+    environment=of_psycopg,
+)
+
+
+def lines_of_taskbridge(page: Path) -> list[str]:
+    """Return the lines that name TaskBridge, without the pipeline: its declaration and its handler."""
+    text = page.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        of_it: list[ast.AST] = []
+        if isinstance(node, ast.FunctionDef) and any("pipeline" in ast.dump(one) for one in node.decorator_list):
+            of_it = [*node.decorator_list, node]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
+            of_it = [node]
+        for one in of_it:
+            assert isinstance(one, (ast.expr, ast.stmt))
+            for number in range(one.lineno, (one.end_lineno or one.lineno) + 1):
+                lines[number - 1] = ""
+    return [line.strip() for line in lines if re.search(r"taskbridge|\bbridge\b", line, re.IGNORECASE)]
+
+
+def test_the_shop_has_few_lines_of_taskbridge_and_no_sql_of_its_own() -> None:
+    pages = [page for page in FOLDER.glob("*.py") if not page.name.startswith("test_")]
+    found = [line for page in pages for line in lines_of_taskbridge(page)]
+    assert "bridge = taskbridge.install(app)" in found
+    assert len(found) <= MOST_LINES, found
+    for page in pages:
+        assert not re.search(r"execute|\b(TRIGGER|LISTEN|NOTIFY)\b", page.read_text(encoding="utf-8")), page.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_orders_get_through_while_each_process_is_killed_in_turn() -> None:
+    with open_directory() as folder:
+        survive(SHOP, folder)
