@@ -16,31 +16,6 @@ if TYPE_CHECKING:
     from taskbridge.gate.values import Begun, Blame, Due, Outcome, Reminder, Settlement, TailHold, Timing
     from taskbridge.gate.wire import client, hurry
 
-__all__ = [
-    "OLDEST_REDIS",
-    "OURS",
-    "Answer",
-    "Begun",
-    "Blame",
-    "CircuitStatus",
-    "Due",
-    "Gate",
-    "Hold",
-    "Keys",
-    "Outcome",
-    "Queue",
-    "Reminder",
-    "RunnerStatus",
-    "Settlement",
-    "Spacing",
-    "State",
-    "Survey",
-    "TailHold",
-    "Timing",
-    "client",
-    "hurry",
-]
-
 if not TYPE_CHECKING:
     # A process that only reads loads no script.
     __getattr__ = on_first_use(
