@@ -51,24 +51,24 @@ LOOK: Final = """
 
 
 class View(Bounded):
-    """A session's second face, with adapters and cursors of its own. It neither begins nor ends anything."""
+    """A session's second face, with adapters and cursors of its own."""
 
-    def __init__(self, session: Bounded, adapters: AdaptersMap) -> None:
+    def __init__(self, session: psycopg.Connection[Any], adapters: AdaptersMap | None = None) -> None:
         handlers = session.pgconn.notice_handler, session.pgconn.notify_handler
         super().__init__(session.pgconn)
         # These were made the view's.
         session.pgconn.notice_handler, session.pgconn.notify_handler = handlers
-        self.answer_timeout = session.answer_timeout
+        self.answer_timeout = session.answer_timeout if isinstance(session, Bounded) else None
         # Its names for prepared statements would be those of the session's.
         self.prepare_threshold = None
-        self._own = AdaptersMap(adapters)
+        self._own = AdaptersMap(adapters or psycopg.adapters)
 
     def __del__(self, *_: Any) -> None:
         """Nothing is left open by it."""
 
     @property
     def adapters(self) -> AdaptersMap:
-        """Those that Django wants."""
+        """Those that were given, else psycopg's."""
         return self._own
 
 

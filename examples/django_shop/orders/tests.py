@@ -1,0 +1,114 @@
+"""The shop, tested in Django's own classes: `manage.py test`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+from django.test import TestCase, TransactionTestCase
+from shop.celery import app
+
+from orders import services
+from orders.models import Order, Shipment
+from taskbridge.django.testing import deliver, deployed
+
+
+class Warehouse(BaseHTTPRequestHandler):
+    """Takes what it is sent; `told` has it by path. An amount below 1 is rejected."""
+
+    told: ClassVar[dict[str, Any]] = {}
+    failing = False
+
+    def do_PUT(self) -> None:
+        order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status = 500 if self.failing else 422 if order and order["amount"] < 1 else 200
+        if status == 200:
+            self.told[self.path] = order
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_DELETE = do_PUT
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class WithWarehouse:
+    """A warehouse while a test lasts."""
+
+    def setUp(self) -> None:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Warehouse)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        self.enterContext(self.settings(WAREHOUSE_URL=f"http://127.0.0.1:{server.server_port}"))
+        Warehouse.told.clear()
+        Warehouse.failing = False
+
+
+class InATransaction(WithWarehouse, TestCase):
+    """Nothing commits; `deliver` calls the handler with what the test has saved."""
+
+    @classmethod
+    def setUpTestData(cls) -> None:
+        cls.early = Order.objects.create(customer="globex", item="bell", amount=3)
+
+    def test_what_was_saved_is_sent_and_written_down(self) -> None:
+        order = services.place("acme", "bicycle", 2)
+        globex, acme = deliver("orders")
+        self.assertEqual((globex.tenant, acme.tenant), ("globex", "acme"))
+        self.assertEqual(acme[0].document, {"id": order.pk, "customer": "acme", "item": "bicycle", "amount": 2})
+        self.assertEqual(Warehouse.told[f"/customers/acme/orders/{order.pk}"]["amount"], 2)
+        self.assertEqual(Shipment.objects.get(customer="acme").amount, 2)
+        self.assertEqual(deliver("orders"), [])
+
+    def test_the_last_version_is_sent_once_and_a_cancelled_order_is_taken_away(self) -> None:
+        order = services.place("acme", "bicycle", 2)
+        services.change(order.pk, 5)
+        services.cancel(self.early.pk)
+        deliver("orders")
+        self.assertEqual(Shipment.objects.get(customer="acme").tellings, 1)
+        self.assertEqual(Warehouse.told[f"/customers/globex/orders/{self.early.pk}"], {})
+
+    def test_a_rejected_order_does_not_stop_the_others(self) -> None:
+        bad, good = services.place("acme", "bicycle", 0), services.place("acme", "bicycle", 1)
+        acme = deliver("orders")[-1]
+        self.assertEqual(list(acme.rejected), [str(bad.pk)])
+        self.assertEqual(Shipment.objects.get(customer="acme").order, good.pk)
+
+    def test_after_an_error_the_same_is_delivered_again(self) -> None:
+        Warehouse.failing = True
+        with self.assertRaisesMessage(Exception, "500"):
+            deliver("orders")
+        self.assertEqual(Shipment.objects.count(), 0)
+        Warehouse.failing = False
+        self.assertEqual(len(deliver("orders")), 1)
+
+    def test_an_order_notifies_when_it_is_committed(self) -> None:
+        with deployed(app) as here, self.captureOnCommitCallbacks(execute=True) as hooks:
+            services.place("acme", "bicycle", 2)
+            self.assertEqual(here.notified("orders"), {})
+        self.assertEqual(len(hooks), 1)
+
+
+class WithRuns(WithWarehouse, TransactionTestCase):
+    """All is committed, and the real runs are made."""
+
+    def test_notified_or_not_each_order_is_sent_and_a_failure_leaves_no_shipment(self) -> None:
+        with deployed(app) as here:
+            order = services.place("acme", "bicycle", 2)
+            self.assertEqual(here.notified("orders"), {"acme": 1})
+            Order.objects.create(customer="globex", item="bell", amount=1)
+            Warehouse.failing = True
+            with self.assertRaisesMessage(Exception, "500"):
+                here.run_all()
+            self.assertEqual(Shipment.objects.count(), 0)
+            Warehouse.failing = False
+            here.run_all()
+            self.assertEqual({one.customer: one.tellings for one in Shipment.objects.all()}, {"acme": 1, "globex": 1})
+            services.change(order.pk, 7)
+            self.assertEqual(here.run_all(), 1)
+            self.assertEqual(Shipment.objects.get(customer="acme").amount, 7)

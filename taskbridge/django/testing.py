@@ -1,0 +1,208 @@
+"""For tests in Django's own classes.
+
+In a `TestCase` nothing is ever committed, so no worker could see it: `deliver` calls the handler with what the test has
+saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` has the real gate, cursor and runner.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from asgiref.sync import async_to_sync
+from celery import Celery
+from django.db import connections, transaction
+from sqlalchemy import Connection, StaticPool, create_engine
+from sqlalchemy.orm import Session
+
+from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.django.borrowing import View
+from taskbridge.django.configuration import alias_of_handlers, url_of
+from taskbridge.errors import ConfigurationError
+from taskbridge.integration.installation import fit, renew
+from taskbridge.process.looking import Looking
+from taskbridge.process.runtime import afresh, runtime_of
+from taskbridge.running.tail import base_round, tail_round
+from taskbridge.settings import Settings
+from taskbridge.store.adopted import described, known
+from taskbridge.store.documents import decoded
+from taskbridge.store.queries import SCHEMA_OPTION, query, quoted
+from taskbridge.testing.clock import inject_clock
+from taskbridge.testing.inline import drain_all, notified
+
+__all__ = ["Deployed", "deliver", "deployed"]
+
+
+def deliver(name: str) -> list[Batch]:
+    """Call a pipeline's handler with the records of this test's transaction that it was not given yet.
+
+    Batches are made as a worker makes them: of one tenant, oldest first. Returns them in their order; what the
+    handler rejected is in `batch.rejected`. It is called at once: there are no runs, delays, rate limits or tries.
+
+    Raises:
+        Exception: what the handler raised; what it wrote is rolled back, and the next call gives it the same.
+        ConfigurationError: there is no transaction, as in a TransactionTestCase.
+        UnknownPipeline: nobody declares it.
+    """
+    looking = Looking(Settings.read())
+    pipeline, alias = looking.pipelines[name], alias_of_handlers()
+    if alias is None or not connections[alias].in_atomic_block:
+        raise ConfigurationError("`deliver` is for the transaction of a TestCase: elsewhere use `deployed`")
+    readers = sum(looking.pipelines[one].source == pipeline.source for one in looking.pipelines.names())
+    with transaction.atomic(alias), _in_transaction(alias, looking.settings.schema) as connection:
+        batches = _batches(connection, pipeline, alias)
+        for batch in batches:
+            with _muted(connection, pipeline.source if readers == 1 else "", batch.tenant):
+                _call(pipeline, batch)
+    return batches
+
+
+class _InTest(View):
+    """A second face of Django's session, which is in the transaction of a test: nothing begins or ends it."""
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    def rollback(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def _in_transaction(alias: str, schema: str) -> Iterator[Connection]:
+    """Lend SQLAlchemy's connection on the session of Django's."""
+    wrapper: Any = connections[alias]
+    options = {SCHEMA_OPTION: schema}
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: _InTest(wrapper.connection),
+        poolclass=StaticPool,
+        execution_options=options,
+        # Else SQLAlchemy would look for types of extensions, which begins with a rollback.
+        use_native_hstore=False,
+    )
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def _batches(connection: Connection, pipeline: Pipeline, alias: str) -> list[Batch]:
+    """Read what was written in this transaction since the last call, and note how far that is."""
+    schema = str(connection.get_execution_options()[SCHEMA_OPTION])
+    document = None
+    with transaction.atomic(alias):
+        if found := known(connection, pipeline.source):
+            document = described(connection, found[0].relation, found[0].definition).document
+        # With it goes the search path that the look has set.
+        transaction.set_rollback(True, alias)
+    mark = f"taskbridge.delivered_{pipeline.name.replace('-', '_')}"
+    rows = connection.exec_driver_sql(query("own_records", schema), {"source": pipeline.source, "mark": mark}).all()
+    records: dict[str, list[Record]] = {}
+    for tenant, key, revision in rows:
+        values = {"source": pipeline.source, "tenant": tenant, "key": key, "revision": revision, "small": 2**31 - 1}
+        text, deleted = connection.exec_driver_sql(query("document", schema, document), values).one()
+        content = {} if text is None else decoded(text)[0]
+        records.setdefault(tenant, []).append(Record(pipeline.name, tenant, key, revision, content, deleted))
+    if rows:
+        last = str(max(row.revision for row in rows))
+        connection.exec_driver_sql("SELECT set_config(%s, %s, true)", (mark, last))
+
+    def open_session() -> Session:
+        return Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+
+    return [
+        Batch(
+            pipeline.name,
+            tenant,
+            "test",
+            part,
+            connect=lambda: connection,
+            open_session=open_session,
+            owned=lambda: True,
+        )
+        for tenant, those in records.items()
+        for part in (those[at : at + pipeline.batch_size] for at in range(0, len(those), pipeline.batch_size))
+    ]
+
+
+@contextmanager
+def _muted(connection: Connection, source: str, tenant: str) -> Iterator[None]:
+    """Let what the handler writes back into its tenant's rows make no records, as in a batch's transaction."""
+    schema = connection.get_execution_options()[SCHEMA_OPTION]
+    mute = "SELECT set_config('taskbridge.muted', %s, true)"
+    connection.exec_driver_sql(mute, (f"{schema}:{source}:{tenant}" if source else "",))
+    yield
+    connection.exec_driver_sql(mute, ("",))
+
+
+def _call(pipeline: Pipeline, batch: Batch) -> None:
+    handler: Any = pipeline.handler
+    returned = handler(batch)
+    if returned is not None:
+
+        async def wait() -> None:
+            await returned
+
+        async_to_sync(wait)()
+
+
+class Deployed:
+    """A deployment of one test: its database, and a key prefix of its own."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    def run_all(self, *, through_failures: bool = False) -> int:
+        """Look for what was saved, notified or not, and do all runs in this process; return how many there were.
+
+        Args, Raises: as `taskbridge.testing.drain`.
+        """
+        runtime = runtime_of(self.app)
+        for name in runtime.pipelines.names():
+            runtime.know(runtime.pipelines[name])
+            tail_round(runtime, name)
+            # What was there before the first round of the tail.
+            base_round(runtime, name)
+        return drain_all(app=self.app, through_failures=through_failures)
+
+    def notified(self, pipeline: str) -> dict[str, int]:
+        """Return the tenants that were notified and not run since, each with the number of its events."""
+        return notified(pipeline, app=self.app)
+
+
+@contextmanager
+def deployed(app: Celery) -> Iterator[Deployed]:
+    """Let an app work on the test's database, which holds no record then, and under a key prefix of the test's own.
+
+    The gate's clock stands still, and only runs move it.
+    """
+    alias = alias_of_handlers()
+    if alias is None:
+        raise ConfigurationError("TASKBRIDGE_DATABASE is None: there is no database of Django's to work on")
+    prefix = f"test-{secrets.token_hex(6)}"
+    own = {"TASKBRIDGE_POSTGRES_URL": url_of(alias), "TASKBRIDGE_KEY_PREFIX": prefix}
+    with mock.patch.dict(os.environ, own), afresh():
+        runtime = runtime_of(app)
+        schema = quoted(runtime.settings.schema)
+        # In a TestCase nothing is committed, and its transaction would be waited for.
+        if not connections[alias].in_atomic_block:
+            with runtime.engine.begin() as connection:
+                tables = ", ".join(f"{schema}.{name}" for name in _TABLES)
+                connection.exec_driver_sql(f"TRUNCATE {tables}")
+        renew(app)
+        fit(app)
+        inject_clock(runtime)
+        yield Deployed(app)
+        if left := list(runtime.redis.scan_iter(f"{prefix}:*")):
+            runtime.redis.delete(*left)
+    renew(app)
+
+
+_TABLES = ("deliveries", "messages", "pauses", "quarantine", "records", "sync_cursors", "tails", "pipelines")
