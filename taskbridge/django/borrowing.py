@@ -110,6 +110,11 @@ class Borrowed:
     def close(self) -> None:
         """Do nothing: it is the runner's to close. Programs close connections by habit, as to have fresh ones."""
 
+    def on_commit(self, func: Hook, robust: bool = False) -> None:
+        """Keep a hook, which belongs to a transaction: from now on the batch commits as a whole or not at all."""
+        super().ensure_connection()  # type: ignore[misc]
+        super().on_commit(func, robust)  # type: ignore[misc]
+
     def end_call(self: Any, *, failed: bool) -> None:
         """Let nobody use it any more.
 

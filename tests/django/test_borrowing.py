@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,20 +130,26 @@ def test_hooks_run_after_the_commit_on_the_project_s_own_connection(drill: Drill
     assert "a hook after the commit failed" in caplog.text
 
 
-def test_a_handler_that_does_not_touch_the_database_opens_no_transaction_and_its_hooks_run(drill: Drill) -> None:
+def test_a_handler_that_does_not_touch_the_database_opens_no_transaction_and_a_hook_belongs_to_one(
+    drill: Drill,
+) -> None:
+    """Else what was handled before the handler raised would be kept, and its hook would not run."""
     seen: list[str] = []
-
-    def handler(batch: Batch) -> None:
-        transaction.on_commit(lambda: seen.append(batch.tenant))
-        opened.append(connection.connection is not None)
-
     opened: list[bool] = []
 
+    def handler(batch: Batch) -> None:
+        opened.append(connection.connection is not None)
+        for record in batch:
+            if record.external_id == "2" and len(drill.calls) == 1:
+                raise ValueError
+            transaction.on_commit(partial(seen.append, record.external_id))
+            batch.handled(record)
+
     drill.handle(handler)
-    drill.save("acme", "1")
+    drill.save("acme", "1", "2")
     drill.go_on()
-    assert seen == ["acme"]
-    assert opened == [False]
+    assert sorted(seen) == ["1", "2"]
+    assert True not in opened
 
 
 def test_a_hook_that_takes_too_long_is_given_up_and_the_batch_stays_handled(drill: Drill, caplog: Any) -> None:
