@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from taskbridge.process.event_loop import EventLoop
 
-__all__ = ["Runtime", "afresh", "keys_of", "runtime_of", "serves"]
+__all__ = ["Runtime", "afresh", "keys_of", "reread", "runtime_of", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -308,6 +308,16 @@ def afresh() -> Iterator[None]:
             one.close()
         _RUNTIMES.clear()
         _RUNTIMES.update(before)
+
+
+def reread() -> None:
+    """Let apps that took their settings from the environment alone read them again, as when `GIVEN` has more now."""
+    with suppress(TaskBridgeError):
+        alone = Settings.read(os.environ)
+        for app, one in list(_RUNTIMES.items()):
+            if one.settings == alone:
+                one.close()
+                del _RUNTIMES[app]
 
 
 def keys_of(app: Celery) -> Keys:
