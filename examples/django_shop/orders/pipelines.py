@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from django.conf import settings
@@ -39,7 +40,7 @@ def send_orders(batch: Batch) -> None:
 def send(order: Record) -> None:
     """Tell the warehouse how an order stands."""
     request = Request(  # noqa: S310 - the project's own setting
-        f"{settings.WAREHOUSE_URL}/customers/{order.tenant}/orders/{order.external_id}",
+        f"{settings.WAREHOUSE_URL}/customers/{quote(order.tenant)}/orders/{order.external_id}",
         json.dumps(dict(order.document)).encode(),
         {"Idempotency-Key": order.idempotency_key},
         method="DELETE" if order.deleted else "PUT",
