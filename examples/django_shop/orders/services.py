@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from django.db import transaction
 from shop.celery import bridge
 
@@ -16,7 +14,7 @@ def place(customer: str, item: str, amount: int) -> Order:
     """Take an order."""
     with transaction.atomic():
         order = Order.objects.create(customer=customer, item=item, amount=amount)
-        transaction.on_commit(partial(bridge.notify_event.delay, customer, "orders"))
+        bridge.notify_event.delay_on_commit(customer, "orders")
     return order
 
 
