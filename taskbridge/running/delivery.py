@@ -222,7 +222,8 @@ def _keep_handled(run: Run, page: Page, batch: Batch, transaction: Transaction, 
     """
     done = batch.done | page.undecodable.keys()
     count = sum(1 for _ in takewhile(lambda record: record.external_id in done, page.records))
-    if transaction.used or not batch.done or not count:
+    # A handler that marks nothing is all or nothing, its rejections too.
+    if transaction.used or not count or not batch.done - batch.rejected.keys():
         return page
     part = page.first(count)
     bisection = page.bisection.handled(count, run.pipeline.batch_size)
