@@ -19,6 +19,7 @@ from benchmarks.poison import POISON
 from benchmarks.rate_limit import RATE_LIMIT
 from benchmarks.recovery import RECOVERY
 from benchmarks.scale_out import SCALE_OUT
+from benchmarks.storm import STORM
 from benchmarks.sweep import SWEEP
 from benchmarks.tail import TAIL
 from benchmarks.tenants import TENANTS
@@ -34,6 +35,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     SWEEP,
     TAIL,
     TENANTS,
+    STORM,
     DRAIN,
     NEIGHBOURS,
     LATENESS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from benchmarks.stage import wait_until
 from taskbridge.gate import State
 from taskbridge.process.runtime import Runtime
 
-__all__ = ["Drained", "Ready", "drain", "park", "publish", "wait"]
+__all__ = ["Drained", "Ready", "drain", "let_go", "park", "publish", "wait"]
 
 HEAD_START_MS: Final = 500
 LOOK_AROUND: Final = 0.3
@@ -36,7 +37,7 @@ class Drained(NamedTuple):
     cpu: dict[str, float]
 
 
-def drain(runtime: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) -> Drained:
+def drain(runtime: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int, *, pipeline: str = PIPELINE) -> Drained:
     """Measure one round, with tenants that nobody knows yet."""
     prefix, marks = secrets.token_hex(4), Marks(file)
     first = marks.count()
@@ -44,13 +45,13 @@ def drain(runtime: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int) ->
     before = cpu.seconds()
     began = go()
     wait_until(lambda: marks.count() - first >= tenants, f"{tenants} tenants are handled", 300)
-    wait_until(lambda: not _at_work(runtime), "the last runs settle", 10)
+    wait_until(lambda: not _at_work(runtime, pipeline), "the last runs settle", 10)
     used = {name: seconds - before[name] for name, seconds in cpu.seconds().items()}
     return Drained(max(marks.since(first)) - began, used)
 
 
-def _at_work(runtime: Runtime) -> bool:
-    runners = runtime.gate.look(PIPELINE, runtime.gate.active(PIPELINE))
+def _at_work(runtime: Runtime, pipeline: str) -> bool:
+    runners = runtime.gate.look(pipeline, runtime.gate.active(pipeline))
     return any(runner.state in (State.QUEUED, State.RUNNING) for runner in runners)
 
 
@@ -85,13 +86,14 @@ def park(runtime: Runtime, task: Task[..., None], names: list[str]) -> Callable[
     plain.write(runtime.engine, names)
     for name in names:
         task.apply_async((name,), queue=PARKED)
+    return partial(let_go, runtime, PARKED, plain.QUEUE)
 
-    def go() -> float:
-        began = time.time()
-        runtime.redis.rename(PARKED, plain.QUEUE)
-        return began
 
-    return go
+def let_go(runtime: Runtime, parked: str, queue: str) -> float:
+    """Put what lies in `parked` into a queue that is empty; return when."""
+    began = time.time()
+    runtime.redis.rename(parked, queue)
+    return began
 
 
 def publish(runtime: Runtime, task: Task[..., None], names: list[str]) -> Callable[[], float]:

@@ -55,7 +55,8 @@ def write(engine: Engine, tenants: Sequence[str]) -> list[int]:
 def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
     """Return a Celery app and its tasks by name.
 
-    `read` reads a tenant's records; `finish` also marks them as done, and so does `import_part` with some of them.
+    `nothing` only notes the call; `read` reads a tenant's records; `finish` also marks them as done, and so does
+    `import_part` with some of them.
     """
     made = Celery("plain", broker=broker_url, set_as_current=False)
     made.conf.update(
@@ -64,6 +65,10 @@ def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
         task_ignore_result=True,
         broker_connection_retry_on_startup=True,
     )
+
+    @made.task(name="plain.nothing", shared=False)
+    def nothing(tenant: str) -> None:  # noqa: ARG001 - it gets what the others get
+        mark()
 
     @made.task(name="plain.read", shared=False)
     def read(tenant: str) -> None:
@@ -82,7 +87,7 @@ def make_app(broker_url: str) -> tuple[Celery, dict[str, Task[Any, Any]]]:
         _wait_for(rows)
         _connection().execute(_DONE, ([number for number, _ in rows],))
 
-    return made, {"read": read, "finish": finish, "import_part": import_part}
+    return made, {"nothing": nothing, "read": read, "finish": finish, "import_part": import_part}
 
 
 def _handle(rows: list[Any]) -> None:

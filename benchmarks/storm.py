@@ -1,0 +1,150 @@
+"""How many runs per second begin when very many tenants send their first event at once.
+
+Every tenant has one record and one event, whose run message waits when the clock starts. A run of ours reads the record
+and advances the cursor durably. The tasks of plain Celery do nothing, read the record, or read it and mark it as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
+from typing import Final
+
+from benchmarks import plain
+from benchmarks.benchmark import Benchmark, Option
+from benchmarks.cpu import Cpu
+from benchmarks.due import Drained, Ready, drain, let_go, park
+from benchmarks.marks import MARKS
+from benchmarks.report import Cell, Report, Table, Target
+from benchmarks.rounds import interleaved, median_ratio
+from benchmarks.stage import stage, wait_until, worker
+from benchmarks.storm_handlers import PIPELINE
+from taskbridge.gate import Queue
+from taskbridge.integration.app import make_app
+from taskbridge.process.runtime import Runtime
+
+__all__ = ["STORM"]
+
+OURS: Final = "TaskBridge"
+NOTHING: Final = "plain Celery, does nothing"
+READ: Final = "plain Celery, reads"
+FINISH: Final = "plain Celery, reads and marks as done"
+WARM: Final = 100
+PARKING: Final = "parked."
+
+
+def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds: int) -> Report:
+    """Let `tenants` send their first event, per round and subject."""
+    # What waits for the clock to start is not lost, and is not published again.
+    pool = "threads" if threads else "prefork"
+    with stage(republish_after=3_600.0) as (runtime, directory), ExitStack() as stack:
+        plain.prepare(runtime.engine)
+        _, tasks = plain.make_app(runtime.settings.redis_url)
+        marks = directory / "marks"
+        options = ("--concurrency", str(concurrency), "--pool", pool)
+        pids: dict[str, list[int]] = {
+            app: [
+                stack.enter_context(
+                    worker(
+                        runtime,
+                        directory,
+                        *options,
+                        app=app,
+                        pipelines="benchmarks.storm_handlers",
+                        **{MARKS: str(marks)},
+                    )
+                )
+                for _ in range(workers)
+            ]
+            for app in ("taskbridge", plain.__name__)
+        }
+        wait_until(lambda: runtime.redis.exists(runtime.keys.tailing(PIPELINE)), "the worker's ticker starts", 60)
+        subjects: dict[str, Ready] = {
+            OURS: partial(_storm, runtime),
+            NOTHING: partial(park, runtime, tasks["nothing"]),
+            READ: partial(park, runtime, tasks["read"]),
+            FINISH: partial(park, runtime, tasks["finish"]),
+        }
+        measured = partial(drain, runtime, marks, pipeline=PIPELINE)
+        for ready in subjects.values():
+            measured(ready, Cpu(runtime, {}), min(WARM, tenants))
+        cpus = {
+            name: Cpu(runtime, {"worker": pids["taskbridge" if name == OURS else plain.__name__]}) for name in subjects
+        }
+        found = interleaved(
+            {name: partial(measured, ready, cpus[name], tenants) for name, ready in subjects.items()}, rounds
+        )
+    return Report(
+        {"tenants": tenants, "workers": workers, "concurrency": concurrency, "threads": threads, "rounds": rounds},
+        [_speeds(found, tenants), _costs(found, tenants)],
+        [
+            Target(f"runs/s, ratio to: {NOTHING}", _ratio(found, NOTHING), 1.5, at_least=True),
+            Target(f"runs/s, ratio to: {FINISH}", _ratio(found, FINISH), 2.5, at_least=True),
+        ],
+    )
+
+
+def _storm(runtime: Runtime, names: list[str]) -> Callable[[], float]:
+    """Send an event of each tenant. The messages lie in a queue that nobody serves; to begin is to rename it."""
+    parking = make_app(runtime.settings)
+    parking.app.conf.broker_transport_options = {
+        **parking.app.conf.broker_transport_options,
+        "global_keyprefix": PARKING,
+    }
+    # The events come first: the tail would start a tenant whose record it finds alone.
+    parking.notify_many(names, PIPELINE)
+    with runtime.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, key, tenant, document) "
+            "SELECT %s, name, name, '{}' FROM unnest(%s::text[]) name",
+            (PIPELINE, names),
+        )
+    queue = runtime.keys.queue(Queue.FIRST)
+    return partial(let_go, runtime, f"{PARKING}{queue}", queue)
+
+
+def _ratio(found: dict[str, list[Drained]], baseline: str) -> float:
+    """Return how many times as fast ours is."""
+    return median_ratio([one.seconds for one in found[baseline]], [one.seconds for one in found[OURS]])
+
+
+def _speeds(found: dict[str, list[Drained]], tenants: int) -> Table:
+    rows: list[list[Cell]] = [
+        [name, tenants / median(one.seconds for one in rounds), _ratio(found, name)] for name, rounds in found.items()
+    ]
+    return Table(
+        f"{tenants:,} first events that wait",
+        ("", "runs/s", "ratio of TaskBridge to it"),
+        rows,
+        "All messages lie in the queue when the clock starts. Only TaskBridge and the task that marks as done know "
+        "afterwards what was handled.",
+    )
+
+
+def _costs(found: dict[str, list[Drained]], tenants: int) -> Table:
+    groups = list(next(iter(found.values()))[0].cpu)
+    rows: list[list[Cell]] = []
+    for name, rounds in found.items():
+        used = [median(one.cpu[group] for one in rounds) / tenants * 1000 for group in groups]
+        rows.append([name, *used, sum(used)])
+    return Table("CPU time", ("ms per run", *groups, "all"), rows)
+
+
+STORM: Final = Benchmark(
+    "storm",
+    "Runs per second, when very many tenants send their first event at once.",
+    "Measure how many runs per second begin when very many tenants have one first event each. The baselines are plain "
+    "Celery tasks that do nothing, that read the tenant's record, and that read it and mark it as done, with as many "
+    "workers of the same kind.",
+    _measure,
+    (
+        Option("tenants", 5_000, 1, 1_000_000, "Tenants, with a record and an event each."),
+        Option("workers", 1, 1, 64, "Workers."),
+        Option("concurrency", 2, 1, 64, "Processes or threads of each worker."),
+        Option("threads", 0, 0, 1, "1: pools of threads; 0: of processes."),
+        Option("rounds", 3, 1, 100, "Rounds."),
+    ),
+    {"tenants": 50, "workers": 1, "concurrency": 1, "threads": 0, "rounds": 1},
+)
