@@ -13,7 +13,7 @@ from benchmarks.catalogue import BENCHMARKS
 from benchmarks.report import Report, shown
 
 each = pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
-QUICK = ("notify", "sweep")
+QUICK = ("notify",)
 """What `make test` runs as well; the others start workers and take long."""
 
 

@@ -42,6 +42,7 @@ def test_packages_have_the_share_of_their_functions() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.skipif(not MAY_TRACE, reason="tracing another process is not allowed here")
 def test_the_recorder_writes_pictures_and_shares_without_a_path_of_the_machine(tmp_path: Path) -> None:
     options = [str(tmp_path), "--only", "notify", "--seconds", "1"]

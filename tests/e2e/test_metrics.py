@@ -28,7 +28,9 @@ def serving(deployment: Deployment, *options: str, **extra: Any) -> Iterator[tup
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+)
 def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, pool: str) -> None:
     with serving(deployment, "-P", pool) as (_, port):
         # given a burst, and a tenant with one event

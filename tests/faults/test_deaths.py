@@ -25,7 +25,9 @@ def quarantined(deployment: Deployment) -> dict[str, str]:
     return dict(map(tuple, deployment.rows("SELECT external_id, reason FROM taskbridge.quarantine")))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+)
 def test_a_coroutine_that_exits_ends_no_worker(deployment: Deployment, pool: str) -> None:
     save(deployment, "acme", "1")
     save(deployment, "acme", "2", do="exit")

@@ -184,7 +184,9 @@ def test_a_handler_that_raises_is_tried_again_and_events_do_not_hurry_it(deploym
 
 
 @pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0}], indirect=True)
-@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+)
 def test_a_handler_longer_than_the_runner_ttl_keeps_its_tenant(deployment: Deployment, pool: str) -> None:
     # The heartbeat moves the deadline on while the handler works.
     with deployment.worker("-P", pool, handler_seconds=2.5) as worker:

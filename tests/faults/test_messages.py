@@ -65,7 +65,7 @@ def fragile(postgres: PostgresHere, servers: Servers, tmp_path: Path) -> Iterato
     engine.dispose()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_messages_that_come_while_postgres_is_away_are_recorded_once_it_is_back(
     fragile: Deployment, postgres: PostgresHere, pool: str
 ) -> None:
@@ -138,7 +138,9 @@ NEVER: list[tuple[tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"CELERY_CONFIG_MODULE": "tests.host.careless_settings"}, marks=pytest.mark.slow)]
+)
 def test_messages_that_can_never_be_recorded_are_quarantined_with_the_reason(
     deployment: Deployment, settings: dict[str, Any]
 ) -> None:

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.e2e
 NUMBERS = [f"{number:03}" for number in range(20)]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+)
 @pytest.mark.parametrize("deployment", [{"run_budget": 60.0}], indirect=True)
 def test_a_warm_shutdown_ends_the_batch_in_hand_and_hands_the_tenant_over(deployment: Deployment, pool: str) -> None:
     # given a run that has time for all of its tenant's batches

@@ -722,8 +722,8 @@ def _number(token: str) -> int:
     return int(token[:16])
 
 
-def _run(machine: Callable[[], GateAndModel]) -> None:
-    run_state_machine_as_test(cast(type[GateAndModel], machine), settings=SETTINGS)
+def _run(machine: Callable[[], GateAndModel], chosen: settings = SETTINGS) -> None:
+    run_state_machine_as_test(cast(type[GateAndModel], machine), settings=chosen)
 
 
 def test_the_gate_does_what_the_table_says(redis_client: redis.Redis, keys: Keys) -> None:
@@ -739,4 +739,4 @@ def test_the_gate_does_what_the_table_says(redis_client: redis.Redis, keys: Keys
 def test_a_gate_that_lost_keys_or_time_goes_on_from_what_is_left(
     redis_client: redis.Redis, keys: Keys, machine: type[LossyGateAndModel]
 ) -> None:
-    _run(partial(machine, redis_client, keys, set()))
+    _run(partial(machine, redis_client, keys, set()), settings(SETTINGS, max_examples=EXAMPLES or 40))

@@ -71,7 +71,7 @@ class Asking:
 @pytest.mark.parametrize(
     ("rate", "seconds"), [("7/s", 600), ("1000/s", 60), ("50/m", 7_200), ("3/m", 36_000), ("12345/h", 3_600)]
 )
-@pytest.mark.parametrize("tenants", [1, 25])
+@pytest.mark.parametrize("tenants", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_over_a_long_time_as_many_go_as_the_rate_says(crowd: Crowd, rate: str, seconds: int, tenants: int) -> None:
     limit = RateLimit(rate)
     asking = Asking(crowd, limit, None)

@@ -40,7 +40,7 @@ def second_redis() -> Iterator[str]:
             yield server.url(port)
 
 
-@pytest.fixture(params=["the gate's", "another"])
+@pytest.fixture(params=["the gate's", pytest.param("another", marks=pytest.mark.slow)])
 def broker(request: pytest.FixtureRequest, deployment: Deployment) -> str:
     """The Redis of the shop's messages and results."""
     if request.param == "another":

@@ -85,7 +85,7 @@ NAMES = st.one_of(
 
 
 @settings(
-    max_examples=150,
+    max_examples=60,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -413,7 +413,7 @@ STEPS = st.lists(
 
 
 @settings(
-    max_examples=80,
+    max_examples=40,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -505,7 +505,10 @@ def nodes(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from nodes(below)
 
 
-@pytest.mark.parametrize("analyzed", [False, True], ids=["old statistics", "fresh statistics"])
+@pytest.mark.parametrize(
+    "analyzed",
+    [pytest.param(False, id="old statistics"), pytest.param(True, id="fresh statistics", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("kind", [*Kind])
 def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, kind: Kind, analyzed: bool) -> None:
     with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

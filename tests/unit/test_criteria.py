@@ -337,7 +337,7 @@ paths = st.sampled_from(PATHS.split())
 delays = st.sampled_from([0.001, 1, 2.5])
 
 
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=80)
 @given(criteria=st.lists(st.builds(Criterion, paths, wanted, paths, delays), max_size=4), payload=payloads)
 def test_no_payload_makes_matching_raise(criteria: list[Criterion], payload: object) -> None:
     result = match(criteria, payload)
@@ -371,7 +371,7 @@ named = st.builds("$.{}".format, names)
 few = st.sampled_from(["x", "y", "1", " x", 1, 1.0, 0, True, False, None, ["x"], {"a": "x"}])
 
 
-@settings(derandomize=True, max_examples=400)
+@settings(derandomize=True, max_examples=150)
 @given(
     criteria=st.lists(st.builds(Criterion, named, wanted, named, delays), max_size=4),
     payload=st.dictionaries(names, few, max_size=3) | payloads,

@@ -575,7 +575,7 @@ def assert_nothing_partial(folder: Path, content: bytes, invoices: list[Written]
             assert invoice in [whole for _, whole in invoices]
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=80)
 @given(several(NAME), st.data())
 def test_no_damage_to_one_line_ever_leaves_a_partial_invoice(
     folder: Path, invoices: list[Written], data: st.DataObject
@@ -585,7 +585,7 @@ def test_no_damage_to_one_line_ever_leaves_a_partial_invoice(
     assert_nothing_partial(folder, content, invoices)
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=40)
 @given(several(NAME, invoices=2, lines=2), st.randoms(use_true_random=False), st.data())
 def test_no_damage_leaves_a_partial_invoice_where_lines_stand_apart(
     folder: Path, invoices: list[Written], random: Random, data: st.DataObject
