@@ -32,7 +32,7 @@ run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Re
 	$(BIN)/taskbridge up --import examples/online_retail_2011-12-01.csv $(UP_FLAGS)
 
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
-	$(BIN)/pytest -n 3 --dist loadgroup $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 4 --dist loadgroup $(PYTEST_FLAGS)
 
 test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,12 @@ def test_the_shop_has_few_lines_of_taskbridge_and_no_sql_of_its_own() -> None:
 def test_orders_get_through_while_each_process_is_killed_in_turn() -> None:
     with open_directory() as folder:
         survive(SHOP, folder)
+
+
+@pytest.mark.e2e
+def test_its_own_tests_pass() -> None:
+    """In a process of their own: their pipeline is called as that of another shop."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "6 passed" in ended.stdout
