@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from statistics import median
 from typing import Final
 
 from benchmarks import plain
 from benchmarks.benchmark import Benchmark, Option
 from benchmarks.cpu import Cpu
-from benchmarks.due import Drained, Ready, drain, park, publish, wait
+from benchmarks.due import Ready, costs, drain, park, publish, speed_ratio, speeds, wait
 from benchmarks.lateness import PIPELINE
 from benchmarks.marks import MARKS
-from benchmarks.report import Cell, Report, Table, Target
-from benchmarks.rounds import interleaved, median_ratio
+from benchmarks.report import Report, Target
+from benchmarks.rounds import interleaved
 from benchmarks.stage import stage, wait_until, worker
 
 __all__ = ["DRAIN"]
@@ -31,6 +30,11 @@ FINISH: Final = "plain Celery, reads and marks as done"
 PUBLISHED: Final = "plain Celery, reads, published at that moment"
 
 WARM: Final = 100
+NOTE: Final = (
+    "Messages of plain Celery lie in the queue when the clock starts, unless it says otherwise; those of "
+    "TaskBridge are published by its ticker, in the time that is measured. Only TaskBridge and the task that marks "
+    "as done know afterwards what was handled."
+)
 
 
 def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Report:
@@ -66,40 +70,15 @@ def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Repor
         )
     return Report(
         {"tenants": tenants, "workers": workers, "concurrency": concurrency, "rounds": rounds},
-        [_speeds(found, tenants), _costs(found, tenants)],
         [
-            Target(f"tenants/s, ratio to: {READ}", _ratio(found, READ), 1.0, at_least=True),
-            Target(f"tenants/s, ratio to: {FINISH}", _ratio(found, FINISH), 1.0, at_least=True),
+            speeds(found, OURS, tenants, "tenants/s", f"{tenants:,} tenants due at once", NOTE),
+            costs(found, tenants, "ms per tenant"),
+        ],
+        [
+            Target(f"tenants/s, ratio to: {READ}", speed_ratio(found, OURS, READ), 1.0, at_least=True),
+            Target(f"tenants/s, ratio to: {FINISH}", speed_ratio(found, OURS, FINISH), 1.0, at_least=True),
         ],
     )
-
-
-def _ratio(found: dict[str, list[Drained]], baseline: str) -> float:
-    """Return how many times as fast ours is."""
-    return median_ratio([one.seconds for one in found[baseline]], [one.seconds for one in found[OURS]])
-
-
-def _speeds(found: dict[str, list[Drained]], tenants: int) -> Table:
-    rows: list[list[Cell]] = [
-        [name, tenants / median(one.seconds for one in rounds), _ratio(found, name)] for name, rounds in found.items()
-    ]
-    return Table(
-        f"{tenants:,} tenants due at once",
-        ("", "tenants/s", "ratio of TaskBridge to it"),
-        rows,
-        "Messages of plain Celery lie in the queue when the clock starts, unless it says otherwise; those of "
-        "TaskBridge are published by its ticker, in the time that is measured. Only TaskBridge and the task that marks "
-        "as done know afterwards what was handled.",
-    )
-
-
-def _costs(found: dict[str, list[Drained]], tenants: int) -> Table:
-    groups = list(next(iter(found.values()))[0].cpu)
-    rows: list[list[Cell]] = []
-    for name, rounds in found.items():
-        used = [median(one.cpu[group] for one in rounds) / tenants * 1000 for group in groups]
-        rows.append([name, *used, sum(used)])
-    return Table("CPU time", ("ms per tenant", *groups, "all"), rows)
 
 
 DRAIN: Final = Benchmark(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Final, NamedTuple
 
 from celery import Task
@@ -15,11 +16,13 @@ from benchmarks import plain
 from benchmarks.cpu import Cpu
 from benchmarks.lateness import PIPELINE, let_wait
 from benchmarks.marks import Marks
+from benchmarks.report import Cell, Table
+from benchmarks.rounds import median_ratio
 from benchmarks.stage import wait_until
 from taskbridge.gate import State
 from taskbridge.process.runtime import Runtime
 
-__all__ = ["Drained", "Ready", "drain", "let_go", "park", "publish", "wait"]
+__all__ = ["Drained", "Ready", "costs", "drain", "let_go", "park", "publish", "speed_ratio", "speeds", "wait"]
 
 HEAD_START_MS: Final = 500
 LOOK_AROUND: Final = 0.3
@@ -48,6 +51,30 @@ def drain(runtime: Runtime, file: Path, ready: Ready, cpu: Cpu, tenants: int, *,
     wait_until(lambda: not _at_work(runtime, pipeline), "the last runs settle", 10)
     used = {name: seconds - before[name] for name, seconds in cpu.seconds().items()}
     return Drained(max(marks.since(first)) - began, used)
+
+
+def speed_ratio(found: Mapping[str, Sequence[Drained]], ours: str, baseline: str) -> float:
+    """Return how many times as fast ours is."""
+    return median_ratio([one.seconds for one in found[baseline]], [one.seconds for one in found[ours]])
+
+
+def speeds(found: Mapping[str, Sequence[Drained]], ours: str, tenants: int, unit: str, title: str, note: str) -> Table:
+    """Return how many of so many tenants each subject got through in a second; `unit` is what the column says."""
+    rows: list[list[Cell]] = [
+        [name, tenants / median(one.seconds for one in rounds), speed_ratio(found, ours, name)]
+        for name, rounds in found.items()
+    ]
+    return Table(title, ("", unit, f"ratio of {ours} to it"), rows, note)
+
+
+def costs(found: Mapping[str, Sequence[Drained]], tenants: int, unit: str) -> Table:
+    """Return the CPU time of each subject by group of processes."""
+    groups = list(next(iter(found.values()))[0].cpu)
+    rows: list[list[Cell]] = []
+    for name, rounds in found.items():
+        used = [median(one.cpu[group] for one in rounds) / tenants * 1000 for group in groups]
+        rows.append([name, *used, sum(used)])
+    return Table("CPU time", (unit, *groups, "all"), rows)
 
 
 def _at_work(runtime: Runtime, pipeline: str) -> bool:
