@@ -25,7 +25,7 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Queue, State
 from taskbridge.process.runtime import Runtime
-from taskbridge.running import runner
+from taskbridge.running import slot
 
 __all__ = ["SWEEP"]
 
@@ -89,7 +89,7 @@ class _Sweeps:
         gate.notify(PIPELINE, tenant, self._pipelines[PIPELINE].policy.spacing)
         while (status := gate.look(PIPELINE, [tenant])[0]).state is State.QUEUED:
             started = time.perf_counter()
-            runner.run_tenant(self.runtime, PIPELINE, tenant, status.token or "")
+            slot.run_tenant(self.runtime, PIPELINE, tenant, status.token or "")
             seconds += time.perf_counter() - started
         self.runtime.redis.delete(*Queue)
         return _Swept(seconds, self.handed - before)

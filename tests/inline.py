@@ -10,7 +10,7 @@ from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral, Policy
 from taskbridge.gate import Queue, State
 from taskbridge.process.runtime import runtime_of
-from taskbridge.running import runner
+from taskbridge.running import slot
 from tests.deployment import Deployment
 
 AT_ONCE: Final = LatencyNeutral(lease=0, tick=0.001)
@@ -56,7 +56,7 @@ class Inline:
         """Run every message, and those that these runs make; return how many there were."""
         count = 0
         while (message := self.message()) is not None:
-            runner.run_tenant(self.runtime, *message)
+            slot.run_tenant(self.runtime, *message)
             count += 1
         return count
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from taskbridge.gate.looking import OLDEST_REDIS, CircuitStatus, Hold, RunnerStatus, Survey
     from taskbridge.gate.state import State
     from taskbridge.gate.transitions import Answer
-    from taskbridge.gate.values import Begun, Blame, Due, Outcome, Reminder, Settlement, TailHold, Timing
+    from taskbridge.gate.values import Begun, Blame, Due, Message, Outcome, Reminder, Settlement, TailHold, Timing
     from taskbridge.gate.wire import client, hurry
 
 if not TYPE_CHECKING:
@@ -26,7 +26,7 @@ if not TYPE_CHECKING:
             "looking": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
             "state": "State",
             "transitions": "Answer",
-            "values": "Begun Blame Due Outcome Reminder Settlement TailHold Timing",
+            "values": "Begun Blame Due Message Outcome Reminder Settlement TailHold Timing",
             "wire": "client hurry",
         },
     )

@@ -1,14 +1,14 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a run that died. `why` may be that an
--- operator starts a tenant that waits `early`, or that it is its `turn`. With `together` the caller publishes. A runner
--- that lingered ends here. A message that still waits in the queue of first events is not lost, so none is published: a
+-- operator starts a tenant that waits `early`, or that it is its `turn`. A runner that lingered
+-- ends here. A message that still waits in the queue of first events is not lost, so none is published: a
 -- storm of them would leave as many doubled ones in the other queue, before whatever comes to wait there.
 -- KEYS: due runner queue first counts turns handed reminded sent
--- ARGV: pipeline tenant republish_ms why together nonce now_ms
+-- ARGV: pipeline tenant republish_ms why nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}
 local due_key, runner_key, queue_key, first_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local turns_key, handed_key, reminded_key, sent_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local pipeline, tenant, republish_ms, why = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local together, nonce, us = ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
+local nonce, us = ARGV[5], clock_us(ARGV[6])
 local now, member = milliseconds(us), pipeline .. ":" .. tenant
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
@@ -88,7 +88,5 @@ elseif answer == REPUBLISHED and is_queued(reminded_key, member, now) then
 else
   note_queued(sent_key, tenant, now + wait_ms)
 end
-if not together then
-  publish(queue_key, pipeline, tenant, token, us)
-end
+publish(queue_key, pipeline, tenant, token, us)
 return { answer, token }

@@ -5,6 +5,7 @@ What only looks is in `taskbridge.gate.looking`.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,7 +18,7 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.looking import Looking
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
-from taskbridge.gate.values import Begun, Due, Reminder, Settlement, TailHold, Timing
+from taskbridge.gate.values import Begun, Due, Message, Reminder, Settlement, TailHold, Timing
 from taskbridge.gate.wire import Wire
 
 __all__ = ["Gate"]
@@ -120,17 +121,44 @@ class Gate(Looking):
         ]
 
     def begin(self, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
-        """Take the runner for one run.
+        """Take the runner for one run; see `begin_many`."""
+        (found,) = self.begin_many([(run, most_runs)])
+        return found
 
-        REFUSED: the message is late or doubled, and nothing was changed. POSTPONED: the circuit is open, or `most_runs`
-        (0: any number) are on; the tenant is in the wait queue.
+    def begin_many(self, runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
+        """Take the runners for runs of different tenants, in one round trip.
+
+        REFUSED: the message is late or doubled, and nothing was changed. POSTPONED: the tenant is in the wait queue,
+        since the circuit is open, or since as many runs of the pipeline are on as stands beside the key (0: any
+        number).
         """
         times = (self._timing.runner_ttl, self._timing.republish)
-        answer, *counts = self._run("begin", run.pipeline, run.tenant, None, *run, *times, most_runs)
-        if answer != Answer.BEGUN:
-            return Answer(answer)
-        *counts, probe, died = counts
-        return Begun(*counts)._replace(probe=None if probe < 0 else probe, died=bool(died))
+        calls = [
+            (self._keys_of("begin", run.pipeline, run.tenant, None), (*run, *times, most_runs, self._now()))
+            for run, most_runs in runs
+        ]
+        return [_begun(reply) for reply in self._wire.call(self._scripts["begin"], calls)]
+
+    def take(self, most_first: int, most_next: int) -> list[Message]:
+        """Take up to so many run messages out of the queues, first events before the others: up to `most_next` in all.
+
+        Only where the scripts publish the messages themselves. A message that is not a run's ends it.
+        """
+        (found,) = self._wire.call(
+            self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next))]
+        )
+        return [
+            Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0]))
+            for queue, texts in zip(Queue, found, strict=True)
+            for text in texts
+        ]
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Put messages that `take` returned back into their places."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for message in reversed(messages):
+                pipe.rpush(f"{self._queue_prefix}{self._keys.queue(message.queue)}", message.text)
+            pipe.execute()
 
     def beat(self, run: RunKey) -> bool:
         """Move the run's deadline on. False: another run took over."""
@@ -140,22 +168,33 @@ class Gate(Looking):
     def settle(
         self, run: RunKey, end: Settlement, spacing: Spacing, *, most_handed: int = 1, most_runs: int = 0
     ) -> Answer:
-        """End the run. CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST.
-
-        A run that ends gives the next one its turn, unless `most_handed` messages of that kind are queued. `most_runs`
-        is as in `begin`.
-        """
-        told = (int(value) if isinstance(value, bool) else value for value in end)
-        times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
-        args = (*run, *told, *times, most_handed, most_runs, _nonce())
-        reply = self._run("settle", run.pipeline, run.tenant, Queue.NEXT, *args)
-        calls = reply[2:]
-        answer = self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant)
-        if len(calls) == 1:
-            self.expire(run.pipeline, calls)
-        elif calls:
-            self.publish_turns(calls[1:])
+        """End a run; see `settle_many`. `most_runs` is as in `begin_many`."""
+        (answer,) = self.settle_many([(run, end, spacing, most_runs)], most_handed=most_handed)
         return answer
+
+    def settle_many(
+        self, runs: Sequence[tuple[RunKey, Settlement, Spacing, int]], *, most_handed: int = 1
+    ) -> list[Answer]:
+        """End runs, each with its pipeline's spacing and most runs, in one round trip.
+
+        CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST each. A run that ends gives the next one its
+        turn, unless `most_handed` messages of that kind are queued.
+        """
+        calls = []
+        for run, end, spacing, most_runs in runs:
+            told = (int(value) if isinstance(value, bool) else value for value in end)
+            times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
+            args = (*run, *told, *times, most_handed, most_runs, _nonce(), self._now())
+            calls.append((self._keys_of("settle", run.pipeline, run.tenant, Queue.NEXT), args))
+        answers = []
+        for (run, *_), reply in zip(runs, self._wire.call(self._scripts["settle"], calls), strict=True):
+            called = reply[2:]
+            answers.append(self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant))
+            if len(called) == 1:
+                self.expire(run.pipeline, called)
+            elif called:
+                self.publish_turns(called[1:])
+        return answers
 
     def first_events(self) -> int:
         """Return how many first events wait for a worker; 0 where another server is the broker."""
@@ -216,21 +255,13 @@ class Gate(Looking):
             self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
         ]
 
-    def expire_together(self, pipeline: str, tenants: Sequence[str]) -> list[tuple[str, str]]:
-        """Act on deadlines that passed, and leave it to the caller to publish: return the (tenant, token) of each run.
-
-        A run whose message never comes is published again when its new deadline passes.
-        """
-        replies = self._expire(pipeline, tenants, "", together=True)
-        return [(tenant, reply[1]) for reply, tenant in zip(replies, tenants, strict=True) if len(reply) == 2]
-
-    def _expire(self, pipeline: str, tenants: Sequence[str], why: str, *, together: bool = False) -> list[list[Any]]:
+    def _expire(self, pipeline: str, tenants: Sequence[str], why: str) -> list[list[Any]]:
         return self._wire.call(
             self._scripts["expire"],
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, self._timing.republish, why, int(together), _nonce(), self._now()),
+                    (pipeline, tenant, self._timing.republish, why, _nonce(), self._now()),
                 )
                 for tenant in tenants
             ],
@@ -285,7 +316,7 @@ class Gate(Looking):
         if found is None:
             found = self._begun_keys[name, pipeline, queue] = [
                 (f"{self._queue_prefix}{self._keys.queue(of)}", False)
-                if (of := {"queue": queue, "first": Queue.FIRST}.get(kind)) is not None
+                if (of := {"queue": queue, "first": Queue.FIRST, "next": Queue.NEXT}.get(kind)) is not None
                 else beginning(self._keys, kind, pipeline)
                 for kind in (*SCRIPTS[name].keys, *SCRIPTS[name].keys_of_each)
             ]
@@ -306,6 +337,14 @@ class Gate(Looking):
         if self._publish is not None and len(reply) == 2 and reply[1]:
             self._publish(queue, pipeline, tenant, reply[1])
         return Answer(reply[0])
+
+
+def _begun(reply: Sequence[Any]) -> Begun | Answer:
+    answer, *counts = reply
+    if answer != Answer.BEGUN:
+        return Answer(answer)
+    *counts, probe, died = counts
+    return Begun(*counts)._replace(probe=None if probe < 0 else probe, died=bool(died))
 
 
 def _nonce() -> str:

@@ -17,10 +17,9 @@ from taskbridge.gate.scripts import read
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["RUNS_TASK", "RUN_TASK", "arguments_text", "lua_message", "same_server"]
+__all__ = ["RUN_TASK", "arguments_text", "lua_message", "same_server"]
 
 RUN_TASK: Final = "taskbridge.run"
-RUNS_TASK: Final = "taskbridge.runs"
 
 # Marks where a script fills in, and the Lua expression that goes there. A marker is a whole JSON string with a NUL in
 # it, so nothing else in the message can look like one.

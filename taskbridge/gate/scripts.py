@@ -98,7 +98,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "expire",
             ("due", "runner", "queue", "first", "counts", "turns", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "republish_ms", "why", "together", "nonce", "now_ms"),
+            ("pipeline", "tenant", "republish_ms", "why", "nonce", "now_ms"),
             uses=("queueing", "turns"),
         ),
         Script("peek", ("due",), ("limit", "now_ms")),
@@ -109,6 +109,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "turns"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
+        Script("take", ("first", "next"), ("most_first", "most_next")),
         Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms")),
     )

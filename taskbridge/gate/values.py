@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from taskbridge.common.run_key import RunKey
+from taskbridge.gate.keys import Queue
+
 __all__ = [
     "Begun",
     "Blame",
     "Due",
+    "Message",
     "Outcome",
     "Reminder",
     "Settlement",
@@ -83,6 +87,14 @@ class Begun(NamedTuple):
     age_ms: int
     probe: int | None = None
     died: bool = False
+
+
+class Message(NamedTuple):
+    """A run message that was taken out of its queue: its text as it lay there, and whose run it is."""
+
+    queue: Queue
+    text: str
+    run: RunKey
 
 
 class Due(NamedTuple):

@@ -13,7 +13,7 @@ from kombu import Queue as KombuQueue
 
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
-from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import transport_of
@@ -105,7 +105,7 @@ def fit(app: Any) -> None:
     """Change what our tasks need in the configuration, and nothing else: other tasks and queues stay as they are."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
-    ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following, RUNS_TASK: following}
+    ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following}
     routes = conf.task_routes or ()
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
     if ours not in routes:

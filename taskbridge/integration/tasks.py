@@ -8,14 +8,14 @@ from celery import Celery, Task
 from celery.result import AsyncResult
 
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.gate.message import RUN_TASK
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake
 from taskbridge.producing.keeper import AGAIN_TASK
 from taskbridge.producing.notify import notify
 from taskbridge.producing.notify_task import NotifyTask
 from taskbridge.producing.parking import RECORD_TASK
-from taskbridge.running import runner
+from taskbridge.running import slot
 
 __all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
 
@@ -81,12 +81,7 @@ def register(app: Celery) -> NotifyTask:
     @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""
-        runner.run_tenant(runtime_of(app), pipeline, tenant, token)
-
-    @app.task(name=RUNS_TASK, **ours, acks_late=False, serializer="json")
-    def runs(pipeline: str, together: list[tuple[str, str]]) -> None:
-        """One run each of several tenants, (tenant, token) each; published by the ticker when many are due."""
-        runner.run_tenants(runtime_of(app), pipeline, together)
+        slot.work(runtime_of(app), pipeline, tenant, token)
 
     made: NotifyTask = notify_event
     return made

@@ -18,11 +18,9 @@ from typing import Any, Final
 from kombu import Connection
 from kombu.transport import redis, virtual
 
-from taskbridge.gate.message import RUN_TASK, RUNS_TASK
+from taskbridge.gate.message import RUN_TASK
 
 __all__ = ["SentinelTransport", "Transport", "transport_of"]
-
-_RUNS: Final = frozenset({RUN_TASK, RUNS_TASK})
 
 
 class QoS(redis.QoS):
@@ -39,7 +37,7 @@ class QoS(redis.QoS):
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Remember a message."""
-        if message.headers.get("task") in _RUNS:
+        if message.headers.get("task") == RUN_TASK:
             self._runs.add(delivery_tag)
             virtual.QoS.append(self, message, delivery_tag)
         else:

@@ -37,6 +37,12 @@ class Pace:
         size = records.bit_length()
         self._by_size[size] = (*self._by_size.get(size, ()), (records, max(seconds, 1e-6)))[-_KEPT:]
 
+    @property
+    def small_call(self) -> float | None:
+        """How long the slowest of the last smallest calls took; None: there was none."""
+        sizes = self._by_size
+        return max(seconds for _, seconds in sizes[min(sizes)]) if sizes else None
+
     def most_records(self, left: float, budget: float) -> int:
         """Return how many records to deliver with `left` of a run's `budget`; at least 1.
 

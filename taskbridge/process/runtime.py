@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -56,6 +56,10 @@ class Runtime(Looking):
         self.app = app
         self.slots = 1
         """How many runs can be on at a time in the worker of this process."""
+        self.taken_from: frozenset[str] = frozenset()
+        """The queues from which a slot of this process takes runs by itself."""
+        self.taken_at_once = 1
+        """How many it takes at a time: more as long as they are done in time, and fewer where some were given back."""
         self.idle_slots: Callable[[], int] | None = None
         """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
         self.pid = os.getpid()
@@ -101,7 +105,7 @@ class Runtime(Looking):
         """Return a gate of this class, on the Redis and with the keys of this process."""
         settings, conf = self.settings, self.app.conf
         prefix = conf.broker_transport_options.get("global_keyprefix", "")
-        at_once = not self.eager and message.same_server(settings.redis_url, conf.broker_write_url)
+        at_once = self.publishes_in_gate
         return kind(
             client or self.redis,
             self.keys,
@@ -110,6 +114,11 @@ class Runtime(Looking):
             publish=None if at_once else self.publish,
             queue_prefix=prefix,
         )
+
+    @property
+    def publishes_in_gate(self) -> bool:
+        """Whether the gate's scripts publish runs themselves: its Redis is the broker."""
+        return not self.eager and message.same_server(self.settings.redis_url, self.app.conf.broker_write_url)
 
     @property
     def database(self) -> Engine:
@@ -203,15 +212,11 @@ class Runtime(Looking):
             super().check()
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
-        """Publish a run the ordinary way."""
-        self._send(message.RUN_TASK, queue, pipeline, tenant, token)
+        """Publish a run the ordinary way.
 
-    def publish_together(self, pipeline: str, runs: Sequence[tuple[str, str]]) -> None:
-        """Publish the runs of several tenants, (tenant, token) each, as one message."""
-        self._send(message.RUNS_TASK, Queue.NEXT, pipeline, runs)
-
-    def _send(self, task: str, queue: Queue, *arguments: Any) -> None:
-        """Publish a run. Where the broker cannot be reached, log that; the run's deadline publishes it again."""
+        Where the broker cannot be reached, log that; the run's deadline publishes it again.
+        """
+        task, arguments = message.RUN_TASK, (pipeline, tenant, token)
         options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
         if self.eager:
             self.app.tasks[task].apply_async(arguments, **options)
@@ -228,7 +233,7 @@ class Runtime(Looking):
                 if last:
                     log.warning(
                         "a run of %s is not published: the broker cannot be used (%s); its deadline publishes again",
-                        arguments[0],
+                        pipeline,
                         type(error).__name__,
                     )
                     self._broker_away_until = time.monotonic() + BROKER_REST
@@ -270,10 +275,10 @@ class Runtime(Looking):
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        app, settings, slots, patient = self.app, self.settings, self.slots, self.patient
+        app, settings, slots, patient, taken_from = self.app, self.settings, self.slots, self.patient, self.taken_from
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
-        self.slots, self.patient = slots, patient
+        self.slots, self.patient, self.taken_from = slots, patient, taken_from
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()

@@ -6,16 +6,17 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Batch, Record
 from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Begun, Blame, Outcome, Settlement
 from taskbridge.process.heartbeat import Ownership
@@ -23,14 +24,47 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
 from taskbridge.running.around import Hook, around
-from taskbridge.store import CursorLost, Cursors, Page, Quarantined, Transaction
+from taskbridge.store import Claim, CursorLost, Cursors, Move, Page, Quarantined, Transaction
 
-__all__ = ["Ending", "HandlerFailed", "Run", "charge", "deliver", "permitted", "try_alone"]
+__all__ = [
+    "SLICE",
+    "Advance",
+    "Alone",
+    "Ending",
+    "GivenBack",
+    "HandlerFailed",
+    "Run",
+    "Settle",
+    "Steps",
+    "charge",
+    "deliver",
+    "permitted",
+    "try_alone",
+]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+SLICE: Final = 0.05
+"""Seconds for which a worker slot takes run after run from the queues: nobody waits longer behind another's handler."""
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
+
+
+class Advance(NamedTuple):
+    """What a run asks for when its handler is done: that its cursor moves; see `Cursors.advance`."""
+
+    run: Run
+    move: Move
+
+
+class Alone(NamedTuple):
+    """What a run asks for before it does what may take long: that those that began with it are done first."""
+
+
+class GivenBack(Exception):
+    """The run shall end before its handler is called: others that began with it took too long."""
 
 
 @dataclass(slots=True)
@@ -43,6 +77,8 @@ class Run:
     begun: Begun
     started: float
     ownership: Ownership
+    company: int = 1
+    """How many runs began together. Where there are others, which wait for it, it delivers one short batch."""
     took: int = 0
     handled: int = 0
 
@@ -61,22 +97,28 @@ class Run:
         """What is left of the time budget."""
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
-    def claim(self, limit: int, *, bisecting: bool = True) -> Page:
+    def claim(self, limit: int, *, bisecting: bool = True) -> Claim:
         """Claim the cursor and read the first batch; without documents if the run before died: they may be why."""
         self.runtime.know(self.pipeline)
         begun = self.begun
-        counts = {"events": begun.events, "new_events": begun.new_events, "runs": begun.runs}
-        return self.cursors.claim(self.key, limit, bisecting=bisecting, documents=not begun.died, **counts)
+        return Claim(self.key, limit, begun.events, begun.new_events, begun.runs, bisecting, not begun.died)
 
     def most_records(self) -> int:
         """How many records the handler can handle in what is left of the budget, judging by its last calls."""
-        pace, budget = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget
-        return min(self.pipeline.batch_size, pace.most_records(self.seconds_left, budget))
+        pace, budget, left = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget, self.seconds_left
+        if self.company > 1:
+            budget = left = SLICE / self.company
+        return min(self.pipeline.batch_size, pace.most_records(left, budget))
+
+    def end(self, ending: Ending) -> tuple[RunKey, Settlement, Spacing, int]:
+        """Return what the gate is told at the run's end."""
+        settlement = ending.settlement(self.took, self.handled)
+        return self.key, settlement, self.pipeline.policy.spacing, self.pipeline.max_runs
 
     @property
     def is_spent(self) -> bool:
-        """Whether less than a tenth of the time budget is left: too little for another call."""
-        return self.seconds_left < self.runtime.settings.run_budget / 10
+        """Whether others wait, or less than a tenth of the time budget is left: too little for another call."""
+        return self.company > 1 or self.seconds_left < self.runtime.settings.run_budget / 10
 
 
 class Ending(NamedTuple):
@@ -95,6 +137,20 @@ class Ending(NamedTuple):
         return Settlement(
             self.outcome, took, handled, failed, self.blame, self.retry_ms, self.owner, all_wait=self.all_wait
         )
+
+
+class Settle(NamedTuple):
+    """What a run asks for at its end: that the gate is told."""
+
+    run: Run
+    ending: Ending
+
+
+Steps: TypeAlias = "Generator[Claim | Advance | Alone | Settle, Any, T]"
+"""A run, or a part of one: it yields what it asks for and is told what came of it, and returns T at its end.
+
+So what several runs ask for at the same time goes to the servers in one exchange.
+"""
 
 
 class HandlerFailed(Exception):
@@ -144,8 +200,10 @@ def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
     return run.runtime.gate.permit(run.key, wanted, at_least, whole, each)
 
 
-def deliver(run: Run, page: Page) -> None:
+def deliver(run: Run, page: Page) -> Steps[None]:
     """Call the handler with the page's records and advance the cursor past them.
+
+    Where nothing else has to commit with the cursor, the advance is asked for: that of several runs is one commit.
 
     Records that cannot be decoded are not delivered: they go to quarantine. Where the handler raises, the cursor moves
     past the first records that it said it had handled.
@@ -161,25 +219,19 @@ def deliver(run: Run, page: Page) -> None:
     with run.cursors.transaction(run.key) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
-            batch = _batch(run, records, transaction)
-            try:
-                reasons |= _call(run, page, batch, transaction, hooks)
-            except HandlerFailed as failed:
-                rest = _keep_handled(run, page, batch, transaction, first_event_ms)
-                raise HandlerFailed(rest, failed.error, progressed=rest is not page) from failed.error
-            except BaseException:
-                # The process was told to end, and its batch comes again elsewhere.
-                with suppress(Exception):
-                    _keep_handled(run, page, batch, transaction, first_event_ms)
-                raise
+            reasons |= _call_or_keep(run, page, _batch(run, records, transaction), transaction, hooks, first_event_ms)
         if page.records:
             bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
         quarantined = Quarantined(reasons, "rejected") if reasons else None
         used = transaction.used
+        move, asked = None, False
         try:
-            asked = transaction.advance(
-                page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms
-            )
+            if used or reasons or page.leaving:
+                asked = transaction.advance(
+                    page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms
+                )
+            else:
+                move = transaction.move(page, bisection=bisection, first_event_ms=first_event_ms)
         except CursorLost:
             raise
         except Exception as error:
@@ -187,6 +239,8 @@ def deliver(run: Run, page: Page) -> None:
             if used:
                 raise HandlerFailed(page, error) from error
             raise
+    if move is not None:
+        asked = yield Advance(run, move)
     handled = len(page.records) - len(reasons)
     if asked and handled:
         run.cursors.note_success(run.key)
@@ -210,6 +264,22 @@ def _after_commit(run: Run, hooks: Sequence[Hook]) -> None:
         if ends_process(error):
             raise
         log.exception("%s, tenant %r: a hook after the commit was given up", run.pipeline.name, run.tenant)
+
+
+def _call_or_keep(
+    run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook], first_event_ms: int | None
+) -> dict[str, str]:
+    """Call the handler and return what it rejected; where it raises, keep what it was done with."""
+    try:
+        return _call(run, page, batch, transaction, hooks)
+    except HandlerFailed as failed:
+        rest = _keep_handled(run, page, batch, transaction, first_event_ms)
+        raise HandlerFailed(rest, failed.error, progressed=rest is not page) from failed.error
+    except BaseException:
+        # The process was told to end, and its batch comes again elsewhere.
+        with suppress(Exception):
+            _keep_handled(run, page, batch, transaction, first_event_ms)
+        raise
 
 
 def _keep_handled(run: Run, page: Page, batch: Batch, transaction: Transaction, first_event_ms: int | None) -> Page:

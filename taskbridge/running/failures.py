@@ -24,7 +24,7 @@ from taskbridge.declaring.batch import Record, RetryAfter
 from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, asked_to_wait, backoff, is_downstream
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
-from taskbridge.running.delivery import Ending, HandlerFailed, Run, charge, deliver, permitted, try_alone
+from taskbridge.running.delivery import Ending, HandlerFailed, Run, Steps, charge, deliver, permitted, try_alone
 from taskbridge.store import Evidence, Page, Quarantined, Unread
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
@@ -137,7 +137,7 @@ def after_lost_server(run: Run, error: Exception) -> Ending:
     return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
 
 
-def probe(run: Run) -> Ending:
+def probe(run: Run) -> Steps[Ending]:
     """Try one record while the circuit is open. If it is handled, the circuit closes.
 
     The tenant's first record is delivered as usual. Where the first ones may be at fault, a later record is tried; the
@@ -147,7 +147,7 @@ def probe(run: Run) -> Ending:
         HandlerFailed: the handler raised.
         CursorLost, StaleToken: the cursor is another run's.
     """
-    page = run.claim((run.begun.probe or 0) + 1, bisecting=False)
+    page = yield run.claim((run.begun.probe or 0) + 1, bisecting=False)
     if page.paused:
         return PAUSED
     if run.begun.died and page.records:
@@ -166,7 +166,7 @@ def probe(run: Run) -> Ending:
         return Ending(Outcome.MORE)
     page = page.first(1)
     if page.moves_cursor:
-        deliver(run, page)
+        yield from deliver(run, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
 

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
 """Deadlines that one tick acts on."""
-MOST_TOGETHER: Final = 16
-"""Runs in one message."""
 HANDED_ARRIVES: Final = 0.2
 """Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
@@ -63,7 +61,7 @@ def _fire(runtime: Runtime, pipeline: str) -> Due:
         due = runtime.gate.tick(pipeline, AT_ONCE)
         if due.late_ms is not None:
             runtime.lateness[pipeline].observe(due.late_ms)
-        _start(runtime, pipeline, due.tenants)
+        runtime.gate.expire(pipeline, due.tenants)
         if len(due.tenants) < AT_ONCE:
             return due
 
@@ -99,20 +97,6 @@ def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
     return idle
 
 
-def _start(runtime: Runtime, pipeline: str, tenants: list[str]) -> None:
-    """Act on the deadlines of `tenants`. Where many are due several share a message, which costs more than a short run.
-
-    A message has an eighth of them at the most, so that several workers get some.
-    """
-    together = min(MOST_TOGETHER, len(tenants) // 8)
-    if together < 2:
-        runtime.gate.expire(pipeline, tenants)
-        return
-    runs = runtime.gate.expire_together(pipeline, tenants)
-    for first in range(0, len(runs), together):
-        runtime.publish_together(pipeline, runs[first : first + together])
-
-
 class TickerStep(bootsteps.StartStopStep):
     """Starts the threads in a worker: several, so that neither ticks nor the tail wait for a slow page of the base."""
 
@@ -123,7 +107,10 @@ class TickerStep(bootsteps.StartStopStep):
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         # Before the pool's processes are forked, so that they know it too.
-        runtime_of(worker.app).slots = max(1, worker.concurrency)
+        runtime = runtime_of(worker.app)
+        runtime.slots = max(1, worker.concurrency)
+        if runtime.publishes_in_gate:
+            runtime.taken_from = frozenset(worker.app.amqp.queues.consume_from)
 
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.bounded import NoAnswer
     from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
-    from taskbridge.store.cursor import Cursors, Evidence, StaleToken, Unread, Waiting
+    from taskbridge.store.cursor import Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.engine import connect
     from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
     from taskbridge.store.page import Page
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
-    from taskbridge.store.transaction import CursorLost, Quarantined, Transaction
+    from taskbridge.store.transaction import CursorLost, Move, Quarantined, Transaction
     from taskbridge.store.unmatched import (
         UnmatchedRecord,
         count_unmatched,
@@ -79,7 +79,7 @@ if not TYPE_CHECKING:
             "backfilling": "Backfilled backfill begin_again",
             "bounded": "NoAnswer",
             "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
-            "cursor": "Cursors Evidence StaleToken Unread Waiting",
+            "cursor": "Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "Ages Backlog Counters read_ages read_backlogs read_counters",
             "page": "Page",
@@ -96,7 +96,7 @@ if not TYPE_CHECKING:
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
-            "transaction": "CursorLost Quarantined Transaction",
+            "transaction": "CursorLost Move Quarantined Transaction",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
             "where": "where_is",
         },

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.errors import LockNotAvailable, QueryCanceled
@@ -35,9 +35,11 @@ from taskbridge.store.documents import decoded
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
 from taskbridge.store.sessions import distrust, driving, session_name, successor_of, with_second_try
-from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
+from taskbridge.store.transaction import NO_BISECTION, CursorLost, Move, Transaction, advance_alone, moved
 
-__all__ = ["Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
+__all__ = ["Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,18 @@ class StaleToken(Exception):
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
         self.owner = owner
+
+
+class Claim(NamedTuple):
+    """What `Cursors.claim` takes."""
+
+    key: RunKey
+    limit: int
+    events: int
+    new_events: int
+    runs: int
+    bisecting: bool = True
+    documents: bool = True
 
 
 class _Batch(NamedTuple):
@@ -136,7 +150,6 @@ class Cursors:
         self,
         key: RunKey,
         limit: int,
-        *,
         events: int,
         new_events: int,
         runs: int,
@@ -149,8 +162,8 @@ class Cursors:
             StaleToken: a higher token owns the cursor.
             Unread: the cursor was claimed, and the batch could not be read.
         """
-        counts = {"new_events": new_events, "burst_runs": runs, "burst_events": events}
-        statement = (self._query("claim"), {**key._asdict(), **counts, "session": session_name(key)})
+        claim = Claim(key, limit, events, new_events, runs, bisecting, documents)
+        statement = (self._query("claim"), self._claiming(claim))
         try:
             page = self._claim(_Batch(key, limit, bisecting, documents), *statement)
         except Unread:
@@ -172,6 +185,62 @@ class Cursors:
             if not (isinstance(unread.error, _BLOCKED) and self._end_replaced(batch.key)):
                 raise
             return self._read(batch, *statement)
+
+    def claim_together(self, claims: Sequence[Claim]) -> list[Page | Exception]:
+        """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
+
+        Returns for each the page, or what `claim` would raise.
+        """
+        found: list[Page | Exception | None] = [None] * len(claims)
+        if len(claims) > 1:
+            with suppress(psycopg.Error, MemoryError):
+                found = list(self._claim_at_once(claims))
+        return [
+            _result(self.claim, *claim) if page is None else page for claim, page in zip(claims, found, strict=True)
+        ]
+
+    def _claim_at_once(self, claims: Sequence[Claim]) -> Iterator[Page | None]:
+        """Claim and read in a transaction for each, all sent at once. None: this one has to be claimed alone."""
+        rows = self._rows
+        with driving(self._engine) as driver:
+            cursors = [driver.cursor() for _ in claims]
+            with driver.pipeline():
+                for claim, cursor in zip(claims, cursors, strict=True):
+                    batch = _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
+                    self._send(driver, cursor, rows, batch, self._query("claim"), self._claiming(claim))
+            pages = [cursor.fetchall() for cursor in cursors]
+        for claim, page in zip(claims, pages, strict=True):
+            # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.
+            is_plain = page and page[0][_ADOPTED] == rows.version and not any(row[_STORED] for row in page)
+            yield page_of(claim.key, page, whole=True) if is_plain else None
+
+    def _claiming(self, claim: Claim) -> dict[str, Any]:
+        counts = {"new_events": claim.new_events, "burst_runs": claim.runs, "burst_events": claim.events}
+        return {**claim.key._asdict(), **counts, "session": session_name(claim.key)}
+
+    def advance(self, moves: Sequence[Move]) -> list[bool | Exception]:
+        """Move cursors past batches with which nothing else has to commit, in one round trip and one commit.
+
+        Returns for each whether to call `note_success`, or what went wrong: CursorLost where the cursor is not ours, or
+        not where the batch was read.
+        """
+        if len(moves) > 1:
+            with suppress(psycopg.Error):
+                return self._advance_at_once(moves)
+        return [_result(advance_alone, self._engine, move) for move in moves]
+
+    def _advance_at_once(self, moves: Sequence[Move]) -> list[bool | Exception]:
+        # In an order, so that two processes do not wait for one another.
+        at = sorted(range(len(moves)), key=lambda one: moves[one].key)
+        with driving(self._engine) as driver:
+            cursors = {one: driver.cursor() for one in at}
+            with driver.pipeline():
+                driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                for one, cursor in cursors.items():
+                    cursor.execute(self._query("advance"), moves[one].values)
+                driver.execute("COMMIT")
+            rows = {one: cursor.fetchone() for one, cursor in cursors.items()}
+        return [_result(moved, rows[one]) for one in range(len(moves))]
 
     def _end_replaced(self, key: RunKey) -> bool:
         """End the sessions of runs that this one replaced, and its own others; return whether there were any."""
@@ -270,12 +339,7 @@ class Cursors:
         with driving(self._engine) as driver:
             cursor = driver.cursor()
             with driver.pipeline():
-                driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                driver.execute(*before)
-                which = {"source": self._source, "limit": batch.limit, "bisecting": batch.bisecting}
-                values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
-                cursor.execute(self._reading("read_batch", known_rows), values)
-                driver.execute("COMMIT")
+                self._send(driver, cursor, known_rows, batch, *before)
             # Fetched any earlier, the rows would take a round trip of their own.
             rows = cursor.fetchall()
             whole, is_known = True, not rows or rows[0][_ADOPTED] == known_rows.version
@@ -284,6 +348,21 @@ class Cursors:
         if not is_known:
             raise _OtherAdoption
         return page_of(batch.key, rows, whole=whole) if rows else None
+
+    def _send(
+        self,
+        driver: psycopg.Connection[Any],
+        cursor: psycopg.Cursor[Any],
+        known_rows: _Rows,
+        batch: _Batch,
+        *before: Any,
+    ) -> None:
+        driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        driver.execute(*before)
+        which = {"source": self._source, "limit": batch.limit, "bisecting": batch.bisecting}
+        values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
+        cursor.execute(self._reading("read_batch", known_rows), values)
+        driver.execute("COMMIT")
 
     def _with_documents(
         self, driver: psycopg.Connection[Any], known_rows: _Rows, tenant: str, rows: list[tuple[Any, ...]]
@@ -386,6 +465,13 @@ class Cursors:
             if len(rows) < page:
                 return
             values["after"] = rows[-1].tenant
+
+
+def _result(call: Callable[..., T], *args: Any) -> T | Exception:
+    try:
+        return call(*args)
+    except Exception as error:
+        return error
 
 
 class _Rows(NamedTuple):

@@ -25,7 +25,7 @@ from taskbridge.store.sessions import distrust, driving, session_name, successor
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
 
-__all__ = ["NO_BISECTION", "CursorLost", "Quarantined", "Transaction"]
+__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance_alone", "moved"]
 
 NO_BISECTION: Final = Bisection()
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
@@ -52,6 +52,13 @@ class Quarantined(NamedTuple):
     reasons: Mapping[str, str]
     cause: str
     attempts: int = 1
+
+
+class Move(NamedTuple):
+    """The advance of one cursor, as the values of `advance.sql`. It needs no transaction where nothing goes with it."""
+
+    key: RunKey
+    values: dict[str, Any]
 
 
 class Transaction:
@@ -155,6 +162,11 @@ class Transaction:
         if isinstance(driver, Bounded):
             driver.answer_timeout = self._own_answer_timeout
 
+    def move(self, page: Page, *, bisection: Bisection = NO_BISECTION, first_event_ms: int | None = None) -> Move:
+        """Return the statement that moves the cursor past `page`."""
+        values = {**self._key._asdict(), **self._moving(page, bisection), **_first_event(first_event_ms)}
+        return Move(self._key, values)
+
     def advance(
         self,
         page: Page,
@@ -174,19 +186,14 @@ class Transaction:
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        values = {**self._key._asdict(), **self._moving(page, bisection), **_first_event(first_event_ms)}
-        if self._connection is None and not leaving and not reasons:
-            # Nothing goes with it: one statement that is its own transaction, in one round trip.
-            with driving(self._engine) as driver:
-                moved = driver.execute(self._query("advance"), values).fetchone()
-            if moved is None:
-                raise CursorLost
-            return bool(moved[-1])
+        move = self.move(page, bisection=bisection, first_event_ms=first_event_ms)
+        if not self.used and not leaving and not reasons:
+            return advance_alone(self._engine, move)
         connection = self.connect()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
-        moved = connection.exec_driver_sql(self._query("advance"), values).first()
+        moved = connection.exec_driver_sql(self._query("advance"), move.values).first()
         if moved is None or moved.batch != self._key.token:
             connection.rollback()
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
@@ -247,6 +254,26 @@ class Transaction:
             connection.close()
         self._connection = None
         return at_work
+
+
+def advance_alone(engine: Engine, move: Move) -> bool:
+    """Move a cursor where nothing goes with it: one statement that is its own transaction, in one round trip.
+
+    Returns, and raises, as `Transaction.advance`.
+    """
+    with driving(engine) as driver:
+        return moved(driver.execute(queries(engine)("advance"), move.values).fetchone())
+
+
+def moved(row: tuple[Any, ...] | None) -> bool:
+    """Return what `advance.sql` says of whether something failed before.
+
+    Raises:
+        CursorLost: the cursor is not ours, or not where the batch was read.
+    """
+    if row is None:
+        raise CursorLost
+    return bool(row[-1])
 
 
 def _is_at_work(connection: Connection) -> bool:

@@ -12,7 +12,7 @@ from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import State
 from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.running import runner
+from taskbridge.running import slot
 from taskbridge.testing.clock import InjectedClock, inject_clock
 
 __all__ = ["assert_notified", "drain", "drain_all", "notified"]
@@ -117,7 +117,7 @@ def _clocked(runtime: Runtime) -> InjectedClock:
 
 def _run(runtime: Runtime, pipeline: str, tenant: str, token: str, *, through_failures: bool) -> None:
     try:
-        runner.run_tenant(runtime, pipeline, tenant, token)
+        slot.run_tenant(runtime, pipeline, tenant, token)
     except Exception as error:
         if not through_failures:
             raise

@@ -16,7 +16,7 @@ from taskbridge.gate import Answer, Outcome, Settlement
 from taskbridge.handlers.journal import journal
 from taskbridge.producing.notify import notify, notify_many
 from taskbridge.producing.recording import record_event
-from taskbridge.running import runner
+from taskbridge.running import slot
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.running.ticker import fire_due
 from taskbridge.store import record_invoice
@@ -30,6 +30,7 @@ LONG: Final = LatencyNeutral(lease=3600, tick=3600)
 ALERTS: Final = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 60),))
 BATCH_SIZE: Final = 10
 MANY: Final = 100
+TOGETHER: Final = 16
 
 
 def do_nothing(batch: Batch) -> None:
@@ -109,6 +110,15 @@ def run_that_tries_again(meter: Meter, tenant: str) -> Call:
     return _run_of(meter, tenant, do_nothing, 0, expected=1)
 
 
+def runs_together(meter: Meter, tenant: str) -> Call:
+    meter.inline.handle(do_nothing, BATCH_SIZE, LONG)
+    for at in range(TOGETHER):
+        record_invoice(meter.runtime.engine, f"{tenant}-{at}", "1", {})
+        _notify(meter, f"{tenant}-{at}", Answer.STARTED)
+    keys = [message.run for message in meter.runtime.gate.take(TOGETHER, TOGETHER)]
+    return lambda: _is_true(lambda: not any(slot.run_together(meter.runtime, keys)))
+
+
 def end_of_a_lease(meter: Meter, tenant: str) -> Call:
     _run_of(meter, tenant, do_nothing, 1)()
     gate, due = meter.runtime.gate, meter.keys.due(INVOICES)
@@ -121,8 +131,8 @@ def late_message(meter: Meter, tenant: str) -> Call:
     _notify(meter, tenant, Answer.STARTED)
     message = meter.inline.message()
     assert message is not None
-    runner.run_tenant(meter.runtime, *message)
-    return partial(runner.run_tenant, meter.runtime, *message)
+    slot.run_tenant(meter.runtime, *message)
+    return partial(slot.run_tenant, meter.runtime, *message)
 
 
 def heartbeat(meter: Meter, tenant: str) -> Call:
@@ -203,6 +213,7 @@ PATHS: Final[dict[str, Path]] = {
     "run that fails": run_that_fails,
     "run that rejects its record": run_that_rejects,
     "run of a record out of quarantine": run_that_tries_again,
+    "16 runs of one record together": runs_together,
     "the end of a lease": end_of_a_lease,
     "late or doubled message": late_message,
     "heartbeat": heartbeat,
@@ -280,7 +291,7 @@ def _run_of_message(meter: Meter, *, expected: int) -> Call:
     def call() -> None:
         meter.inline.seen.clear()
         try:
-            runner.run_tenant(meter.runtime, *message)
+            slot.run_tenant(meter.runtime, *message)
         finally:
             assert len(meter.inline.seen) == expected
 

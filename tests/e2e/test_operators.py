@@ -21,7 +21,6 @@ TASKS = [
     "taskbridge.record_again",
     "taskbridge.record_event",
     "taskbridge.run",
-    "taskbridge.runs",
 ]
 
 

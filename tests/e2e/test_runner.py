@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer, Begun, State
-from taskbridge.running import runner
+from taskbridge.running import slot
 from taskbridge.running.tail import base_round
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment
@@ -63,9 +64,9 @@ def test_a_late_message_does_nothing(inline: Inline) -> None:
     inline.deployment.save("acme", "a")
     message = inline.message()
     assert message is not None
-    runner.run_tenant(inline.runtime, *message)
+    slot.run_tenant(inline.runtime, *message)
     inline.deployment.save("acme", "b")
-    runner.run_tenant(inline.runtime, *message)
+    slot.run_tenant(inline.runtime, *message)
     assert inline.seen == ["a"]
     assert inline.state() is State.QUEUED
 
@@ -110,18 +111,18 @@ def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replace
     inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = inline.runtime.gate
-    begin = gate.begin
+    begin = gate.begin_many
     owned: list[bool] = []
 
-    def freeze(run: RunKey, *, most_runs: int) -> Begun | Answer:
-        begun = begin(run, most_runs=most_runs)
+    def freeze(runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
+        begun = begin(runs)
         if not frozen:
-            frozen.append(begun)
+            frozen.extend(begun)
             wait_until(lambda: gate.expire("invoices", ["acme"]) == [Answer.REISSUED], "replaced")
         return begun
 
     frozen: list[Begun | Answer] = []
-    monkeypatch.setattr(gate, "begin", freeze)
+    monkeypatch.setattr(gate, "begin_many", freeze)
     inline.handle(lambda batch: owned.append(batch.owned))
     inline.deployment.save("acme", "a")
     inline.run_all()

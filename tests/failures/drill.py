@@ -13,7 +13,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import Limits
 from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
-from taskbridge.running import runner
+from taskbridge.running import slot
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
@@ -71,7 +71,7 @@ class Drill:
             return False
         self.times.append(self.now_ms)
         try:
-            runner.run_tenant(self.runtime, *message)
+            slot.run_tenant(self.runtime, *message)
         except Exception as error:
             self.errors.append(error)
         return True

@@ -25,7 +25,7 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
 from taskbridge.gate import Answer
 from taskbridge.handlers.journal import journal
-from taskbridge.running import runner
+from taskbridge.running import slot
 from taskbridge.store import record_invoice
 from tests.failures.drill import Drill
 
@@ -242,13 +242,13 @@ def test_a_process_that_is_told_to_end_hands_its_batch_over_and_ends(drill: Dril
     message = drill.inline.message()
     assert message is not None
     with pytest.raises(KeyboardInterrupt):
-        runner.run_tenant(drill.runtime, *message)
+        slot.run_tenant(drill.runtime, *message)
     assert drill.run_one(), "at once"
     assert drill.states() == {"handled": 1}
     assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(0,)]
 
 
-def test_neighbours_in_a_message_do_not_wait_when_the_process_is_told_to_end(drill: Drill) -> None:
+def test_runs_that_began_together_do_not_wait_when_the_process_is_told_to_end(drill: Drill) -> None:
     def interrupted(_: Batch) -> None:
         raise KeyboardInterrupt
 
@@ -256,9 +256,8 @@ def test_neighbours_in_a_message_do_not_wait_when_the_process_is_told_to_end(dri
     tenants = [f"tenant {number}" for number in range(5)]
     for tenant in tenants:
         drill.save(tenant, "a")
-    together = [message for _ in tenants if (message := drill.inline.message()) is not None]
     with pytest.raises(KeyboardInterrupt):
-        runner.run_tenants(drill.runtime, "invoices", [(tenant, token) for _, tenant, token in together])
+        slot.run_together(drill.runtime, [message.run for message in drill.runtime.gate.take(5, 0)])
     queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
     for tenant in tenants:
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
@@ -563,5 +562,5 @@ def test_an_error_that_celery_cannot_send_is_told_with_its_type_and_tenant(
     drill.save("acme", "1")
     drill.run_one()
 
-    lines = [record.getMessage() for record in caplog.records if record.name == runner.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == "taskbridge.running.runner"]
     assert any("'acme'" in line and "Unpicklable: 422" in line for line in lines) is told

@@ -46,7 +46,7 @@ def test_events_while_the_broker_is_away(
     with caplog.at_level(logging.WARNING):
         assert notify(runtime.app, "a") is Answer.STARTED
         assert notify_many(runtime.app, [f"t{at}" for at in range(200)]) == [Answer.STARTED] * 200
-        runtime.publish_together("invoices", [("a", "token")])
+        runtime.publish(Queue.NEXT, "invoices", "a", "token")
 
     assert time.monotonic() - before < BOUND
     assert runtime.gate.look("invoices", ["a"])[0].state is State.QUEUED

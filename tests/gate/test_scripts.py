@@ -41,6 +41,7 @@ VERBS = {
     "tick": set[Verb](),
     "turn": set[Verb](),
     "hold_tail": set[Verb](),
+    "take": set[Verb](),
     "remember": set[Verb](),
 }
 VERBLESS = pytest.mark.parametrize("name", sorted(name for name, verbs in VERBS.items() if not verbs))

@@ -10,7 +10,7 @@ from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.gate import Answer, Keys, Queue, State
 from taskbridge.producing.recording import Recorded, record_event
-from taskbridge.running import runner
+from taskbridge.running import slot
 from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
 from tests.inline import Inline
@@ -61,7 +61,7 @@ class World:
         if message is None:
             return False
         self._began = self.now
-        runner.run_tenant(self.runtime, *message)
+        slot.run_tenant(self.runtime, *message)
         return True
 
     def run_all(self) -> None:

@@ -1,0 +1,27 @@
+-- A worker slot has time for more runs: take their messages, first events before the others. It ends before a message that
+-- is not a run's, or not as a script writes it: that is Celery's.
+-- KEYS: first next
+-- ARGV: most_first most_next
+-- RETURNS: {firsts, nexts}: the messages of each queue as they lay there, the next one first
+local first_key, next_key = KEYS[1], KEYS[2]
+local most_first, most_next = tonumber(ARGV[1]), tonumber(ARGV[2])
+
+local function take(queue_key, most)
+  local taken = {}
+  while #taken < most do
+    local message = redis.call("RPOP", queue_key)
+    if not message then
+      break
+    end
+    if not string.find(message, '"task": "taskbridge.run"', 1, true) or string.find(message, '"body_encoding"', 1, true) then
+      redis.call("RPUSH", queue_key, message)
+      break
+    end
+    taken[#taken + 1] = message
+  end
+  return taken
+end
+
+local firsts = take(first_key, most_first)
+local nexts = take(next_key, most_next - #firsts)
+return { firsts, nexts }

@@ -1,0 +1,316 @@
+"""What one worker slot does: short runs share what they ask for, and nobody waits behind a long one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.gate import Queue, State
+from taskbridge.running import slot
+from taskbridge.store import CursorLost, record_invoice
+from tests.deployment import Deployment
+from tests.inline import Inline
+
+TENANTS = ["a", "b", "c", "d"]
+
+
+@pytest.fixture
+def inline(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Inline:
+    # A slow machine must not make short runs long.
+    monkeypatch.setattr(slot, "SLICE", 30.0)
+    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 30.0)
+    made = Inline(deployment)
+    made.runtime.taken_from = frozenset(made.runtime.keys.queues)
+    return made
+
+
+def save(inline: Inline, tenants: Sequence[str] = TENANTS) -> None:
+    for tenant in tenants:
+        record_invoice(inline.deployment.engine, tenant, "1", {})
+        inline.deployment.notify_event.delay(tenant)
+
+
+def taken(inline: Inline, most: int = 16) -> list[RunKey]:
+    return [message.run for message in inline.runtime.gate.take(most, most)]
+
+
+def queued(inline: Inline) -> list[str]:
+    """Return the tenants of the messages that lie in the queues, the next one first, and leave them there."""
+    messages = inline.runtime.gate.take(100, 100)
+    inline.runtime.gate.put_back(messages)
+    return [message.run.tenant for message in messages]
+
+
+def handled(inline: Inline) -> dict[str, int]:
+    return {
+        row.tenant: row.records for row in inline.deployment.rows("SELECT tenant, records FROM taskbridge.sync_cursors")
+    }
+
+
+def quick(inline: Inline) -> None:
+    """Let the slot know that the handler is quick."""
+    inline.runtime.paces["invoices"].note(1, 0.001)
+
+
+def test_a_message_is_followed_by_the_runs_behind_it(inline: Inline) -> None:
+    called: list[str] = []
+    inline.handle(lambda batch: called.append(batch.tenant))
+    save(inline)
+    slot.work(inline.runtime, *taken(inline, 1)[0])
+    assert called == TENANTS
+    assert handled(inline) == dict.fromkeys(TENANTS, 1)
+    assert not inline.runtime.gate.active("invoices")
+    assert queued(inline) == []
+
+
+def test_the_handlers_of_runs_that_began_together_are_advanced_in_one_commit(inline: Inline) -> None:
+    inline.handle(lambda _: None)
+    save(inline)
+    slot.run_together(inline.runtime, taken(inline))
+    ids = inline.deployment.rows("SELECT DISTINCT xmin FROM taskbridge.sync_cursors")
+    assert len(ids) == 1
+    assert handled(inline) == dict.fromkeys(TENANTS, 1)
+
+
+def test_what_is_done_is_advanced_before_the_next_handler_is_called_after_a_slow_one(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 0.05)
+    seen: list[dict[str, int]] = []
+
+    def handle(batch: Batch) -> None:
+        seen.append(handled(inline))
+        time.sleep(0.1 if batch.tenant == "b" else 0.0)
+
+    inline.handle(handle)
+    save(inline)
+    slot.run_together(inline.runtime, taken(inline))
+    assert seen[1].get("a", 0) == 0, "a and b are advanced together"
+    assert {tenant: seen[2][tenant] for tenant in "ab"} == {"a": 1, "b": 1}
+
+
+def test_one_that_fails_stops_none_and_each_error_is_told_with_its_tenant(
+    inline: Inline, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str] = []
+
+    def handle(batch: Batch) -> None:
+        called.append(batch.tenant)
+        if batch.tenant in "ac":
+            raise ValueError(f"no {batch.tenant}")
+
+    inline.handle(handle)
+    save(inline)
+    quick(inline)
+    with pytest.raises(ValueError, match="no a"):
+        slot.work(inline.runtime, *taken(inline, 1)[0])
+    assert sorted(called) == TENANTS
+    failed = inline.runtime.gate.look("invoices", ["a", "c"])
+    assert [(status.state, status.held) for status in failed] == [(State.WAITING, True)] * 2
+    assert {tenant for tenant, records in handled(inline).items() if records} == {"b", "d"}
+    (told,) = [record for record in caplog.records if record.name == slot.__name__]
+    assert "tenant 'c' failed" in told.getMessage()
+    assert told.exc_info is not None
+    assert str(told.exc_info[1]) == "no c"
+
+
+def test_one_that_was_done_elsewhere_is_passed_over(inline: Inline) -> None:
+    called: list[str] = []
+    inline.handle(lambda batch: called.append(batch.tenant))
+    save(inline, "ab")
+    runs = taken(inline)
+    slot.run_tenant(inline.runtime, *runs[0])
+    slot.run_together(inline.runtime, runs)
+    assert called == ["a", "b"]
+
+
+def test_one_whose_cursor_was_lost_meanwhile_costs_the_others_nothing(inline: Inline) -> None:
+    def handle(batch: Batch) -> None:
+        if batch.tenant == "b":
+            with inline.deployment.engine.begin() as connection:
+                connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET owner = 'z' WHERE tenant = 'b'")
+
+    inline.handle(handle)
+    save(inline)
+    assert slot.run_together(inline.runtime, taken(inline)) == [None] * 4
+    assert handled(inline) == {"a": 1, "b": 0, "c": 1, "d": 1}
+
+
+def test_a_claim_that_fails_costs_the_others_nothing(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline.handle(lambda _: None)
+    save(inline)
+    cursors = inline.runtime.cursors_of("invoices")
+    claim = type(cursors).claim
+
+    def failing(self: Any, key: RunKey, *args: Any) -> Any:
+        if key.tenant == "b":
+            raise CursorLost
+        return claim(self, key, *args)
+
+    monkeypatch.setattr(type(cursors), "claim", failing)
+    # As where the exchange breaks: each is then claimed alone.
+    monkeypatch.setattr(type(cursors), "_claim_at_once", lambda *_: iter([None] * 4))
+    slot.run_together(inline.runtime, taken(inline))
+    assert {tenant for tenant, records in handled(inline).items() if records} == {"a", "c", "d"}
+
+
+def test_runs_that_end_before_they_claim_are_settled(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline.handle(lambda _: None)
+    save(inline, "ab")
+
+    def away(_: Any) -> None:
+        raise ConnectionError("Postgres is away")
+
+    monkeypatch.setattr(inline.runtime, "know", away)
+    first, second = slot.run_together(inline.runtime, taken(inline))
+    assert isinstance(first, ConnectionError)
+    assert isinstance(second, ConnectionError)
+    found = inline.runtime.gate.look("invoices", ["a", "b"])
+    assert [(status.state, status.held) for status in found] == [(State.WAITING, True)] * 2
+
+
+def test_one_batch_of_each_is_delivered_and_the_rest_comes_in_its_turn(inline: Inline) -> None:
+    sizes: list[tuple[str, int]] = []
+    inline.handle(lambda batch: sizes.append((batch.tenant, len(batch))), batch_size=2)
+    for number in range(5):
+        record_invoice(inline.deployment.engine, "a", str(number), {})
+    inline.deployment.notify_event.delay("a")
+    save(inline, "bc")
+    slot.run_together(inline.runtime, taken(inline))
+    assert sizes == [("a", 2), ("b", 1), ("c", 1)]
+    assert queued(inline) == ["a"]
+    inline.run_all()
+    assert sum(size for tenant, size in sizes if tenant == "a") == 5
+
+
+def test_a_slow_handler_is_never_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "SLICE", 0.05)
+    called: list[str] = []
+    inline.handle(lambda batch: called.append(batch.tenant))
+    inline.runtime.paces["invoices"].note(1, 0.2)
+    save(inline)
+    first = taken(inline, 1)[0]
+    monkeypatch.setattr(slot, "run_together", lambda _, keys, *__: [None] * len(keys))
+    slot.work(inline.runtime, *first)
+    assert queued(inline) == TENANTS[1:], "each in its place"
+
+
+def test_only_so_many_are_taken_as_are_done_within_the_slice(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[list[str]] = []
+
+    def note(_: Any, keys: Sequence[RunKey], *__: float) -> list[None]:
+        together.append([key.tenant for key in keys])
+        return [None] * len(keys)
+
+    monkeypatch.setattr(slot, "run_together", note)
+    monkeypatch.setattr(slot, "SLICE", 2.5)
+    inline.runtime.paces["invoices"].note(1, 1.0)
+    save(inline)
+    first = taken(inline, 1)[0]
+    slot.work(inline.runtime, *first)
+    # Three of a second each do not fit into two and a half. The clock hardly moves: so there is a third exchange.
+    assert together[:2] == [["a"], ["b", "c"]]
+
+
+def test_who_waits_behind_a_handler_that_was_slower_than_expected_is_given_back(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "SLICE", 1.0)
+    called: list[str] = []
+
+    def handle(batch: Batch) -> None:
+        called.append(batch.tenant)
+        time.sleep(1.2 if batch.tenant == "b" else 0.0)
+
+    inline.handle(handle)
+    save(inline)
+    quick(inline)
+    slot.work(inline.runtime, *taken(inline, 1)[0])
+    assert called == ["a", "b"]
+    assert handled(inline) == {"a": 1, "b": 1, "c": 0, "d": 0}
+    assert queued(inline) == ["c", "d"]
+    inline.run_all()
+    assert called == TENANTS
+
+
+def test_a_handler_that_nobody_knows_is_not_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(inline)
+    first = taken(inline, 1)[0]
+    monkeypatch.setattr(slot, "run_together", lambda _, keys, *__: [None] * len(keys))
+    slot.work(inline.runtime, *first)
+    assert queued(inline) == TENANTS[1:]
+
+
+def test_a_worker_that_stops_leaves_the_rest_to_another(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline.handle(lambda _: monkeypatch.setattr(slot, "is_stopping", lambda: True))
+    save(inline)
+    quick(inline)
+    slot.work(inline.runtime, *taken(inline, 1)[0])
+    assert queued(inline) == TENANTS[1:]
+
+
+def test_first_events_are_taken_before_continuations_and_nothing_from_a_queue_that_is_not_served(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = inline.deployment.redis
+    save(inline)
+    redis.rpoplpush(Queue.FIRST.value, Queue.NEXT.value)
+    assert queued(inline) == ["b", "c", "d", "a"]
+    inline.runtime.taken_from = frozenset({Queue.NEXT.value})
+    called: list[str] = []
+    inline.handle(lambda batch: called.append(batch.tenant))
+    quick(inline)
+
+    def note(_: Any, keys: Sequence[RunKey], *__: float) -> list[None]:
+        called.extend(key.tenant for key in keys)
+        return [None] * len(keys)
+
+    monkeypatch.setattr(slot, "run_together", note)
+    slot.work(inline.runtime, "invoices", "lone", "token")
+    assert called == ["lone", "a"]
+    assert queued(inline) == ["b", "c", "d"]
+
+
+def test_a_message_that_is_no_runs_stays_where_it_is(inline: Inline) -> None:
+    with Celery(broker=inline.deployment.settings.redis_url, set_as_current=False) as foreign:
+        foreign.send_task("taskbridge.notify_event", ['"task": "taskbridge.run"'], queue=Queue.FIRST.value)
+    save(inline, "a")
+    assert queued(inline) == []
+    assert inline.deployment.redis.llen(Queue.FIRST.value) == 2
+
+
+def test_the_process_is_told_to_end_while_others_wait(inline: Inline) -> None:
+    called: list[str] = []
+
+    def handle(batch: Batch) -> None:
+        called.append(batch.tenant)
+        if batch.tenant == "b":
+            raise KeyboardInterrupt
+
+    inline.handle(handle)
+    save(inline)
+    with pytest.raises(KeyboardInterrupt):
+        slot.run_together(inline.runtime, taken(inline))
+    # What is done is done, and the rest is for another worker at once.
+    assert handled(inline) == {"a": 1, "b": 0, "c": 0, "d": 0}
+    assert called == ["a", "b"]
+    assert sorted(queued(inline)) == ["b", "c", "d"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
+def test_a_storm_of_first_events_is_handled_once_each(deployment: Deployment, pool: str) -> None:
+    tenants = [f"tenant {at}" for at in range(300)]
+    with deployment.worker("--pool", pool):
+        for tenant in tenants:
+            deployment.save(tenant, "1", notify=False)
+        deployment.gate.notify_many([("invoices", tenant, LatencyNeutral().spacing) for tenant in tenants])
+        deployment.wait_until_idle(30)
+    assert sorted(deployment.deliveries()) == sorted((tenant, "1") for tenant in tenants)
