@@ -65,7 +65,9 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
 
 def _more(runtime: Runtime, left: float) -> list[RunKey]:
     """Take as many runs from the queues as are done in `left` seconds, going by their handlers' last calls."""
-    most_first, most_next = (runtime.taken_at_once if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
+    most_first, most_next = (
+        runtime.taken_at_once if queue in runtime.taken_from else 0 for queue in runtime.keys.queues
+    )
     if left <= 0 or is_stopping() or not (most_first or most_next):
         return []
     messages = runtime.gate.take(most_first, most_next)
