@@ -1,9 +1,14 @@
 -- Push the run message where gate and broker are one Redis: claim and publish are then one atomic step. What stands
--- between the markers is replaced by the message that Celery and kombu made when the script was loaded.
-local function publish(queue_key, pipeline, tenant, token, us)
+-- between the markers is replaced by the message that Celery and kombu made when the script was loaded. It is the last of
+-- its queue, or the next one (`at_front`).
+local function publish(queue_key, pipeline, tenant, token, us, at_front)
   local queue = string.sub(queue_key, {{name_at}})
   local arguments = cjson.encode({ pipeline, tenant, token })
   local id = string.format("%s.%016.0f", token, us)
   local body = "[" .. arguments .. ", {}, " .. {{embed}} .. "]"
-  redis.call("LPUSH", queue_key, {{message}})
+  if at_front then
+    redis.call("RPUSH", queue_key, {{message}})
+  else
+    redis.call("LPUSH", queue_key, {{message}})
+  end
 end

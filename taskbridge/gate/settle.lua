@@ -24,10 +24,10 @@ if state ~= "running" or current ~= token then
   return { LOST }
 end
 
-local function continue(answer, floor)
+local function continue(answer, floor, at_front)
   local next_token = new_token(us, floor, nonce)
   queue_run(due_key, runner_key, tenant, next_token, republish_ms, us)
-  publish(queue_key, pipeline, tenant, next_token, us)
+  publish(queue_key, pipeline, tenant, next_token, us, at_front)
   return { answer, next_token }
 end
 
@@ -37,9 +37,9 @@ local function wait_until(deadline, answer)
   return { answer }
 end
 
-local function continue_now()
+local function continue_now(at_front)
   note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
-  return continue(CONTINUED, token)
+  return continue(CONTINUED, token, at_front)
 end
 
 -- There is more to do: at once, or behind others that wait for this run's slot or for their turn.
@@ -71,8 +71,8 @@ local function settle()
   if outcome == "more" then
     return continue_in_turn()
   elseif outcome == "stopped" then
-    -- Its turn is not over.
-    return continue_now()
+    -- Its turn is not over: nobody goes before it.
+    return continue_now(true)
   elseif outcome == "stale" then
     return continue(REISSUED, owner)
   elseif outcome == "retry" then

@@ -58,8 +58,6 @@ class Runtime(Looking):
         """How many runs can be on at a time in the worker of this process."""
         self.taken_from: frozenset[str] = frozenset()
         """The queues from which a slot of this process takes runs by itself."""
-        self.taken_at_once = 1
-        """How many it takes at a time: more as long as they are done in time, and fewer where some were given back."""
         self.idle_slots: Callable[[], int] | None = None
         """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
         self.pid = os.getpid()

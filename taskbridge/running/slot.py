@@ -44,8 +44,8 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     """
     until = time.monotonic() + SLICE
     (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
-    while keys := _more(runtime, until - time.monotonic()):
-        for key, other in zip(keys, run_together(runtime, keys, until), strict=True):
+    while keys := _more(runtime, left := until - time.monotonic()):
+        for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
             if other is not None:
                 log.error("run of %s for tenant %r failed", key.pipeline, key.tenant, exc_info=other)
     if error is not None:
@@ -65,9 +65,7 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
 
 def _more(runtime: Runtime, left: float) -> list[RunKey]:
     """Take as many runs from the queues as are done in `left` seconds, going by their handlers' last calls."""
-    most_first, most_next = (
-        runtime.taken_at_once if queue in runtime.taken_from else 0 for queue in runtime.keys.queues
-    )
+    most_first, most_next = (MOST_AT_ONCE if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
     if left <= 0 or is_stopping() or not (most_first or most_next):
         return []
     messages = runtime.gate.take(most_first, most_next)
@@ -97,10 +95,10 @@ class _Story:
             self.request, self.error = None, error
 
 
-def run_together(runtime: Runtime, keys: Sequence[RunKey], until: float = math.inf) -> list[Exception | None]:
+def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math.inf) -> list[Exception | None]:
     """Do one run each of several tenants; return for each what its handler raised.
 
-    Those whose handlers would be called after `until` (of the monotonic clock) are given back: others take them.
+    Those whose handlers would be called more than `seconds` after the first one are given back: others take them.
     """
     asked = time.monotonic()
     pipelines = [runtime.pipelines[key.pipeline] for key in keys]
@@ -114,7 +112,7 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], until: float = math.i
             steps = story(runtime, pipeline, key, answer, asked=asked, company=len(keys))
             stories[at] = _Story(steps)
     try:
-        _deliver(runtime, [*stories.values()], until)
+        _deliver(runtime, [*stories.values()], seconds)
     finally:
         # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
         _finish(runtime, [one for one in stories.values() if isinstance(one.request, Advance | Settle)])
@@ -123,31 +121,23 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], until: float = math.i
     return [stories[at].error if at in stories else None for at in range(len(keys))]
 
 
-def _deliver(runtime: Runtime, stories: Sequence[_Story], until: float) -> None:
+def _deliver(runtime: Runtime, stories: Sequence[_Story], seconds: float) -> None:
     """Claim all cursors, and call one handler after another."""
     claiming = [one for one in stories if isinstance(one.request, Claim)]
     done = [one for one in stories if one not in claiming]
     alone: list[_Story] = []
-    given_back = 0
     pages = _exchange(runtime, [one.request for one in claiming])
-    since = time.monotonic()
+    began = advanced = time.monotonic()
     for one, page in zip(claiming, pages, strict=True):
         now = time.monotonic()
-        if now - since > ADVANCED_WITHIN:
+        if now - advanced > ADVANCED_WITHIN:
             _finish(runtime, done)
-            done, since = [], time.monotonic()
-        # The first goes on in any case: on a machine that is too slow for several each slice must get something done.
-        is_late = now > until and one is not claiming[0]
-        given_back += is_late
-        one.go_on(GivenBack() if is_late else page)
+            done, advanced = [], time.monotonic()
+        one.go_on(GivenBack() if now - began > seconds else page)
         (alone if isinstance(one.request, Alone) else done).append(one)
     _finish(runtime, done)
     for one in alone:
         _finish(runtime, [one])
-    if given_back:
-        runtime.taken_at_once = max(1, len(claiming) - given_back)
-    elif until < math.inf:
-        runtime.taken_at_once = min(MOST_AT_ONCE, 2 * runtime.taken_at_once)
 
 
 def _finish(runtime: Runtime, stories: Sequence[_Story]) -> None:

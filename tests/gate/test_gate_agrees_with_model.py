@@ -701,12 +701,14 @@ class GateAndModelWithTurns(GateAndModel):
             self.the_deadline_passes(which)
         else:
             self.settle(which, 0, outcome, 500, 1)
+        self.beat(which, None)
 
     @rule(which=subjects, delay=delays)
     def a_key_comes_again_after_its_run(self, which: int, delay: int) -> None:
         self.a_run_ends_or_dies(which, Outcome.DONE)
         for of_another in Outcome:
             self.settle(which, None, of_another, 500, 1)
+        self.beat(which, None)
         self.notify(which, delay)
 
     @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), by_base=st.booleans())

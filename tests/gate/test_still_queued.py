@@ -94,3 +94,28 @@ def test_a_message_of_the_other_queue_is_published_again_however_many_first_even
     assert gate.expire(PIPELINE, ["a"]) == [Answer.REPUBLISHED]
 
     redis_client.delete(*keys.queues)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "order"),
+    [
+        pytest.param(Outcome.STOPPED, ["a", "b"], id="its turn is not over"),
+        pytest.param(Outcome.MORE, ["b", "a"], id="others waited longer"),
+    ],
+)
+def test_who_comes_next_after_a_run_that_did_not_do_all(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys, outcome: Outcome, order: list[str]
+) -> None:
+    """Else a run that a worker gives back while first events keep coming would be the last again and again."""
+    runs = []
+    for tenant in ("a", "b"):
+        gate.notify(PIPELINE, tenant, SPACING)
+        runs.append(RunKey(PIPELINE, tenant, token(gate, tenant)))
+        assert isinstance(gate.begin(runs[-1]), Begun)
+    redis_client.delete(keys.queue(Queue.FIRST))
+    gate.settle(runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
+    gate.settle(runs[0], Settlement(outcome), SPACING, most_handed=9)
+
+    assert [message.run.tenant for message in gate.take(0, 9)] == order
+
+    redis_client.delete(*keys.queues)
