@@ -13,6 +13,7 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
+from taskbridge.integration.transport import TRANSPORTS
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import speaking_plainly
 from taskbridge.producing.parking import count_parked
@@ -251,6 +252,26 @@ def _workers(runtime: Runtime, missing: Level = Level.PROBLEM) -> Findings:
                 "workers",
                 f"none of {len(answers):,} serves {queue}",
                 f"name it in -Q: {', '.join(runtime.keys.queues)}",
+            )
+    if runtime.publishes_in_gate:
+        yield from _transports(runtime, [name for name, queues in answers.items() if _serve(runtime, queues)])
+
+
+def _serve(runtime: Runtime, queues: list[dict[str, Any]]) -> bool:
+    return any(one["name"] in runtime.keys.queues for one in queues)
+
+
+def _transports(runtime: Runtime, workers: list[str]) -> Findings:
+    """Say which workers keep a transport that their app or its broker's URL has chosen."""
+    control: Any = runtime.app.control
+    asked = control.inspect(destination=workers, timeout=ANSWER_SECONDS, limit=len(workers))
+    for worker, conf in sorted((asked.conf() or {}).items()):
+        transport = conf.get("broker_transport")
+        if transport not in TRANSPORTS:
+            yield Finding(
+                Level.OK,
+                "transport",
+                f"{worker} keeps {transport or 'that of kombu'}: it writes each run's message to `unacked` and deletes it",
             )
 
 

@@ -1,5 +1,5 @@
--- Tenants have pending records: start each one's runner, or leave word with the one that it has. However often it is said,
--- it counts as one event until a run begins, and as none after that where an event came too, or the burst is on. They wait
+-- Tenants have pending records: start each one's runner, or note it in the runner that it has. However often they are found,
+-- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. They wait
 -- for their turn where many of them are queued, since first events stand behind these. So they do where a base round found
 -- them (`by_base`): where Redis lost its data it finds many at once. A run that is under way may be handling those, so it
 -- is not told.

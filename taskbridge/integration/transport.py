@@ -20,7 +20,7 @@ from kombu.transport import redis, virtual
 
 from taskbridge.gate.message import RUN_TASK
 
-__all__ = ["SentinelTransport", "Transport", "transport_of"]
+__all__ = ["TRANSPORTS", "SentinelTransport", "Transport", "transport_of"]
 
 
 class QoS(redis.QoS):
@@ -109,6 +109,8 @@ _NAMES: Final = {
     scheme: f"{__name__}:{name}"
     for scheme, name in (("redis", "Transport"), ("rediss", "SecureTransport"), ("sentinel", "SentinelTransport"))
 }
+TRANSPORTS: Final = frozenset(_NAMES.values())
+"""What `broker_transport` is where a worker has a transport of ours."""
 
 # Celery's log shows a connection as a URL. Its scheme is the transport's name, or what that is an alias of.
 Connection.resolve_aliases = {**Connection.resolve_aliases, **{name: scheme for scheme, name in _NAMES.items()}}

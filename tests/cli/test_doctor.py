@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from sqlalchemy import Engine, make_url
 
-from taskbridge.cli import checks
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys, Queue
 from tests.cli.program import Ended, Program
@@ -114,14 +112,3 @@ def test_without_servers_it_tries_the_embedded_ones_where_no_worker_is_expected(
     assert findings(ended)["workers"][0].startswith("warning: ")
     assert findings(ended)["servers"][0].startswith("warning: none are configured")
     assert findings(ended)["schema"] == ["warning: the database has no schema of TaskBridge"]
-
-
-def test_a_queue_that_no_worker_serves_is_named() -> None:
-    answers = {"one@here": [{"name": "taskbridge.first"}], "two@here": [{"name": "other"}]}
-    inspect = SimpleNamespace(active_queues=lambda: answers)
-    runtime: Any = SimpleNamespace(
-        app=SimpleNamespace(control=SimpleNamespace(inspect=lambda **_: inspect)), keys=Keys()
-    )
-    first, following = checks._workers(runtime)
-    assert (first.level, first.text) == ("ok", "1 serve taskbridge.first")
-    assert (following.level, following.text) == ("problem", "none of 2 serves taskbridge.next")

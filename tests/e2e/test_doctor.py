@@ -1,0 +1,28 @@
+"""What `taskbridge doctor` says of real workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.cli.checks import Finding, examine
+from taskbridge.process.runtime import runtime_of
+from tests.deployment import Deployment
+
+pytestmark = pytest.mark.e2e
+
+
+def told(deployment: Deployment, check: str) -> list[Finding]:
+    return [one for one in examine(runtime_of(deployment.app), alone=False) if one.check == check]
+
+
+def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_named(deployment: Deployment) -> None:
+    first, following = runtime_of(deployment.app).keys.queues
+    with deployment.worker("-Q", first, app="tests.host.own_transport"):
+        served, unserved = told(deployment, "workers")
+        assert (served.level, served.text) == ("ok", f"1 serve {first}")
+        assert (unserved.level, unserved.text) == ("problem", f"none of 1 serves {following}")
+        assert unserved.remedy == f"name it in -Q: {first}, {following}"
+        with deployment.worker():
+            assert [one.text for one in told(deployment, "workers")] == [f"2 serve {first}", f"1 serve {following}"]
+            (kept,) = told(deployment, "transport")
+            assert (kept.level, kept.text.split(":")[0]) == ("ok", "worker-0@test keeps that of kombu")
