@@ -265,7 +265,8 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
         if planned.moment < NOTIFIED:
             # Other first events come in their order, behind those of the flood. Then it has its turns.
             first = partial(scene.arena.redis.client.llen, Queue.FIRST.value)
-            wait_until(lambda: not scene.arena.in_spite_of_outages(first), "first events are over", 120)
+            most = 120 + count * each * FLOOD_SECONDS
+            wait_until(lambda: not scene.arena.in_spite_of_outages(first), "first events are over", most)
         monitor = [threading.Thread(target=look) for look in (second_event, second_event, second_try)]
         for thread in monitor:
             thread.start()
