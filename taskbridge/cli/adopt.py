@@ -112,14 +112,14 @@ def _engine(*, migrate: bool) -> Engine:
 def _backfill(engine: Engine, adopted: Adopted) -> None:
     """Write page after page, with a progress bar, or lines if there is no terminal. A signal ends it after a page."""
     from taskbridge import store
-    from taskbridge.process.translation import speaking_plainly
+    from taskbridge.process.translation import translated_errors
 
     pages, rows, told, again = store.backfill(engine, adopted), 0, time.monotonic(), False
     with console.progress(of=True, time_left=True) as progress:
         task = progress.add_task("backfill", total=adopted.table.rows or None)
         try:
             while True:
-                with uninterrupted(), speaking_plainly():
+                with uninterrupted(), translated_errors():
                     page = next(pages, None)
                 if page is None:
                     break

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import TRANSPORTS
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
 from taskbridge.store import (
     check_adoptions,
@@ -77,7 +77,7 @@ def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
 
     def usable(check: Callable[[Runtime], Findings], name: str, level: Level = Level.PROBLEM) -> bool:
         try:
-            with speaking_plainly():
+            with translated_errors():
                 found.extend(check(runtime))
         except TaskBridgeError as error:
             what, _, remedy = str(error).partition(": ")
@@ -271,7 +271,7 @@ def _transports(runtime: Runtime, workers: list[str]) -> Findings:
             yield Finding(
                 Level.OK,
                 "transport",
-                f"{worker} keeps {transport or 'that of kombu'}: it writes each run's message to `unacked` and deletes it",
+                f"{worker} keeps {transport or 'that of kombu'}: each run's message is written to `unacked`",
             )
 
 

@@ -45,10 +45,10 @@ class Group(click.Group):
 def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
     if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
         return error
-    from taskbridge.process.translation import speaking_plainly
+    from taskbridge.process.translation import translated_errors
 
     try:
-        with speaking_plainly():
+        with translated_errors():
             raise error
     except Exception as meaning:
         return meaning

@@ -14,7 +14,7 @@ from taskbridge.cli import console, interrupts
 from taskbridge.cli.tenants import Totals, busiest, totals
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 
 __all__ = ["Monitor"]
 
@@ -88,7 +88,7 @@ class Monitor:
 
     def _answer(self, finished: Callable[[Runtime], bool]) -> bool:
         try:
-            with speaking_plainly():
+            with translated_errors():
                 self._look()
                 done = finished(self._runtime)
         except Unavailable as error:

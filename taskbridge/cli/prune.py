@@ -80,12 +80,12 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
 def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
     """Take step after step, with a progress bar. A signal ends it after a step."""
-    from taskbridge.process.translation import speaking_plainly
+    from taskbridge.process.translation import translated_errors
 
     with console.progress(time_left=True) as progress:
         tasks: dict[str, Any] = {}
         while True:
-            with uninterrupted(), speaking_plainly():
+            with uninterrupted(), translated_errors():
                 step = next(steps, None)
             if step is None:
                 return

@@ -14,7 +14,7 @@ from taskbridge import store
 from taskbridge.django.configuration import ALIAS, alias_of_handlers, url_of
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.looking import Looking
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings, unknown_variables
 
 __all__ = ["connect_checks"]
@@ -83,7 +83,7 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
     configured = Settings.read()
     engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
     try:
-        with speaking_plainly():
+        with translated_errors():
             for check, number in _CHECKS:
                 try:
                     check(engine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,7 +17,6 @@ from asgiref.sync import async_to_sync
 from celery import Celery
 from django.db import connections, transaction
 from sqlalchemy import Connection, StaticPool, create_engine
-from sqlalchemy.orm import Session
 
 from taskbridge.declaring.batch import Batch, Record
 from taskbridge.declaring.pipeline import Pipeline
@@ -31,6 +30,7 @@ from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import described, known
 from taskbridge.store.documents import decoded
+from taskbridge.store.orm import BatchSession
 from taskbridge.store.queries import SCHEMA_OPTION, query, quoted
 from taskbridge.testing.clock import inject_clock
 from taskbridge.testing.inline import drain_all, notified
@@ -55,11 +55,37 @@ def deliver(name: str) -> list[Batch]:
         raise ConfigurationError("`deliver` is for the transaction of a TestCase: elsewhere use `deployed`")
     readers = sum(looking.pipelines[one].source == pipeline.source for one in looking.pipelines.names())
     with transaction.atomic(alias), _in_transaction(alias, looking.settings.schema) as connection:
-        batches = _batches(connection, pipeline, alias)
-        for batch in batches:
-            with _muted(connection, pipeline.source if readers == 1 else "", batch.tenant):
+        batches = []
+        for tenant, records in _deliverable(connection, pipeline, alias):
+            with (
+                _session(connection) as session,
+                _muted(connection, pipeline.source if readers == 1 else "", tenant),
+            ):
+                batch = Batch(
+                    name, tenant, "test", records, connect=lambda: connection, open_session=session, owned=lambda: True
+                )
+                batches.append(batch)
                 _call(pipeline, batch)
     return batches
+
+
+@contextmanager
+def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
+    """Lend what opens a batch's session; what that holds is written at the end, as a worker does."""
+    opened: list[BatchSession] = []
+
+    def open_session() -> BatchSession:
+        if not opened:
+            opened.append(BatchSession(connection))
+        return opened[0]
+
+    try:
+        yield open_session
+        for session in opened:
+            session.commit()
+    finally:
+        for session in opened:
+            session.end()
 
 
 class _InTest(View):
@@ -93,8 +119,8 @@ def _in_transaction(alias: str, schema: str) -> Iterator[Connection]:
     engine.dispose()
 
 
-def _batches(connection: Connection, pipeline: Pipeline, alias: str) -> list[Batch]:
-    """Read what was written in this transaction since the last call, and note how far that is."""
+def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
+    """Read what was written in this transaction since the last call, batch by batch, and note how far that is."""
     schema = str(connection.get_execution_options()[SCHEMA_OPTION])
     document = None
     with transaction.atomic(alias):
@@ -114,21 +140,9 @@ def _batches(connection: Connection, pipeline: Pipeline, alias: str) -> list[Bat
         last = str(max(row.revision for row in rows))
         connection.exec_driver_sql("SELECT set_config(%s, %s, true)", (mark, last))
 
-    def open_session() -> Session:
-        return Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-
+    size = pipeline.batch_size
     return [
-        Batch(
-            pipeline.name,
-            tenant,
-            "test",
-            part,
-            connect=lambda: connection,
-            open_session=open_session,
-            owned=lambda: True,
-        )
-        for tenant, those in records.items()
-        for part in (those[at : at + pipeline.batch_size] for at in range(0, len(those), pipeline.batch_size))
+        (tenant, tuple(those[at : at + size])) for tenant, those in records.items() for at in range(0, len(those), size)
     ]
 
 

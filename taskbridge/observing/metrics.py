@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.process.looking import Looking
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Metrics(Collector):
 
     def _ask(self, server: _Server, question: Callable[[], T]) -> T | None:
         try:
-            with speaking_plainly():
+            with translated_errors():
                 return server.ask(question)
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import redis
+from taskbridge.common.texts import error_text
 
 __all__ = ["Heartbeat", "Ownership"]
 
@@ -87,6 +87,7 @@ class Heartbeat:
             for ownership in tuple(self._owned):
                 try:
                     ownership.renew()
-                except redis.RedisError as error:
-                    # If Redis stays away, ownership runs out by itself; the run goes on until then.
-                    log.warning("heartbeat not delivered: %s", error)
+                except Exception as error:
+                    # If Redis stays away, ownership runs out by itself; the run goes on until then. Whatever it is, the
+                    # thread goes on: it beats for the other runs too.
+                    log.warning("heartbeat not delivered: %s", error_text(error))

@@ -21,7 +21,7 @@ from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, message
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.looking import Looking, redis_of
 from taskbridge.process.pace import Pace
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store import Cursors, Records, Tails
 
@@ -206,7 +206,7 @@ class Runtime(Looking):
         Raises:
             TaskBridgeError: as `Looking.check`, or a server cannot be used.
         """
-        with speaking_plainly():
+        with translated_errors():
             super().check()
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:

@@ -11,10 +11,10 @@ from taskbridge.common.lost_connections import POSTGRES_AWAY, causes, is_broker_
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
-__all__ = ["speaking_plainly"]
+__all__ = ["translated_errors"]
 
 
-class speaking_plainly:  # noqa: N801 - used as a function is
+class translated_errors:  # noqa: N801 - used as a function is
     """Translate errors of Postgres, Redis and the broker into `Unavailable`, or its subclass `ForeignCluster`.
 
     For the calls that people and producers make. A run does not translate them: it fails and is tried again.

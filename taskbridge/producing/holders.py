@@ -31,7 +31,7 @@ from taskbridge.common.lost_connections import loaded
 from taskbridge.common.names import check_tenant
 from taskbridge.errors import InvalidConnection
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.producing.notify import Event, Events, anotify_quietly, merged, notify_quietly
 from taskbridge.store import Statement, Writing, awritten, fetching, written
 from taskbridge.store.queries import query
@@ -136,7 +136,7 @@ def notify_after_commit(app: Celery, tenant: str, pipeline: str, connection: obj
     Raises: as `taskbridge.notify`.
     """
     runtime = runtime_of(app)
-    with speaking_plainly():
+    with translated_errors():
         holder_of(runtime, connection, tells=True).after_commit(app, event_of(runtime, tenant, pipeline))
 
 

@@ -32,7 +32,7 @@ from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.producing import recording
 from taskbridge.producing.notify import notify
 from taskbridge.producing.parking import bound, park, rotate
@@ -95,7 +95,7 @@ def again(app: Celery) -> None:
     """Match messages whose pipeline was not known when they came, then try parked ones; half a slice for each."""
     runtime = runtime_of(app)
     try:
-        with speaking_plainly():
+        with translated_errors():
             _match_undeclared(runtime)
     except Exception as error:
         log.warning("messages that came before their pipeline was known cannot be matched: %s", error_line(error))
@@ -159,7 +159,7 @@ def _store(runtime: Runtime, message: Message) -> str:
         reason = str(error)
     except DBAPIError as error:
         if not _is_about_the_payload(error):
-            with speaking_plainly():
+            with translated_errors():
                 raise
         reason = f"Postgres does not take the payload: {str(error.orig).splitlines()[0]}"
     else:
@@ -197,7 +197,7 @@ def _give_up(runtime: Runtime, message: Message, reason: str) -> str:
         # It is made from the message, so that one that comes twice is stored once.
         message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))
     found = Unmatched(printable(reason)[:2000])
-    with speaking_plainly():
+    with translated_errors():
         try:
             runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found, None)
         except (InvalidInput, DBAPIError) as error:

@@ -17,7 +17,7 @@ from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Spacing, hurry
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 
 __all__ = ["Event", "Events", "anotify_quietly", "merged", "notify", "notify_many", "notify_quietly", "start"]
 
@@ -51,7 +51,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
     """
     runtime = runtime_of(app)
     check_tenant(tenant)
-    with speaking_plainly():
+    with translated_errors():
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
             return _inline(runtime, pipeline, tenant)
@@ -67,7 +67,7 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
     """
     runtime = runtime_of(app)
     checked = [check_tenant(tenant) for tenant in tenants]
-    with speaking_plainly():
+    with translated_errors():
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
             return [runtime.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
@@ -112,7 +112,7 @@ def _send(runtime: Runtime, events: Events) -> list[Answer]:
         return [_inline(runtime, *event) for event in events]
     if time.monotonic() < runtime.events_rest_until:
         raise Unavailable("Redis did not answer in time a moment ago")
-    with speaking_plainly():
+    with translated_errors():
         pipelines = runtime.pipelines
         try:
             return _sent(
@@ -160,7 +160,7 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None
     """
     runtime = runtime_of(app)
     notify_many(app, tenants, pipeline)
-    with speaking_plainly():
+    with translated_errors():
         runners = zip(tenants, runtime.gate.look(pipeline, tenants), strict=True)
         held = [tenant for tenant, runner in runners if runner.held]
         if held:

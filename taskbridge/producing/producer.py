@@ -13,7 +13,7 @@ from celery import Celery
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing import recording
 from taskbridge.producing.holders import event_of, holder_of, in_coroutine, notify_after_commit, wants_event
@@ -114,7 +114,7 @@ class Bridge:
         Raises: as `record`. Without a connection each statement is a transaction, so what came before an error stays.
         """
         tells, runtime = wants_event(notify), runtime_of(self.app)
-        with speaking_plainly():
+        with translated_errors():
             steps = recording.of_rows(self.app, rows, source, notify=tells)
             holder = holder_of(runtime, connection, tells=tells)
             return written(steps(holder), holder.fetch)
@@ -129,7 +129,7 @@ class Bridge:
     ) -> dict[str, int]:
         """Do in a coroutine what `record_many` does, on a connection for coroutines; without one, in a thread."""
         tells, runtime = wants_event(notify), runtime_of(self.app)
-        with speaking_plainly():
+        with translated_errors():
             steps = recording.of_rows(self.app, rows, source, notify=tells)
             changed: Counter[str] = await in_coroutine(runtime, connection, steps, tells=tells)
             return changed
@@ -220,7 +220,7 @@ class Bridge:
                 recording.record_event, self.app, pipeline, payload, message_id, notify=tells
             )
         prepared = recording.prepare(runtime, pipeline, payload, message_id)
-        with speaking_plainly():
+        with translated_errors():
             steps = recording.of_message(self.app, prepared, notify=tells)
             return await in_coroutine(runtime, connection, steps, tells=tells)
 
@@ -255,7 +255,7 @@ class Bridge:
         runtime = runtime_of(self.app)
         events = event_of(runtime, tenant, pipeline)
         if connection is not None:
-            with speaking_plainly():
+            with translated_errors():
                 await in_coroutine(runtime, connection, recording.of_nothing(self.app, events), tells=True)
             return None
         answers = await notifying.anotify_quietly(self.app, events)

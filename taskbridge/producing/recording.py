@@ -17,7 +17,7 @@ from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer
 from taskbridge.process.looking import Looking
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing.holders import Holder, holder_of
 from taskbridge.producing.notify import Events
@@ -135,7 +135,7 @@ def record_event(
     """
     runtime = runtime_of(app)
     prepared = prepare(runtime, pipeline, payload, message_id)
-    with speaking_plainly():
+    with translated_errors():
         holder = holder_of(runtime, connection, tells=notify)
         recorded = written(of_message(app, prepared, notify=notify)(holder), holder.fetch)
     return recorded if notify or connection is not None else with_event(app, prepared, recorded)
@@ -200,7 +200,7 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
     """
     runtime = runtime_of(app)
     policy = criteria_of(runtime, pipeline)
-    with speaking_plainly():
+    with translated_errors():
         # A message that came before the pipeline was known has the pipeline's name as its source.
         again = runtime.records_of(pipeline).match_again
         under = sorted({pipeline, runtime.pipelines[pipeline].source})

@@ -15,7 +15,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 from taskbridge.store import (
     CursorLost,
     Cursors,
@@ -184,9 +184,9 @@ def test_every_record_keeps_its_state_in_a_cluster_that_counts(counts: str, engi
     with pytest.raises(ForeignCluster, match=r"another cluster.*: stop all workers and run `taskbridge rebase`"):
         check_cluster(restored)
     for refused in ("new", "a"):
-        with pytest.raises(ForeignCluster, match="run `taskbridge rebase`"), speaking_plainly():
+        with pytest.raises(ForeignCluster, match="run `taskbridge rebase`"), translated_errors():
             record_invoice(restored, "acme", refused, {"version": 3})
-    with pytest.raises(ForeignCluster), speaking_plainly():
+    with pytest.raises(ForeignCluster), translated_errors():
         message(restored, "m4", "billing")
     # when it is rebased
     done = rebase(restored)
@@ -256,7 +256,7 @@ def test_a_data_only_restore_is_noticed_by_the_identifier_that_came_along(engine
     restore(dump(engine, "--data-only", "--exclude-table=taskbridge.taskbridge_schema"), restored, keep_ids=True)
     with pytest.raises(ForeignCluster):
         check_cluster(restored)
-    with pytest.raises(ForeignCluster), speaking_plainly():
+    with pytest.raises(ForeignCluster), translated_errors():
         record_invoice(restored, "acme", "new", {})
     assert rebase(restored)
     assert states(restored) == EXPECTED

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
 import redis
 
 from taskbridge.process.heartbeat import Heartbeat, Ownership
@@ -64,9 +65,10 @@ def test_a_confirmation_that_took_long_counts_from_before_it_was_asked_for() -> 
     assert not ownership.owned
 
 
-def test_one_beat_that_fails_does_not_end_the_others() -> None:
+@pytest.mark.parametrize("error", [redis.TimeoutError("slow"), ValueError("whatever a client raises")])
+def test_one_beat_that_fails_does_not_end_the_others(error: Exception) -> None:
     def unreachable() -> bool:
-        raise redis.TimeoutError("slow")
+        raise error
 
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)

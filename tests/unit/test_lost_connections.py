@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from taskbridge.common.lost_connections import is_away, is_switched
 from taskbridge.declaring.failures import is_downstream
 from taskbridge.errors import Unavailable
-from taskbridge.process.translation import speaking_plainly
+from taskbridge.process.translation import translated_errors
 
 AWAY: tuple[Exception, ...] = (
     ConnectionRefusedError(),
@@ -52,7 +52,7 @@ TOLD = (redis.RedisError, kombu.exceptions.KombuError, OperationalError)
 
 @pytest.mark.parametrize("error", [one for one in AWAY if isinstance(one, TOLD)], ids=repr)
 def test_a_server_that_is_away_is_told_to_people_as_that(error: Exception) -> None:
-    with pytest.raises(Unavailable), speaking_plainly():
+    with pytest.raises(Unavailable), translated_errors():
         raise error
 
 

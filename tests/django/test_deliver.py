@@ -1,0 +1,74 @@
+"""`deliver` treats a batch's ORM session as a worker does."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+import taskbridge
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
+from taskbridge.django.testing import deliver
+from taskbridge.process.looking import Looking
+from tests.deployment import Deployment
+from tests.inline import AT_ONCE
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Total(Base):
+    __tablename__ = "totals"
+    number: Mapped[str] = mapped_column(primary_key=True)
+
+
+@pytest.fixture(autouse=True)
+def tables(deployment: Deployment, project: None) -> None:  # noqa: ARG001 - Django's connection is to this database
+    Base.metadata.create_all(deployment.engine)
+
+
+def handle(monkeypatch: pytest.MonkeyPatch, handler: Handler) -> None:
+    declared = Pipelines()
+    declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=10))
+    monkeypatch.setattr(Looking, "pipelines", declared)
+
+
+def save(*keys: str) -> None:
+    for key in keys:
+        taskbridge.record("acme", key, {}, source="orders", connection=connection)
+
+
+def totals() -> list[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT number FROM totals ORDER BY number")
+        return [number for (number,) in cursor.fetchall()]
+
+
+def test_what_a_handler_holds_in_its_session_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(batch: Batch) -> None:
+        assert batch.session is batch.session
+        batch.session.add_all(Total(number=record.external_id) for record in batch)
+
+    handle(monkeypatch, handler)
+    with transaction.atomic():
+        save("1", "2")
+        deliver("orders")
+        assert totals() == ["1", "2"]
+
+
+def test_what_cannot_be_written_is_an_error_and_nothing_of_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(batch: Batch) -> None:
+        batch.session.add_all([Total(number="1"), Total(number="1")])
+
+    handle(monkeypatch, handler)
+    with transaction.atomic():
+        save("1")
+        with pytest.raises(IntegrityError):
+            deliver("orders")
+        assert totals() == []
+        handle(monkeypatch, lambda batch: batch.session.add(Total(number="2")))
+        assert len(deliver("orders")) == 1
+        assert totals() == ["2"]
