@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import redis
@@ -19,14 +21,14 @@ from taskbridge.gate.looking import Looking
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
 from taskbridge.gate.values import Begun, Due, Message, Reminder, Settlement, TailHold, Timing
-from taskbridge.gate.wire import Wire
+from taskbridge.gate.wire import Call, Wire
 
 __all__ = ["Gate"]
 
 MOST_SENT: Final = 100
 """Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
-REMINDED_AT_ONCE: Final = 100
-"""How many tenants one call of the script reminds."""
+AT_ONCE: Final = 100
+"""How many tenants one call of a script goes over, so that nobody else waits long for Redis."""
 TICKER_HOLDS_MS: Final = 50
 """How long other tickers leave a pipeline to the one that found work, even if that one dies."""
 
@@ -70,54 +72,55 @@ class Gate(Looking):
 
     def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none. STARTED, DELAYED or ABSORBED."""
-        reply = self._run("notify", pipeline, tenant, Queue.FIRST, *self._notify_args(pipeline, tenant, spacing))
-        return self._published(reply, Queue.FIRST, pipeline, tenant)
+        (answer,) = self.notify_many([(pipeline, tenant, spacing)])
+        return answer
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
-        """Notify (pipeline, tenant, spacing) each, in one round trip for each 500."""
-        replies = self._wire.call(
-            self._scripts["notify"],
-            [
-                (
-                    self._keys_of("notify", pipeline, tenant, Queue.FIRST),
-                    (*self._notify_args(pipeline, tenant, spacing), self._now()),
-                )
-                for pipeline, tenant, spacing in events
-            ],
-        )
-        return [
-            self._published(reply, Queue.FIRST, pipeline, tenant)
-            for reply, (pipeline, tenant, _) in zip(replies, events, strict=True)
-        ]
+        """Notify (pipeline, tenant, spacing) each, in one round trip; a script goes over 100 of a pipeline."""
+        tenants: dict[str, list[tuple[str | int, ...]]] = {}
+        for pipeline, tenant, spacing in events:
+            tenants.setdefault(pipeline, []).append((tenant, spacing.delay, spacing.lease))
+        found = self._for_each("notify", {name: ((self._timing.republish,), some) for name, some in tenants.items()})
+        return found if len(tenants) == 1 else _in_order([pipeline for pipeline, *_ in events], found)
 
     def remind(
         self, pipeline: str, reminders: Sequence[Reminder], *, by_base: bool = False, most_reminded: int = 1
     ) -> list[Answer]:
         """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
-        In one round trip; a script goes over 100 of them, so that nobody else waits long for Redis. `most_reminded` are
-        published at once, less those of all pipelines that reminders published and that have not begun; the others wait
-        for their turn, so that neither first events nor deadlines stand behind them.
+        In one round trip; a script goes over 100 of them. `most_reminded` are published at once, less those of all
+        pipelines that reminders published and that have not begun; the others wait for their turn, so that neither
+        first events nor deadlines stand behind them.
 
         `by_base`: a base round found them. A run that is under way may be handling them, so it is not told; a tenant
         without one waits for its turn. Without `by_base` a run that is under way is followed by another.
         """
-        beginnings = self._beginnings("remind", pipeline, Queue.FIRST)
-        shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
-        of_each = [text for text, of_a_tenant in beginnings if of_a_tenant]
-        calls = []
-        for start in range(0, len(reminders), REMINDED_AT_ONCE):
-            some = reminders[start : start + REMINDED_AT_ONCE]
-            keys = [text + tenant for tenant, _, _ in some for text in of_each]
-            args: list[str | int] = [pipeline, self._timing.republish, most_reminded, int(by_base)]
-            args += (_nonce(), self._now())
-            for tenant, delay_ms, last_ms in some:
-                args += (tenant, delay_ms, "" if last_ms is None else last_ms)
-            calls.append(((*shared, *keys, self._keys.clock), args))
-        replies = [reply for replies in self._wire.call(self._scripts["remind"], calls) for reply in replies]
+        told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
+        return self._for_each("remind", {pipeline: ((self._timing.republish, most_reminded, int(by_base)), told)})
+
+    def _for_each(
+        self, name: str, work: Mapping[str, tuple[tuple[str | int, ...], Sequence[tuple[str | int, ...]]]]
+    ) -> list[Answer]:
+        """Run a script over many tenants of pipelines, that publishes to the queue of first events.
+
+        Each pipeline comes with its arguments, and with those of each tenant, of which the first is its name.
+        """
+        calls: list[Call] = []
+        whose: list[tuple[str, str]] = []
+        for pipeline, (args, tenants) in work.items():
+            beginnings = self._beginnings(name, pipeline, Queue.FIRST)
+            shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
+            own = [text for text, of_a_tenant in beginnings if of_a_tenant]
+            for start in range(0, len(tenants), AT_ONCE):
+                some = tenants[start : start + AT_ONCE]
+                keys = [f"{text}{tenant}" for tenant, *_ in some for text in own]
+                told = (pipeline, *args, _nonce(), self._now(), *chain.from_iterable(some))
+                calls.append(((*shared, *keys, self._keys.clock), told))
+            whose += [(pipeline, str(tenant)) for tenant, *_ in tenants]
+        replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
         return [
-            self._published(reply, Queue.FIRST, pipeline, reminder.tenant)
-            for reply, reminder in zip(zip(replies[::2], replies[1::2], strict=True), reminders, strict=True)
+            self._published(reply, Queue.FIRST, *one)
+            for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
         ]
 
     def begin(self, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
@@ -302,9 +305,6 @@ class Gate(Looking):
         wait_ms, lost, ends_ms = self._run("hold_tail", pipeline, "", None, self._ticker, hold_ms, had_until)
         return TailHold(wait_ms, bool(lost), ends_ms)
 
-    def _notify_args(self, pipeline: str, tenant: str, spacing: Spacing) -> tuple[str | int, ...]:
-        return (pipeline, tenant, spacing.delay, spacing.lease, self._timing.republish, _nonce())
-
     def _keys_of(self, name: str, pipeline: str, tenant: str, queue: Queue | None) -> list[str]:
         keys = [text + tenant if of_a_tenant else text for text, of_a_tenant in self._beginnings(name, pipeline, queue)]
         keys.append(self._keys.clock)
@@ -337,6 +337,16 @@ class Gate(Looking):
         if self._publish is not None and len(reply) == 2 and reply[1]:
             self._publish(queue, pipeline, tenant, reply[1])
         return Answer(reply[0])
+
+
+def _in_order(pipelines: Sequence[str], answers: Sequence[Answer]) -> list[Answer]:
+    """Bring answers, which are in order within each pipeline, into the order of `pipelines`."""
+    left: dict[str, Iterator[Answer]] = {}
+    at = 0
+    for name, count in Counter(pipelines).items():
+        left[name] = iter(answers[at : at + count])
+        at += count
+    return [next(left[name]) for name in pipelines]
 
 
 def _begun(reply: Sequence[Any]) -> Begun | Answer:

@@ -33,9 +33,11 @@ SCRIPTS: dict[str, Script] = {
     for script in (
         Script(
             "notify",
-            ("due", "runner", "lease", "last", "queue", "turns", "shares"),
-            ("pipeline", "tenant", "delay_ms", "lease_ms", "republish_ms", "nonce", "now_ms"),
+            ("due", "queue", "turns", "shares"),
+            ("pipeline", "republish_ms", "nonce", "now_ms"),
             uses=("queueing", "last", "expiry"),
+            keys_of_each=("runner", "lease", "last"),
+            args_of_each=("tenant", "delay_ms", "lease_ms"),
         ),
         Script(
             "remind",

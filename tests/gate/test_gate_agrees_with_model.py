@@ -160,12 +160,17 @@ class GateAndModel(RuleBasedStateMachine):
 
     @rule(events=st.lists(st.tuples(subjects, delays), min_size=1, max_size=4))
     def notify_many(self, events: list[tuple[int, int]]) -> None:
+        """In one command for each pipeline, in which each event has its own microsecond."""
         active = [(self.active[which], delay) for which, delay in events]
         calls = [(subject, self._spacing(subject, delay)) for subject, delay in active]
         answers = self.gate.notify_many([(*subject, spacing) for subject, spacing in calls])
-        given, published = self._taken(len(calls))
-        for (subject, spacing), answer, us in zip(calls, answers, given, strict=True):
-            self._step(subject, Notify(), answer, spacing, us, published)
+        pipelines = list(dict.fromkeys(subject[0] for subject, _ in calls))
+        given, published = self._taken(len(pipelines))
+        for pipeline, us in zip(pipelines, given, strict=True):
+            of_one = [(*call, answer) for call, answer in zip(calls, answers, strict=True) if call[0][0] == pipeline]
+            for at, (subject, spacing, answer) in enumerate(of_one):
+                self._step(subject, Notify(), answer, spacing, us + at, published)
+        self.gate.us += len(calls)
         assert published == []
         self._look()
 

@@ -13,7 +13,7 @@ from celery import Celery
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
-from taskbridge.gate.gate import REMINDED_AT_ONCE
+from taskbridge.gate.gate import AT_ONCE
 from taskbridge.gate.message import lua_message
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
 
@@ -196,7 +196,7 @@ BROKERS = pytest.mark.parametrize("broker", ["its own", "another server"])
 @BROKERS
 def test_an_event_stands_behind_few_tenants_that_were_found(redis_client: redis.Redis, keys: Keys, broker: str) -> None:
     gate, queued = gate_of(redis_client, keys, broker)
-    tenants = [f"{number:04}" for number in range(2 * REMINDED_AT_ONCE + 50)]
+    tenants = [f"{number:04}" for number in range(2 * AT_ONCE + 50)]
 
     answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_reminded=2)
     for at in range(50):
