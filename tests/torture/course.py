@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from tests.torture.arena import FIRST_WORKERS, Arena
-from tests.torture.faults import FAULTS
+from tests.torture.faults import FAULTS, ONE_MORE_OUTAGE, OUTAGES
 from tests.torture.producer import Producer, Truth, Writer
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
@@ -119,12 +119,14 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     crowd = max(one.crowd for one in struck.values())
     turns = crowd * (settings.run_budget + FLOOD_CALL) / LEAST_SLOTS
     more = max(one.holds_others for one in struck.values())
+    if any(FAULTS[name].bound is OUTAGES for name in struck) and any(FAULTS[name].opens_circuit for name in struck):
+        more += ONE_MORE_OUTAGE
     together = len(group) > 1
     since = max(one.since for one in struck.values())
     recoveries = []
     for name, one in struck.items():
-        # Where the circuit was open, the crowd and its witnesses stood in one line.
-        behind = not one.crowd or any(FAULTS[other].opens_circuit for other in struck)
+        # Where the circuit was open, or deadlines got lost, the crowd and its witnesses stand in one line.
+        behind = not one.crowd or any(FAULTS[other].opens_circuit or FAULTS[other].forgets for other in struck)
         bound = (sum(bounds.values()) + more if together else bounds[name]) + (turns if behind else 0.0)
         known = []
         for tenant in one.tenants:
@@ -142,14 +144,14 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
 def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float) -> float | None:
     """Return the seconds from `since` to the tenant's next delivery, or to the end of the one that was under way.
 
-    Seconds in which no worker was ready do not count. None: nothing of it was held up. It is waited for well past the
-    bound, so that a late one is told from none at all.
+    Seconds in which no worker was ready, or all of them were in long calls, do not count. None: nothing of it was held
+    up. It is waited for well past the bound, so that a late one is told from none at all.
     """
     workers = scene.arena.workers
     deadline = time.monotonic() + bound + WAITED_BEYOND
 
     def counted(until: float) -> float:
-        return until - since - workers.seconds_without(since, until)
+        return until - since - workers.seconds_without(since, until, scene.arena.ledger)
 
     while True:
         if one.to_the_end:
@@ -163,8 +165,9 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
             if not scene.arena.count_unsettled(tenant):
                 ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
                 return counted(ended) if ended > since else None
-        if time.monotonic() > deadline + workers.seconds_without(since, time.monotonic()):
-            return counted(time.monotonic())
+        now = time.monotonic()
+        if now > deadline and now > deadline + workers.seconds_without(since, now, scene.arena.ledger):
+            return counted(now)
         time.sleep(0.2 if one.to_the_end else 0.05)
 
 

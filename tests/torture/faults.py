@@ -20,7 +20,7 @@ from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.torture.server_clock import compiler
 
-__all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "Fault", "available", "tries"]
+__all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "ONE_MORE_OUTAGE", "OUTAGES", "Fault", "available", "tries"]
 
 CIRCUIT_OPENS_FOR: Final = 1.0  # CIRCUIT_WAIT_MS of circuit.lua
 
@@ -95,6 +95,8 @@ WAIT = Bound("2 s", lambda _, __: LONGEST_WAIT)
 TRIES = _search("", lambda _: 0.0)
 DEATHS = _search("runner TTL + ", lambda settings: settings.runner_ttl, LEAST_DEATHS)
 OUTAGES = _search("", lambda _: 0.0, doubling=True)
+ONE_MORE_OUTAGE: Final = FIRST_BACKOFF * 2 ** (tries(work.RECORDS_OF_FATAL, MAX_ATTEMPTS) - 1)
+"""Seconds that such a search takes longer where a server was away during one of its tries: the back-off has doubled."""
 HANGS = _search("soft time limit + ", lambda _: SOFT_TIME_LIMIT)
 
 
@@ -112,6 +114,11 @@ class Fault:
     def opens_circuit(self) -> bool:
         """Whether all handlers fail meanwhile, so that the pipeline's circuit opens."""
         return self.bound is BACKOFF
+
+    @property
+    def forgets(self) -> bool:
+        """Whether deadlines get lost, so that those who had one are found by rounds and wait for their turn."""
+        return self.subject == "redis" and self.bound in (BASE, SWITCH)
 
 
 FAULTS: Final[dict[str, Fault]] = {

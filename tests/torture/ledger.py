@@ -48,6 +48,16 @@ class Ledger:
         self.read()
         return sorted(self._by_tenant[tenant], key=lambda one: one.began)
 
+    def between(self, since: float, until: float) -> list[Delivery]:
+        """Return the deliveries of all tenants that had begun before `until` and had not ended before `since`."""
+        self.read()
+        return [
+            one
+            for deliveries in [*self._by_tenant.values()]
+            for one in deliveries
+            if one.began <= until and (one.ended is None or one.ended >= since)
+        ]
+
     def read(self) -> None:
         """Read what was written since the last time."""
         with self._reading:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from taskbridge.settings import Settings
 from tests.torture.arena import SETTINGS
 from tests.torture.course import Recovery, Result
-from tests.torture.faults import FAULTS, LOOK
+from tests.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
 from tests.torture.verdict import TRIES_PER_FAULT
+from tests.torture.workers import LONG_CALL
 
 __all__ = ["page", "summary", "table"]
 
@@ -68,6 +69,8 @@ def page(results: Sequence[Result], seed: int, margin: float) -> str:
         settings=settings,
         margin=margin,
         look=LOOK,
+        long=LONG_CALL,
+        outage=ONE_MORE_OUTAGE,
         extra=TRIES_PER_FAULT,
     )
 
@@ -113,15 +116,18 @@ quarantine, the others handled.
 
 {table}
 Times are from the moment in the column "counted from" to the tenant's next delivery, or for a record to the end of
-its tenant. Seconds in which fewer than two workers were ready do not count: one alone may be in a slow handler. In the
-bounds, {margin:g} s is for what every recovery needs: a look of the ticker, a message, a worker that reconnects. Each
-try of a record has {look:g} s of its own for it.
+its tenant. Seconds in which fewer than two workers were ready do not count: one alone may be in a slow handler. Nor do
+those in which all that were ready had calls of {long:g} s and more in each slot. In the bounds, {margin:g} s is for
+what every recovery needs: a look of the ticker, a message, a worker that reconnects. Each try of a record has
+{look:g} s of its own for it.
 A recovery is late if it is beyond its bound by more than the machine itself stood still meanwhile: a process that only
 sleeps notes by how much its sleeps are too long.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
 backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added. Where
 messages get lost for so long that one which was published again is lost too, the next wait for it is added. Where
 sessions fall silent, one may be in the handler of another fault's tenant: `TASKBRIDGE_TRANSACTION_TIMEOUT` is added.
+Where a server is away while a record is searched whose back-off doubles from the first try on, it doubles once more:
+{outage:g} s are added.
 
 After each schedule these hold, or it is a violation:
 

@@ -8,22 +8,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import psutil
 
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log
 from tests.deployment import ENDS_WITHIN, ROOT, worker_command
+from tests.torture.ledger import Delivery, Ledger
 from tests.waiting import wait_until
 
-__all__ = ["Kind", "Worker", "Workers"]
+__all__ = ["LONG_CALL", "Kind", "Worker", "Workers"]
 
 STARTS_WITHIN = 40.0
 LOOKS_EVERY = 0.1
+LONG_CALL: Final = 1.0
+"""Seconds of a call that is longer than any of a flood."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,12 @@ class Kind:
 
     @property
     def options(self) -> list[str]:
-        return ["-P", self.pool, *([] if self.pool == "solo" else ["-c", "3"])]
+        return ["-P", self.pool, *([] if self.pool == "solo" else ["-c", str(self.slots)])]
+
+    @property
+    def slots(self) -> int:
+        """How many calls of the handler it has at a time."""
+        return 1 if self.pool == "solo" else 3
 
 
 @dataclass
@@ -83,6 +94,24 @@ class Worker:
         os.killpg(self.process.pid, number)
 
 
+class _Look(NamedTuple):
+    """What the supervisor saw, and how many seconds after its look before."""
+
+    at: float
+    seconds: float
+    ready: list[Worker]
+
+
+def _full(look: _Look, calls: list[Delivery]) -> Iterator[bool]:
+    """Say of each worker that was ready whether it had a long call in each of its slots."""
+    under_way = Counter(
+        one.worker
+        for one in calls
+        if one.ended is not None and one.began <= look.at < one.ended and one.ended - one.began >= LONG_CALL
+    )
+    return (under_way[worker.name] >= worker.kind.slots for worker in look.ready)
+
+
 @dataclass
 class Workers:
     """Three workers, each in a place of its own; `up` is cleared while a server is down, and nothing starts then."""
@@ -101,7 +130,7 @@ class Workers:
         self._leaving: list[Worker] = []
         self._changing = threading.RLock()
         self._closed = threading.Event()
-        self._without: list[tuple[float, float]] = []
+        self._looks: list[_Look] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
 
     def open(self, kinds: list[Kind]) -> None:
@@ -124,13 +153,15 @@ class Workers:
         with self._changing:
             return [worker for worker in self._places if worker.is_ready]
 
-    def seconds_without(self, since: float, until: float) -> float:
-        """Return for how long between these times fewer than two workers were ready.
+    def seconds_without(self, since: float, until: float, ledger: Ledger) -> float:
+        """Return for how long between these times nobody could be expected to begin a run.
 
-        One that is alone may have a single slot, and a handler in it that takes long. Give or take the time between
-        two looks of the supervisor.
+        Fewer than two workers were ready: one that is alone may have a single slot, and a handler in it that takes
+        long. Or each of them had such a call in each slot. Give or take the time between two looks of the supervisor.
         """
-        return sum(seconds for at, seconds in [*self._without] if since <= at <= until)
+        looks = [look for look in takewhile(lambda look: look.at >= since, reversed(self._looks)) if look.at <= until]
+        calls = ledger.between(since, until)
+        return sum(look.seconds for look in looks if len(look.ready) < 2 or all(_full(look, calls)))
 
     def kill(self, worker: Worker, successor: Kind) -> float:
         """Kill -9 the worker and its pool processes, as a machine that loses power would; return when."""
@@ -204,8 +235,7 @@ class Workers:
             with self._changing:
                 # On a busy machine much longer than it was to be.
                 before, looked = looked, time.monotonic()
-                if len(self.ready()) < 2:
-                    self._without.append((looked, looked - before))
+                self._looks.append(_Look(looked, looked - before, self.ready()))
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():
                         notes = self.self_exits if worker.was_ready else self.refusals
