@@ -6,10 +6,12 @@ and advances the cursor durably. The tasks of plain Celery do nothing, read the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
+
+from celery import Task
 
 from benchmarks import plain
 from benchmarks.benchmark import Benchmark, Option
@@ -19,10 +21,12 @@ from benchmarks.marks import MARKS
 from benchmarks.report import Report, Target
 from benchmarks.rounds import interleaved
 from benchmarks.stage import stage, wait_until, worker
+from benchmarks.steady import Send, steady
 from benchmarks.storm_handlers import PIPELINE
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import Runtime
+from taskbridge.producing.notify import notify
 
 __all__ = ["STORM"]
 
@@ -38,8 +42,8 @@ NOTE: Final = (
 PARKING: Final = "parked."
 
 
-def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds: int) -> Report:
-    """Let `tenants` send their first event, per round and subject."""
+def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds: int, seconds: float) -> Report:
+    """Let `tenants` send their first event, per round and subject; then send events for `seconds` at each rate."""
     # What waits for the clock to start is not lost, and is not published again.
     pool = "threads" if threads else "prefork"
     with stage(republish_after=3_600.0) as (runtime, directory), ExitStack() as stack:
@@ -79,11 +83,27 @@ def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds:
         found = interleaved(
             {name: partial(measured, ready, cpus[name], tenants) for name, ready in subjects.items()}, rounds
         )
+        sends: dict[str, Send] = {
+            OURS: partial(_save, runtime),
+            **{
+                name: partial(_save_plainly, runtime, tasks[task])
+                for name, task in ((NOTHING, "nothing"), (READ, "read"), (FINISH, "finish"))
+            },
+        }
+        at_a_rate = steady(marks, sends, OURS, seconds)
     return Report(
-        {"tenants": tenants, "workers": workers, "concurrency": concurrency, "threads": threads, "rounds": rounds},
+        {
+            "tenants": tenants,
+            "workers": workers,
+            "concurrency": concurrency,
+            "threads": threads,
+            "rounds": rounds,
+            "seconds": seconds,
+        },
         [
             speeds(found, OURS, tenants, "runs/s", f"{tenants:,} first events that wait", NOTE),
             costs(found, tenants, "ms per run"),
+            at_a_rate,
         ],
         [
             Target(f"runs/s, ratio to: {NOTHING}", speed_ratio(found, OURS, NOTHING), 1.5, at_least=True),
@@ -101,20 +121,35 @@ def _storm(runtime: Runtime, names: list[str]) -> Callable[[], float]:
     }
     # The events come first: the tail would start a tenant whose record it finds alone.
     parking.notify_many(names, PIPELINE)
+    _write(runtime, names)
+    queue = runtime.keys.queue(Queue.FIRST)
+    return partial(let_go, runtime, f"{PARKING}{queue}", queue)
+
+
+def _write(runtime: Runtime, names: Sequence[str]) -> None:
     with runtime.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, key, tenant, document) "
             "SELECT %s, name, name, '{}' FROM unnest(%s::text[]) name",
-            (PIPELINE, names),
+            (PIPELINE, list(names)),
         )
-    queue = runtime.keys.queue(Queue.FIRST)
-    return partial(let_go, runtime, f"{PARKING}{queue}", queue)
+
+
+def _save(runtime: Runtime, name: str) -> None:
+    _write(runtime, [name])
+    notify(runtime.app, name, PIPELINE)
+
+
+def _save_plainly(runtime: Runtime, task: Task[..., None], name: str) -> None:
+    plain.write(runtime.engine, [name])
+    task.delay(name)
 
 
 STORM: Final = Benchmark(
     "storm",
     "Runs per second, when very many tenants send their first event at once.",
-    "Measure how many runs per second begin when very many tenants have one first event each. The baselines are plain "
+    "Measure how many runs per second begin when very many tenants have one first event each, all at once and then at "
+    "a steady rate. The baselines are plain "
     "Celery tasks that do nothing, that read the tenant's record, and that read it and mark it as done, with as many "
     "workers of the same kind.",
     _measure,
@@ -124,6 +159,7 @@ STORM: Final = Benchmark(
         Option("concurrency", 2, 1, 64, "Processes or threads of each worker."),
         Option("threads", 0, 0, 1, "1: pools of threads; 0: of processes."),
         Option("rounds", 3, 1, 100, "Rounds."),
+        Option("seconds", 3.0, 0.1, 600.0, "Seconds of each steady rate."),
     ),
-    {"tenants": 50, "workers": 1, "concurrency": 1, "threads": 0, "rounds": 1},
+    {"tenants": 50, "workers": 1, "concurrency": 1, "threads": 0, "rounds": 1, "seconds": 0.1},
 )
