@@ -43,7 +43,7 @@ def handle(batch: Batch) -> None:
             "INSERT INTO ledger (host, pid, tenant, token, numbers) VALUES (%s, %s, %s, %s, %s) RETURNING id",
             (socket.gethostname(), os.getpid(), batch.tenant, batch.token, [record.external_id for record in batch]),
         ).scalar_one()
-    time.sleep(SECONDS)
+    time.sleep(max(SECONDS, *(record.document.get("seconds", 0) for record in batch)))
     failing = [record for record in batch if record.document.get("fail")]
     if failing:
         raise ValueError(f"{failing[0].external_id} cannot be handled")

@@ -9,8 +9,9 @@ import pytest
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.gate import State
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify
+from taskbridge.producing.notify import notify, notify_many
 from taskbridge.running.tail import Rounds
 from taskbridge.running.ticker import fire_due
 from taskbridge.store import record_invoice
@@ -46,6 +47,26 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
     assert resumed_after < (RUNNER_TTL + 2) * TIME_FACTOR
     assert delivered_once(deployment)
     assert deployment.delivered("acme")[2] == NUMBERS[5:10], "the batch that was lost is delivered again"
+
+
+def test_kill_9_of_a_worker_that_has_begun_runs_which_it_took_from_the_queue(deployment: Deployment) -> None:
+    # given many first events that wait, and one among them whose handler hangs
+    tenants = [f"tenant-{number:02}" for number in range(60)]
+    hanging = tenants[40]
+    for tenant in tenants:
+        record_invoice(deployment.engine, tenant, "1", {"seconds": 60 if tenant == hanging else 0})
+    notify_many(deployment.app, tenants)
+    with deployment.worker("-c", "1") as first:
+        wait_until(lambda: deployment.delivered(hanging), "it hangs")
+        first.kill()
+    running = [one.state for one in deployment.gate.look("invoices", tenants)].count(State.RUNNING)
+    assert running > 1, "others have begun with it"
+    # when another worker is started
+    record_invoice(deployment.engine, hanging, "1", {"seconds": 0})
+    with deployment.worker():
+        deployment.wait_until_idle(RUNNER_TTL + 2)
+    # then they all come again, once each
+    assert sorted(deployment.deliveries()) == [(tenant, "1") for tenant in tenants]
 
 
 def test_a_worker_that_was_frozen_past_its_deadline_changes_nothing(deployment: Deployment) -> None:
