@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from benchmarks.benchmark import Benchmark, Option
-from benchmarks.queued import runs_in
+from benchmarks.queued import run_in
 from benchmarks.report import Headline, Report, Table, Target
 from benchmarks.rounds import summary
 from benchmarks.stage import stage, wait_until, worker
@@ -92,7 +92,8 @@ def _lateness(runtime: Runtime, due: dict[str, int], seconds: float) -> list[flo
             raise TimeoutError(f"{len(due) - len(late)} of {len(due)} runs were not published")
         texts: Any = runtime.redis.rpop(Queue.NEXT.value, 1000)
         for text in texts or ():
-            late += [int(token[:16]) / 1000 - due[tenant] for tenant, token in runs_in(text)]
+            tenant, token = run_in(text)
+            late.append(int(token[:16]) / 1000 - due[tenant])
         if not texts:
             time.sleep(0.05)
     return late

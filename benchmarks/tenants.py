@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from benchmarks import countdown
 from benchmarks.benchmark import Benchmark, Option
 from benchmarks.cpu import process, seconds_of
-from benchmarks.queued import runs_in
+from benchmarks.queued import run_in
 from benchmarks.report import Plot, Report, Table, Target
 from benchmarks.rounds import decades, interleaved, slope, summary
 from benchmarks.stage import stage, wait_until, worker
@@ -124,7 +124,7 @@ class _Together(Gate):
 
 def _published(client: Any, queue: Queue, most: int) -> list[tuple[str, str]]:
     """Take up to `most` run messages; return tenant and token of each of their runs."""
-    return [run for text in client.rpop(queue.value, most) or () for run in runs_in(text)]
+    return [run_in(text) for text in client.rpop(queue.value, most) or ()]
 
 
 class _Ours:

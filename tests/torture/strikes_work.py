@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import redis
 
-from benchmarks.queued import runs_in
+from benchmarks.queued import run_in
 from taskbridge import LatencyNeutral, app
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.declaring.pipeline import INVOICES
@@ -59,7 +59,7 @@ class _Thieves:
             thread.join()
 
     def tenants(self) -> list[str]:
-        return [tenant for _, message in self.stolen for tenant, _ in runs_in(message)]
+        return [run_in(message)[0] for _, message in self.stolen]
 
     def _steal(self) -> None:
         while not self._done.is_set():
