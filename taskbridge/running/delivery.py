@@ -156,14 +156,16 @@ So what several runs ask for at the same time goes to the servers in one exchang
 class HandlerFailed(Exception):
     """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect.
 
-    `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest.
+    `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest. `waited`:
+    it was interrupted while the batch's session waited for Postgres.
     """
 
-    def __init__(self, page: Page, error: BaseException, *, progressed: bool = False) -> None:
+    def __init__(self, page: Page, error: BaseException, *, progressed: bool = False, waited: bool = False) -> None:
         super().__init__(error)
         self.page = page
         self.error = error
         self.progressed = progressed
+        self.waited = waited
 
     @property
     def exception(self) -> Exception:
@@ -274,7 +276,7 @@ def _call_or_keep(
         return _call(run, page, batch, transaction, hooks)
     except HandlerFailed as failed:
         rest = _keep_handled(run, page, batch, transaction, first_event_ms)
-        raise HandlerFailed(rest, failed.error, progressed=rest is not page) from failed.error
+        raise HandlerFailed(rest, failed.error, progressed=rest is not page, waited=failed.waited) from failed.error
     except BaseException:
         # The process was told to end, and its batch comes again elsewhere.
         with suppress(Exception):
@@ -348,7 +350,7 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
     except BaseException as error:
         if ends_process(error):
             raise
-        raise HandlerFailed(page, error) from error
+        raise HandlerFailed(page, error, waited=transaction.waits) from error
     run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)
 

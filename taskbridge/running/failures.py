@@ -63,7 +63,8 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     if not page.records:
         return after_lost_server(run, failed.exception)
     text = error_text(error)
-    downstream = is_downstream(error, run.pipeline.downstream_errors)
+    # A statement without an answer, until the time limit: the server is silent, or another holds the lock.
+    downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
         run.cursors.fail(run.key, text)

@@ -79,12 +79,18 @@ class Transaction:
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
         self._session: BatchSession | None = None
+        self._began = True
         self._over = Event()
 
     @property
     def used(self) -> bool:
         """Whether somebody asked for the connection."""
         return self._connection is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it could not begin, or its session has not answered: then Postgres keeps the handler waiting."""
+        return not self._began or (self._connection is not None and _is_at_work(self._connection))
 
     def connect(self) -> Connection:
         """Return the transaction's connection, opening it at the first call.
@@ -133,6 +139,7 @@ class Transaction:
             self._session.commit()
 
     def _begin(self) -> None:
+        self._began = False
         connection = self._engine.connect()
         try:
             transaction = connection.begin()
@@ -151,7 +158,7 @@ class Transaction:
             raise
         if isinstance(driver, Bounded) and driver.answer_timeout is not None:
             self._own_answer_timeout, driver.answer_timeout = driver.answer_timeout, self._timeout
-        self._connection, self._transaction = connection, transaction
+        self._connection, self._transaction, self._began = connection, transaction, True
 
     def _limit_own_statements(self) -> None:
         """From here on the statements are ours, and not the handler's."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from taskbridge.declaring.batch import Batch
@@ -42,3 +45,38 @@ def test_locks_of_an_interrupted_statement_keep_no_other_record_from_being_tried
     assert drill.states() == {"handled": 2, "quarantined": 1}
     assert [number for _, number, *_ in drill.quarantine()] == ["a"]
     assert drill.deployment.rows(AT_WORK) == []
+
+
+IDLE = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND pid <> pg_backend_pid()"
+)
+
+
+@pytest.mark.parametrize("where", ["in a statement", "before its transaction begins"])
+def test_a_server_that_keeps_a_handler_waiting_until_its_time_limit_is_no_fault_of_the_record(
+    drill: Drill, where: str
+) -> None:
+    silences = ["first", "second", "third"]
+
+    def handler(batch: Batch) -> None:
+        if batch.tenant == "globex" or not silences:
+            return
+        silences.pop()
+        if where == "in a statement":
+            batch.connection.exec_driver_sql("SELECT pg_sleep(60)")
+        sessions = [pid for (pid,) in drill.deployment.rows(IDLE)]
+        try:
+            for pid in sessions:
+                os.kill(pid, signal.SIGSTOP)
+            batch.connection.exec_driver_sql("SELECT 1")
+        finally:
+            for pid in sessions:
+                os.kill(pid, signal.SIGCONT)
+
+    drill.handle(handler, max_attempts=2, soft_time_limit=0.3)
+    drill.save("acme", "a")
+    drill.save("globex", "b")
+    drill.go_on()
+    assert len(drill.errors) == 3
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 2}
