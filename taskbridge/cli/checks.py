@@ -253,12 +253,10 @@ def _workers(runtime: Runtime, missing: Level = Level.PROBLEM) -> Findings:
                 f"none of {len(answers):,} serves {queue}",
                 f"name it in -Q: {', '.join(runtime.keys.queues)}",
             )
-    if runtime.publishes_in_gate:
-        yield from _transports(runtime, [name for name, queues in answers.items() if _serve(runtime, queues)])
-
-
-def _serve(runtime: Runtime, queues: list[dict[str, Any]]) -> bool:
-    return any(one["name"] in runtime.keys.queues for one in queues)
+    ours = [name for name, queues in answers.items() if {one["name"] for one in queues} & {*runtime.keys.queues}]
+    # Celery takes an empty list of workers for all.
+    if ours and runtime.publishes_in_gate:
+        yield from _transports(runtime, ours)
 
 
 def _transports(runtime: Runtime, workers: list[str]) -> Findings:

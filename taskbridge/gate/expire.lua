@@ -1,7 +1,7 @@
 -- A deadline passed: start what is due, publish again what got lost, replace a run that died. `why` may be that an
--- operator starts a tenant that waits `early`, or that it is its `turn`. A runner that lingered
--- ends here. A message that still waits in the queue of first events is not lost, so none is published: a
--- storm of them would leave as many doubled ones in the other queue, before whatever comes to wait there.
+-- operator starts a tenant that waits `early`, or that it is its `turn`. A runner that lingered ends here. A message that
+-- still waits in the queue of first events is not lost, so none is published: a storm of them would leave as many doubled
+-- ones in the other queue, before whatever comes to wait there.
 -- KEYS: due runner queue first counts turns handed reminded sent
 -- ARGV: pipeline tenant republish_ms why nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}

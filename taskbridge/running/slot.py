@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.texts import error_text
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
@@ -44,10 +45,14 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     """
     until = time.monotonic() + SLICE
     (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
-    while keys := _more(runtime, left := until - time.monotonic()):
-        for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
-            if other is not None:
-                log.error("run of %s for tenant %r failed", key.pipeline, key.tenant, exc_info=other)
+    try:
+        while keys := _more(runtime, left := until - time.monotonic()):
+            for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
+                if other is not None:
+                    log.error("run of %s for tenant %r failed", key.pipeline, key.tenant, exc_info=other)
+    except Exception as lost:
+        # It says nothing of the message's own run, which has ended.
+        log.warning("more runs could not be taken; their deadlines publish them again: %s", error_text(lost))
     if error is not None:
         raise error
 

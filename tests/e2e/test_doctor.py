@@ -17,6 +17,11 @@ def told(deployment: Deployment, check: str) -> list[Finding]:
 
 def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_named(deployment: Deployment) -> None:
     first, following = runtime_of(deployment.app).keys.queues
+    with deployment.worker("-Q", "another", app="tests.host.own_transport"):
+        assert [one.text for one in told(deployment, "workers")] == [
+            f"none of 1 serves {one}" for one in (first, following)
+        ]
+        assert told(deployment, "transport") == [], "its transport is its own affair"
     with deployment.worker("-Q", first, app="tests.host.own_transport"):
         served, unserved = told(deployment, "workers")
         assert (served.level, served.text) == ("ok", f"1 serve {first}")
@@ -25,4 +30,4 @@ def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_name
         with deployment.worker():
             assert [one.text for one in told(deployment, "workers")] == [f"2 serve {first}", f"1 serve {following}"]
             (kept,) = told(deployment, "transport")
-            assert (kept.level, kept.text.split(":")[0]) == ("ok", "worker-0@test keeps that of kombu")
+            assert (kept.level, kept.text.split(":")[0]) == ("ok", "worker-1@test keeps that of kombu")

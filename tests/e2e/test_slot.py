@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from taskbridge.common.run_key import RunKey
@@ -246,6 +247,27 @@ def test_a_handler_that_nobody_knows_is_not_taken_along(inline: Inline, monkeypa
     monkeypatch.setattr(slot, "run_together", lambda _, keys, *__: [None] * len(keys))
     slot.work(inline.runtime, *first)
     assert queued(inline) == TENANTS[1:]
+
+
+def test_a_redis_that_goes_away_meanwhile_says_nothing_of_the_run_that_has_ended(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: int) -> None:
+        raise redis.ConnectionError("gone")
+
+    def handle(batch: Batch) -> None:
+        if batch.tenant == "b":
+            raise ValueError("its own")
+
+    inline.handle(handle)
+    save(inline)
+    first, second = taken(inline, 2)
+    monkeypatch.setattr(inline.runtime.gate, "take", away)
+    slot.work(inline.runtime, *first)
+    with pytest.raises(ValueError, match="its own"):
+        slot.work(inline.runtime, *second)
+    assert handled(inline)["a"] == 1
+    assert caplog.text.count("their deadlines publish them again: ConnectionError: gone") == 2
 
 
 def test_a_worker_that_stops_leaves_the_rest_to_another(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
