@@ -201,8 +201,8 @@ class Batch(Sequence[Record]):
 
     @property
     def done(self) -> Set[str]:
-        """External ids of the records that were handled or rejected so far; none where `handled` was not called."""
-        return self._handled | self._rejected.keys() if self._handled else self._handled
+        """External ids of the records that were handled or rejected so far."""
+        return self._handled | self._rejected.keys()
 
     def _check(self, record: Record) -> None:
         if record != self._by_id.get(record.external_id):

@@ -114,9 +114,11 @@ def _in_transaction(alias: str, schema: str) -> Iterator[Connection]:
         # Else SQLAlchemy would look for types of extensions, which begins with a rollback.
         use_native_hstore=False,
     )
-    with engine.connect() as connection:
-        yield connection
-    engine.dispose()
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
 
 
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
@@ -202,21 +204,25 @@ def deployed(app: Celery) -> Iterator[Deployed]:
         raise ConfigurationError("TASKBRIDGE_DATABASE is None: there is no database of Django's to work on")
     prefix = f"test-{secrets.token_hex(6)}"
     own = {"TASKBRIDGE_POSTGRES_URL": url_of(alias), "TASKBRIDGE_KEY_PREFIX": prefix}
-    with mock.patch.dict(os.environ, own), afresh():
-        runtime = runtime_of(app)
-        schema = quoted(runtime.settings.schema)
-        # In a TestCase nothing is committed, and its transaction would be waited for.
-        if not connections[alias].in_atomic_block:
-            with runtime.engine.begin() as connection:
-                tables = ", ".join(f"{schema}.{name}" for name in _TABLES)
-                connection.exec_driver_sql(f"TRUNCATE {tables}")
+    try:
+        with mock.patch.dict(os.environ, own), afresh():
+            runtime = runtime_of(app)
+            schema = quoted(runtime.settings.schema)
+            # In a TestCase nothing is committed, and its transaction would be waited for.
+            if not connections[alias].in_atomic_block:
+                with runtime.engine.begin() as connection:
+                    tables = ", ".join(f"{schema}.{name}" for name in _TABLES)
+                    connection.exec_driver_sql(f"TRUNCATE {tables}")
+            renew(app)
+            fit(app)
+            inject_clock(runtime)
+            try:
+                yield Deployed(app)
+            finally:
+                if left := list(runtime.redis.scan_iter(f"{prefix}:*")):
+                    runtime.redis.delete(*left)
+    finally:
         renew(app)
-        fit(app)
-        inject_clock(runtime)
-        yield Deployed(app)
-        if left := list(runtime.redis.scan_iter(f"{prefix}:*")):
-            runtime.redis.delete(*left)
-    renew(app)
 
 
 _TABLES = ("deliveries", "messages", "pauses", "quarantine", "records", "sync_cursors", "tails", "pipelines")

@@ -71,7 +71,7 @@ local function settle()
   if outcome == "more" then
     return continue_in_turn()
   elseif outcome == "stopped" then
-    -- Its turn is not over: nobody goes before it.
+    -- Its turn is not over: nobody goes before it. Where the broker is another server, it is the last of its queue.
     return continue_now(true)
   elseif outcome == "stale" then
     return continue(REISSUED, owner)

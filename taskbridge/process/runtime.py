@@ -57,7 +57,7 @@ class Runtime(Looking):
         self.slots = 1
         """How many runs can be on at a time in the worker of this process."""
         self.taken_from: frozenset[str] = frozenset()
-        """The queues from which a slot of this process takes runs by itself."""
+        """The queues from which a slot takes runs by itself: those that the worker served when it started."""
         self.idle_slots: Callable[[], int] | None = None
         """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
         self.pid = os.getpid()

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SLICE: Final = 0.05
-"""Seconds for which a worker slot takes run after run from the queues: nobody waits longer behind another's handler."""
+"""Seconds from the start of a message's run in which its slot takes more runs: others wait so long, and one call."""
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
 

@@ -128,7 +128,7 @@ def test_empty_ticks_run_until_the_lease_ends(crowd: Crowd) -> None:
     assert answers[-1] is Answer.ENDED
 
 
-def test_many_deadlines_together_publish_nothing_for_those_that_end(crowd: Crowd) -> None:
+def test_a_deadline_at_which_a_runner_ends_publishes_nothing(crowd: Crowd) -> None:
     crowd.notify("a", "b", spacing=BURSTS)
     for tenant in ("a", "b"):
         run(crowd, tenant)

@@ -52,9 +52,17 @@ def summary(results: Sequence[Result]) -> str:
         f"{sum(result.delivered for result in results)} deliveries.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
-        f"{len(stalled)} recoveries were beyond their bound, by at most "
-        f"{max((one.recovered - one.bound for one in stalled if one.recovered), default=0.0):.1f} s, "
-        "and not by more than the machine stood still.\n"
+        f"{_beyond(stalled)}\n"
+    )
+
+
+def _beyond(stalled: Sequence[Recovery]) -> str:
+    if not stalled:
+        return "No recovery was beyond its bound."
+    most = max(one.recovered - one.bound for one in stalled if one.recovered is not None)
+    return (
+        f"{len(stalled)} recoveries were beyond their bound, by at most {most:.1f} s, and not by more than the machine "
+        "stood still."
     )
 
 
