@@ -53,9 +53,8 @@ PAID_AHEAD_MS: Final = 200
 
 
 class Advance(NamedTuple):
-    """What a run asks for when its handler is done: that its cursor moves; see `Cursors.advance`."""
+    """What a run asks for when its handler is done: that its cursor moves."""
 
-    run: Run
     move: Move
 
 
@@ -242,7 +241,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
                 raise HandlerFailed(page, error) from error
             raise
     if move is not None:
-        asked = yield Advance(run, move)
+        asked = yield Advance(move)
     handled = len(page.records) - len(reasons)
     if asked and handled:
         run.cursors.note_success(run.key)

@@ -25,7 +25,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, Alone, GivenBack, Settle, Steps
 from taskbridge.running.runner import story
-from taskbridge.store import Claim, Cursors
+from taskbridge.store import Claim, Cursors, advance
 
 __all__ = ["run_tenant", "run_together", "work"]
 
@@ -162,7 +162,7 @@ def _exchange(runtime: Runtime, requests: Sequence[Any]) -> list[Any]:
         if isinstance(requests[0], Claim):
             return _claim(runtime, requests)
         if isinstance(requests[0], Advance):
-            return requests[0].run.cursors.advance([one.move for one in requests])
+            return advance(runtime.database, [one.move for one in requests])
         if isinstance(requests[0], Settle):
             ends = [one.run.end(one.ending) for one in requests]
             return runtime.gate.settle_many(ends, most_handed=runtime.most_handed)

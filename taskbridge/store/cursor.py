@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg.errors import LockNotAvailable, QueryCanceled
@@ -35,11 +35,9 @@ from taskbridge.store.documents import decoded
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
 from taskbridge.store.sessions import distrust, driving, session_name, successor_of, with_second_try
-from taskbridge.store.transaction import NO_BISECTION, CursorLost, Move, Transaction, advance_alone, moved
+from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction, result_of
 
 __all__ = ["Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +194,7 @@ class Cursors:
             with suppress(psycopg.Error, MemoryError):
                 found = list(self._claim_at_once(claims))
         return [
-            _result(self.claim, *claim) if page is None else page for claim, page in zip(claims, found, strict=True)
+            result_of(self.claim, *claim) if page is None else page for claim, page in zip(claims, found, strict=True)
         ]
 
     def _claim_at_once(self, claims: Sequence[Claim]) -> Iterator[Page | None]:
@@ -217,30 +215,6 @@ class Cursors:
     def _claiming(self, claim: Claim) -> dict[str, Any]:
         counts = {"new_events": claim.new_events, "burst_runs": claim.runs, "burst_events": claim.events}
         return {**claim.key._asdict(), **counts, "session": session_name(claim.key)}
-
-    def advance(self, moves: Sequence[Move]) -> list[bool | Exception]:
-        """Move cursors past batches with which nothing else has to commit, in one round trip and one commit.
-
-        Returns for each whether to call `note_success`, or what went wrong: CursorLost where the cursor is not ours, or
-        not where the batch was read.
-        """
-        if len(moves) > 1:
-            with suppress(psycopg.Error):
-                return self._advance_at_once(moves)
-        return [_result(advance_alone, self._engine, move) for move in moves]
-
-    def _advance_at_once(self, moves: Sequence[Move]) -> list[bool | Exception]:
-        # In an order, so that two processes do not wait for one another.
-        at = sorted(range(len(moves)), key=lambda one: moves[one].key)
-        with driving(self._engine) as driver:
-            cursors = {one: driver.cursor() for one in at}
-            with driver.pipeline():
-                driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-                for one, cursor in cursors.items():
-                    cursor.execute(self._query("advance"), moves[one].values)
-                driver.execute("COMMIT")
-            rows = {one: cursor.fetchone() for one, cursor in cursors.items()}
-        return [_result(moved, rows[one]) for one in range(len(moves))]
 
     def _end_replaced(self, key: RunKey) -> bool:
         """End the sessions of runs that this one replaced, and its own others; return whether there were any."""
@@ -465,13 +439,6 @@ class Cursors:
             if len(rows) < page:
                 return
             values["after"] = rows[-1].tenant
-
-
-def _result(call: Callable[..., T], *args: Any) -> T | Exception:
-    try:
-        return call(*args)
-    except Exception as error:
-        return error
 
 
 class _Rows(NamedTuple):

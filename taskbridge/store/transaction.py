@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -25,7 +25,9 @@ from taskbridge.store.sessions import distrust, driving, session_name, successor
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
 
-__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance_alone", "moved"]
+__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "result_of"]
+
+T = TypeVar("T")
 
 NO_BISECTION: Final = Bisection()
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
@@ -195,7 +197,7 @@ class Transaction:
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
         move = self.move(page, bisection=bisection, first_event_ms=first_event_ms)
         if not self.used and not leaving and not reasons:
-            return advance_alone(self._engine, move)
+            return _advance_alone(self._engine, move)
         connection = self.connect()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
@@ -263,16 +265,39 @@ class Transaction:
         return at_work
 
 
-def advance_alone(engine: Engine, move: Move) -> bool:
-    """Move a cursor where nothing goes with it: one statement that is its own transaction, in one round trip.
+def advance(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
+    """Move cursors past batches with which nothing else has to commit, in one round trip and one commit.
 
-    Returns, and raises, as `Transaction.advance`.
+    Returns for each whether to call `note_success`, or what went wrong: CursorLost where the cursor is not ours, or not
+    where the batch was read.
     """
+    if len(moves) > 1:
+        with suppress(psycopg.Error):
+            return _advance_at_once(engine, moves)
+    return [result_of(_advance_alone, engine, move) for move in moves]
+
+
+def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
+    # In an order, so that two processes do not wait for one another.
+    at = sorted(range(len(moves)), key=lambda one: moves[one].key)
     with driving(engine) as driver:
-        return moved(driver.execute(queries(engine)("advance"), move.values).fetchone())
+        cursors = {one: driver.cursor() for one in at}
+        with driver.pipeline():
+            driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+            for one, cursor in cursors.items():
+                cursor.execute(queries(engine)("advance"), moves[one].values)
+            driver.execute("COMMIT")
+        rows = {one: cursor.fetchone() for one, cursor in cursors.items()}
+    return [result_of(_moved, rows[one]) for one in range(len(moves))]
 
 
-def moved(row: tuple[Any, ...] | None) -> bool:
+def _advance_alone(engine: Engine, move: Move) -> bool:
+    """Move a cursor by one statement that is its own transaction, in one round trip."""
+    with driving(engine) as driver:
+        return _moved(driver.execute(queries(engine)("advance"), move.values).fetchone())
+
+
+def _moved(row: tuple[Any, ...] | None) -> bool:
     """Return what `advance.sql` says of whether something failed before.
 
     Raises:
@@ -281,6 +306,14 @@ def moved(row: tuple[Any, ...] | None) -> bool:
     if row is None:
         raise CursorLost
     return bool(row[-1])
+
+
+def result_of(call: Callable[..., T], *args: Any) -> T | Exception:
+    """Return what a call returns or raises."""
+    try:
+        return call(*args)
+    except Exception as error:
+        return error
 
 
 def _is_at_work(connection: Connection) -> bool:

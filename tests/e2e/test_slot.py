@@ -12,12 +12,14 @@ from celery import Celery
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Queue, State
+from taskbridge.producing.notify import notify
 from taskbridge.running import slot
 from taskbridge.store import CursorLost, record_invoice
 from tests.deployment import Deployment
-from tests.inline import Inline
+from tests.inline import AT_ONCE, Inline
 
 TENANTS = ["a", "b", "c", "d"]
 
@@ -160,6 +162,67 @@ def test_a_claim_that_fails_costs_the_others_nothing(inline: Inline, monkeypatch
     monkeypatch.setattr(type(cursors), "_claim_at_once", lambda *_: iter([None] * 4))
     slot.run_together(inline.runtime, taken(inline))
     assert {tenant for tenant, records in handled(inline).items() if records} == {"a", "c", "d"}
+
+
+LOCKS = "SELECT 1 FROM taskbridge.sync_cursors WHERE tenant = 'b' FOR UPDATE"
+IMPATIENT = {"statement_timeout": 0.5}
+
+
+@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
+def test_a_cursor_that_another_session_has_locked_is_claimed_by_nobody_and_the_others_are(inline: Inline) -> None:
+    inline.handle(lambda _: None)
+    save(inline)
+    slot.run_together(inline.runtime, taken(inline))
+    for tenant in TENANTS:
+        record_invoice(inline.deployment.engine, tenant, "2", {})
+        inline.deployment.notify_event.delay(tenant)
+    with inline.deployment.engine.begin() as other:
+        other.exec_driver_sql(LOCKS)
+        errors = slot.run_together(inline.runtime, taken(inline))
+    assert [error is None for error in errors] == [True, False, True, True]
+    assert handled(inline) == {"a": 2, "b": 1, "c": 2, "d": 2}
+
+
+@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
+def test_a_cursor_that_gets_locked_before_the_advance_keeps_none_of_the_others(inline: Inline) -> None:
+    with inline.deployment.engine.connect() as other:
+
+        def handle(batch: Batch) -> None:
+            if batch.tenant == "b":
+                other.exec_driver_sql(LOCKS)
+
+        inline.handle(handle)
+        save(inline)
+        errors = slot.run_together(inline.runtime, taken(inline))
+        assert [error is None for error in errors] == [True, False, True, True]
+        assert handled(inline) == {"a": 1, "b": 0, "c": 1, "d": 1}
+
+
+def test_runs_of_two_pipelines_over_two_sources_begin_together(inline: Inline) -> None:
+    called: list[tuple[str, str, str]] = []
+    pipelines = Pipelines()
+    for name in ("invoices", "orders"):
+        pipelines.declare(
+            Pipeline(
+                name, lambda batch: called.append((batch.pipeline, batch.tenant, batch[0].external_id)), AT_ONCE, 500
+            )
+        )
+    inline.runtime.pipelines = pipelines
+    for name in ("invoices", "orders"):
+        for tenant in ("a", "b"):
+            with inline.deployment.engine.begin() as connection:
+                connection.exec_driver_sql(
+                    "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES (%s, %s, %s, '{}')",
+                    (name, tenant, f"{name} of {tenant}"),
+                )
+            notify(inline.deployment.app, tenant, name)
+    errors = slot.run_together(inline.runtime, taken(inline))
+    assert errors == [None] * 4
+    expected = [(name, tenant, f"{name} of {tenant}") for name in ("invoices", "orders") for tenant in ("a", "b")]
+    assert sorted(called) == expected
+    cursors = inline.deployment.rows("SELECT pipeline, tenant, records FROM taskbridge.sync_cursors")
+    assert sorted(tuple(row) for row in cursors) == [(name, tenant, 1) for name, tenant, _ in expected]
+    assert inline.runtime.gate.active("invoices") == inline.runtime.gate.active("orders") == []
 
 
 def test_runs_that_end_before_they_claim_are_settled(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
