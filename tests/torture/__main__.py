@@ -38,6 +38,9 @@ def main(arguments: list[str]) -> int:
         broken = True
         _say(f"BROKEN {error}")
     _say(f"\n{report.table(results, options.margin)}\n{report.summary(results)}")
+    failed = [str(result.seed) for result in results if result.came_to_nothing]
+    if failed:
+        _say(f"The harness failed in schedules {', '.join(failed)}: see above.")
     if options.write is not None:
         options.write.write_text(report.page(results, options.seed, options.margin), encoding="utf-8")
     return int(broken or any(result.violations for result in results))

@@ -1,4 +1,4 @@
-"""Arenas in processes of their own: each takes seeds and gives results, until it has a failure."""
+"""Arenas in processes of their own: each takes seeds and gives results, until one has a violation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.torture.arena import arena
-from tests.torture.course import Result, run
+from tests.torture.course import Result, harness_failed, run
 from tests.torture.faults import FAULTS
 from tests.torture.schedule import draw
 
@@ -22,7 +22,7 @@ TRIES: Final = 3
 
 
 class Broken(Exception):
-    """Arenas fail one after another before they come to a verdict; the message has the last one's trace."""
+    """One arena after another cannot be opened; the message has the last one's trace."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,12 @@ class Order:
 def in_arenas(order: Order, seeds: Sequence[int], count: int) -> Iterator[Result]:
     """Yield the results of the schedules with `seeds` as they come; an arena with a violation is replaced by another.
 
+    A schedule whose arena cannot be opened gets one more.
+
     Raises:
-        Broken: several arenas in a row came to no verdict.
+        Broken: several arenas in a row could not be opened.
     """
-    left, running, broken = [*seeds][::-1], list[_Arena](), 0
+    left, running, broken, again = [*seeds][::-1], list[_Arena](), 0, set[int]()
     try:
         while left or running:
             while left and len(running) < count:
@@ -50,13 +52,15 @@ def in_arenas(order: Order, seeds: Sequence[int], count: int) -> Iterator[Result
             ready = wait([one.pipe for one in running])
             for one in [one for one in running if one.pipe in ready]:
                 answer = one.receive()
+                broken = 0 if isinstance(answer, Result) else broken + 1
+                if broken == TRIES:
+                    raise Broken(answer)
                 if isinstance(answer, Result):
-                    broken = 0
                     yield answer
+                elif one.seed in again:
+                    yield harness_failed(one.seed, answer)
                 else:
-                    broken += 1
-                    if broken == TRIES:
-                        raise Broken(answer)
+                    again.add(one.seed)
                     left.append(one.seed)
                 if left and isinstance(answer, Result) and not answer.violations:
                     one.send(left.pop())
@@ -84,12 +88,12 @@ class _Arena:
         self.pipe.send(seed)
 
     def receive(self) -> Result | str:
-        """Return the result, or why there is none."""
+        """Return the result, or why the arena could not be opened."""
         try:
-            answer: Any = self.pipe.recv()
+            answer: Result | str = self.pipe.recv()
         except (EOFError, ConnectionError):
-            return f"schedule {self.seed}: the process of the arena ended"
-        return answer if isinstance(answer, Result) else f"schedule {self.seed}: {answer}"
+            return harness_failed(self.seed, "the process of the arena ended")
+        return answer
 
     def close(self) -> None:
         self.pipe.close()
@@ -102,7 +106,12 @@ def _serve(pipe: Connection, order: Order) -> None:
     try:
         with arena(order.without, order.keep) as runtime:
             while True:
-                pipe.send(run(runtime, draw(pipe.recv(), subjects), order.margin))
+                seed = pipe.recv()
+                try:
+                    result = run(runtime, draw(seed, subjects), order.margin)
+                except Exception:
+                    result = harness_failed(seed, traceback.format_exc())
+                pipe.send(result)
     except (EOFError, ConnectionError):
         return
     except Exception:

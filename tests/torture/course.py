@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from typing import Final
 
 from tests.torture.arena import FIRST_WORKERS, Arena
 from tests.torture.faults import FAULTS, ONE_MORE_OUTAGE, OUTAGES
@@ -15,10 +16,11 @@ from tests.torture.schedule import Planned, Schedule
 from tests.torture.strikes_work import FLOOD_CALL
 from tests.torture.verdict import judge, leftovers
 
-__all__ = ["Recovery", "Result", "run"]
+__all__ = ["HARNESS_FAILED", "Recovery", "Result", "harness_failed", "run"]
 
 WAITED_BEYOND = 10.0
 LEAST_SLOTS = len(FIRST_WORKERS)
+HARNESS_FAILED: Final = "harness failed"
 STUCK_AFTER = 60.0
 """Seconds without faults, traffic and progress after which a schedule that is not quiet counts as stuck."""
 
@@ -58,8 +60,18 @@ class Result:
     delivered: int = 0
     seconds: float = 0.0
 
+    @property
+    def came_to_nothing(self) -> bool:
+        """Whether there is no verdict, because the harness failed."""
+        return any(violation.startswith(HARNESS_FAILED) for violation in self.violations)
+
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+def harness_failed(seed: int, why: str) -> Result:
+    """Return the outcome of a schedule that came to no verdict because its own means failed."""
+    return Result(seed, violations=[f"{HARNESS_FAILED}: {why}"])
 
 
 def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
@@ -101,19 +113,13 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
 
 def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Recovery]:
     """Let the faults of a group strike at once, and wait until all tenants that they met go on."""
-    struck: dict[str, Struck] = {}
 
-    def strike(planned: Planned) -> None:
+    def strike(planned: Planned) -> Struck:
         time.sleep(planned.pause)
-        struck[planned.fault] = FAULTS[planned.fault].strike(scene, planned)
+        return FAULTS[planned.fault].strike(scene, planned)
 
-    threads = [threading.Thread(target=strike, args=(planned,), name=planned.fault) for planned in group]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(struck) < len(group):
-        raise RuntimeError(f"of {[planned.fault for planned in group]} only {[*struck]} struck")
+    with ThreadPoolExecutor(len(group)) as pool:
+        struck = dict(zip([planned.fault for planned in group], pool.map(strike, group), strict=True))
     settings = scene.arena.settings
     bounds = {name: FAULTS[name].bound.seconds(settings, one.lasted) + margin for name, one in struck.items()}
     crowd = max(one.crowd for one in struck.values())
@@ -131,7 +137,7 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         known = []
         for tenant in one.tenants:
             counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))
-            seconds = _recovery(scene, one, tenant, counted_from, bound)
+            seconds = _recovery(scene, one, tenant, counted_from, bound, margin)
             if seconds is not None:
                 known.append((seconds, scene.arena.stalls.between(counted_from, counted_from + seconds)))
         worst, stalled = max(known, key=lambda times: times[0] - times[1], default=(None, 0.0))
@@ -141,17 +147,27 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
     return recoveries
 
 
-def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float) -> float | None:
+def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float, margin: float) -> float | None:
     """Return the seconds from `since` to the tenant's next delivery, or to the end of the one that was under way.
 
-    Seconds in which no worker was ready, or all of them were in long calls, do not count. None: nothing of it was held
-    up. It is waited for well past the bound, so that a late one is told from none at all.
+    Seconds in which fewer than two workers were ready do not count. For one beyond its bound, nor does a time in which
+    all were in long calls when its run became due, which is `margin` before the bound; one of several runs may have
+    been due at any time. None: nothing of it was held up. It is waited for well past the bound, so that a late one is
+    told from none at all.
     """
     workers = scene.arena.workers
     deadline = time.monotonic() + bound + WAITED_BEYOND
 
+    def excused(until: float) -> float:
+        without = workers.seconds_without(since, until)
+        latest = since + bound + without
+        if until <= latest:
+            return without
+        due = since if one.to_the_end else latest - margin
+        return without + workers.seconds_full(due, latest, until, scene.arena.ledger)
+
     def counted(until: float) -> float:
-        return until - since - workers.seconds_without(since, until, scene.arena.ledger)
+        return until - since - excused(until)
 
     while True:
         if one.to_the_end:
@@ -166,7 +182,7 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
                 ended = max((entry.ended for entry in found if entry.ended is not None), default=0.0)
                 return counted(ended) if ended > since else None
         now = time.monotonic()
-        if now > deadline and now > deadline + workers.seconds_without(since, now, scene.arena.ledger):
+        if now > deadline and now > deadline + excused(now):
             return counted(now)
         time.sleep(0.2 if one.to_the_end else 0.05)
 

@@ -26,6 +26,9 @@ class Delivery:
     records: list[tuple[str, int]]
     began: float
     ended: float | None = None
+    """When all was done."""
+    left: float | None = None
+    """When the call was over, also by an error; None: it is under way, or its process was killed."""
 
 
 class Ledger:
@@ -49,13 +52,13 @@ class Ledger:
         return sorted(self._by_tenant[tenant], key=lambda one: one.began)
 
     def between(self, since: float, until: float) -> list[Delivery]:
-        """Return the deliveries of all tenants that had begun before `until` and had not ended before `since`."""
+        """Return the deliveries of all tenants that had begun before `until` and were not over before `since`."""
         self.read()
         return [
             one
             for deliveries in [*self._by_tenant.values()]
             for one in deliveries
-            if one.began <= until and (one.ended is None or one.ended >= since)
+            if one.began <= until and (one.left is None or one.left >= since)
         ]
 
     def read(self) -> None:
@@ -93,7 +96,11 @@ class Ledger:
         elif line["what"] == "mixed":
             self.mixed.append(f"{tenant}: {line['records']}")
         elif line["what"] == "ended":
-            self._open.pop(key).ended = line["at"]
+            self._open[key].ended = line["at"]
+        elif line["what"] == "left":
+            # It may have met an error before it began with its records.
+            if key in self._open:
+                self._open.pop(key).left = line["at"]
         else:
             records = [(number, revision) for number, revision in line["records"]]
             one = Delivery(line["worker"], line["token"], line["position"], line["session"], records, line["at"])

@@ -68,6 +68,14 @@ def write(batch: Batch, what: str, **more: Any) -> None:
 
 
 def handle(batch: Batch) -> None:
+    """Do what the documents ask for, and note when the call is over, also by an error."""
+    try:
+        _handle(batch)
+    finally:
+        write(batch, "left")
+
+
+def _handle(batch: Batch) -> None:
     """Do what the documents ask for, then write the journal."""
     if any(record.document.get("totals") for record in batch):
         batch.connection.exec_driver_sql(

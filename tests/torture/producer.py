@@ -20,12 +20,14 @@ from taskbridge import app, notify_event, record_invoice
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import runtime_of
 
-__all__ = ["PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
+__all__ = ["LONGEST_CALL", "PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
 
 Write = Callable[[Connection, Sequence["Invoice"]], None]
 
 GIVES_UP_AFTER = 20.0
 LARGEST_PART = 100
+LONGEST_CALL: Final = 2.0
+"""Seconds of the longest call that producers ask of a handler: longer than the runner TTL of an arena."""
 
 
 class Expected(StrEnum):
@@ -261,7 +263,7 @@ class Producer(threading.Thread):
             (
                 {},
                 {"seconds": chance.uniform(0.02, 0.15)},
-                {"seconds": 2.0},
+                {"seconds": LONGEST_CALL},
                 {"fails": 1, "error": "other"},
                 {"fails": chance.choice((1, 2)), "error": "connection"},
                 {"act": "poison", "variant": 0},

@@ -8,14 +8,26 @@ from collections.abc import Sequence
 
 from taskbridge.settings import Settings
 from tests.torture.arena import SETTINGS
-from tests.torture.course import Recovery, Result
+from tests.torture.course import HARNESS_FAILED, Recovery, Result
 from tests.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
+from tests.torture.producer import LONGEST_CALL
 from tests.torture.verdict import TRIES_PER_FAULT
 from tests.torture.workers import LONG_CALL
 
 __all__ = ["page", "summary", "table"]
 
-KINDS = ("lost", "doubled", "double advance", "mixed", "rolled back", "wrong end", "too many tries", "stuck", "late")
+KINDS = (
+    "lost",
+    "doubled",
+    "double advance",
+    "mixed",
+    "rolled back",
+    "wrong end",
+    "too many tries",
+    "stuck",
+    "late",
+    HARNESS_FAILED,
+)
 
 
 def table(results: Sequence[Result], margin: float) -> str:
@@ -78,6 +90,7 @@ def page(results: Sequence[Result], seed: int, margin: float) -> str:
         margin=margin,
         look=LOOK,
         long=LONG_CALL,
+        longest=LONGEST_CALL,
         outage=ONE_MORE_OUTAGE,
         extra=TRIES_PER_FAULT,
     )
@@ -124,10 +137,11 @@ quarantine, the others handled.
 
 {table}
 Times are from the moment in the column "counted from" to the tenant's next delivery, or for a record to the end of
-its tenant. Seconds in which fewer than two workers were ready do not count: one alone may be in a slow handler. Nor do
-those in which all that were ready had calls of {long:g} s and more in each slot. In the bounds, {margin:g} s is for
-what every recovery needs: a look of the ticker, a message, a worker that reconnects. Each try of a record has
-{look:g} s of its own for it.
+its tenant. Seconds in which fewer than two workers were ready do not count: one alone may be in a slow handler. Where
+all that were ready had calls of {long:g} s and more in each slot when the tenant's run became due, the time until the
+first slot came free does not count either, once and up to {longest:g} s, which is the longest call that producers ask
+for. In the bounds, {margin:g} s is for what every recovery needs: a look of the ticker, a message, a worker that
+reconnects. Each try of a record has {look:g} s of its own for it.
 A recovery is late if it is beyond its bound by more than the machine itself stood still meanwhile: a process that only
 sleeps notes by how much its sleeps are too long.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
@@ -150,6 +164,9 @@ After each schedule these hold, or it is a violation:
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
 | stuck | all is handled, no runner is left, and no key in Redis that never expires, but for the broker's own |
 | late | each fault's tenants go on within the bound |
+
+A schedule that comes to no verdict, because a part of the torture itself raises an exception, counts as "harness
+failed"; the run goes on with the next one and ends with status 1.
 
 Workers that end by themselves are started again, as a supervisor would. Celery ends a worker whose Redis refuses its
 writes, and a worker that starts while Postgres or Redis is away says so and ends.

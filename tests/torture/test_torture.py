@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,11 +49,12 @@ MARGIN = 5.0 * TIME_FACTOR
 """Seconds that a busy machine is given beyond each bound."""
 
 
-def torture(*options: str) -> tuple[int, list[dict[str, Any]], str]:
-    """Run schedules; return the exit status, the line of each schedule, and all that was printed."""
+def torture(*options: str, path: Path | None = None) -> tuple[int, list[dict[str, Any]], str]:
+    """Run schedules, with programs from `path`; return the exit status, each schedule's line, and all that was said."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.torture", "--margin", str(MARGIN), *options],
         cwd=ROOT,
+        env={**os.environ, "PATH": os.environ["PATH"] if path is None else str(path)},
         capture_output=True,
         text=True,
         check=False,
@@ -81,6 +84,38 @@ def test_a_frozen_worker_is_found_to_advance_twice_where_nobody_checks_the_owner
     kinds = {violation.partition(":")[0] for result in results for violation in result["violations"]}
     assert {"doubled", "double advance"} <= kinds
     assert any(f"--schedule {result['seed']} {' '.join(without)}" in said for result in results)
+
+
+@pytest.mark.slow
+def test_a_schedule_whose_harness_fails_is_told_and_the_next_one_is_begun(tmp_path: Path) -> None:
+    """Where there is no compiler no clock can be moved, and the fault that would do it raises."""
+    status, results, said = torture("--schedules", "2", "--seed", "3", "--only", "redis_clock", path=tmp_path)
+
+    assert status == 1
+    assert [result["seed"] for result in results] == [3_000_000, 3_000_001], said
+    for result in results:
+        (violation,) = result["violations"]
+        assert violation.startswith("harness failed: Traceback")
+        assert "in redis_clock" in violation
+    assert ", 2 harness failed." in said
+    assert "The harness failed in schedules 3000000, 3000001" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an arena compiles nothing there")
+def test_a_schedule_whose_arena_cannot_be_opened_gets_one_more_and_no_third(tmp_path: Path) -> None:
+    """A compiler that fails keeps Redis of an arena from its clock."""
+    compiler, tries = tmp_path / "cc", tmp_path / "tries"
+    compiler.write_text(f"#!/bin/sh\necho >> {tries}\nexit 1\n")
+    compiler.chmod(0o755)
+
+    status, results, said = torture("--schedules", "3", "--seed", "3", path=tmp_path)
+
+    assert status == 1
+    assert [(result["seed"], result["violations"][0][:25]) for result in results] == [
+        (3_000_000, "harness failed: Traceback")
+    ]
+    assert len(tries.read_text().splitlines()) == 3
+    assert "BROKEN" in said
 
 
 def test_a_schedule_is_drawn_from_its_seed_alone() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -22,14 +22,15 @@ from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log
 from tests.deployment import ENDS_WITHIN, ROOT, worker_command
 from tests.torture.ledger import Delivery, Ledger
+from tests.torture.producer import LONGEST_CALL
 from tests.waiting import wait_until
 
-__all__ = ["LONG_CALL", "Kind", "Worker", "Workers"]
+__all__ = ["LONG_CALL", "Kind", "Look", "Worker", "Workers", "longest_full"]
 
 STARTS_WITHIN = 40.0
 LOOKS_EVERY = 0.1
 LONG_CALL: Final = 1.0
-"""Seconds of a call that is longer than any of a flood."""
+"""Seconds of a call that is longer than any of a flood. A slot that is in a shorter one comes free within the bound."""
 
 
 @dataclass(frozen=True)
@@ -94,22 +95,51 @@ class Worker:
         os.killpg(self.process.pid, number)
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """What the supervisor saw, and how many seconds after its look before."""
 
     at: float
     seconds: float
-    ready: list[Worker]
+    slots: Mapping[str, int]
+    """How many slots each worker has that was ready, by name."""
+
+    @property
+    def has_two(self) -> bool:
+        """Whether two workers were ready: one alone may have a single slot, and a handler in it that takes long."""
+        return len(self.slots) >= 2
 
 
-def _full(look: _Look, calls: list[Delivery]) -> Iterator[bool]:
-    """Say of each worker that was ready whether it had a long call in each of its slots."""
-    under_way = Counter(
-        one.worker
-        for one in calls
-        if one.ended is not None and one.began <= look.at < one.ended and one.ended - one.began >= LONG_CALL
-    )
-    return (under_way[worker.name] >= worker.kind.slots for worker in look.ready)
+def longest_full(looks: Sequence[Look], calls: Sequence[Delivery], latest: float) -> float:
+    """Return the longest time from a look until `latest` to the first slot that came free after it.
+
+    Only long calls count that were under way at that look: where another one began later, a slot had come free. So it
+    is one call's length at the most; one that takes longer than any that is drawn is no excuse. Seconds in which fewer
+    than two workers were ready are not in it.
+    """
+    if not looks:
+        return 0.0
+    long = [one for one in calls if (looks[-1].at if one.left is None else one.left) - one.began >= LONG_CALL]
+    found = [
+        _seconds_full(looks[number:], [one for one in long if _is_under_way(one, look)])
+        for number, look in enumerate(looks)
+        if look.at <= latest
+    ]
+    return min(max(found, default=0.0), LONGEST_CALL)
+
+
+def _seconds_full(looks: Sequence[Look], calls: Sequence[Delivery]) -> float:
+    """Return for how long these calls alone were in every slot, from the first look on."""
+
+    def is_full(look: Look) -> bool:
+        used = Counter(one.worker for one in calls if _is_under_way(one, look))
+        return all(used[name] >= slots for name, slots in look.slots.items())
+
+    return sum(look.seconds for look in takewhile(is_full, looks) if look.has_two)
+
+
+def _is_under_way(call: Delivery, look: Look) -> bool:
+    # Nobody notes the end of a call whose process was killed.
+    return call.began <= look.at < (call.began + LONGEST_CALL if call.left is None else call.left)
 
 
 @dataclass
@@ -130,7 +160,7 @@ class Workers:
         self._leaving: list[Worker] = []
         self._changing = threading.RLock()
         self._closed = threading.Event()
-        self._looks: list[_Look] = []
+        self._looks: list[Look] = []
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
 
     def open(self, kinds: list[Kind]) -> None:
@@ -153,15 +183,23 @@ class Workers:
         with self._changing:
             return [worker for worker in self._places if worker.is_ready]
 
-    def seconds_without(self, since: float, until: float, ledger: Ledger) -> float:
-        """Return for how long between these times nobody could be expected to begin a run.
+    def seconds_without(self, since: float, until: float) -> float:
+        """Return for how long between these times fewer than two workers were ready.
 
-        Fewer than two workers were ready: one that is alone may have a single slot, and a handler in it that takes
-        long. Or each of them had such a call in each slot. Give or take the time between two looks of the supervisor.
+        Give or take the time between two looks of the supervisor.
         """
-        looks = [look for look in takewhile(lambda look: look.at >= since, reversed(self._looks)) if look.at <= until]
-        calls = ledger.between(since, until)
-        return sum(look.seconds for look in looks if len(look.ready) < 2 or all(_full(look, calls)))
+        return sum(look.seconds for look in self._looks_between(since, until) if not look.has_two)
+
+    def seconds_full(self, due: float, latest: float, until: float, ledger: Ledger) -> float:
+        """Return how long a run that was due between `due` and `latest` may have waited for a free slot until `until`.
+
+        See `longest_full`.
+        """
+        return longest_full(self._looks_between(due, until), ledger.between(due, until), latest)
+
+    def _looks_between(self, since: float, until: float) -> list[Look]:
+        later = takewhile(lambda look: look.at >= since, reversed(self._looks))
+        return [look for look in later if look.at <= until][::-1]
 
     def kill(self, worker: Worker, successor: Kind) -> float:
         """Kill -9 the worker and its pool processes, as a machine that loses power would; return when."""
@@ -235,7 +273,8 @@ class Workers:
             with self._changing:
                 # On a busy machine much longer than it was to be.
                 before, looked = looked, time.monotonic()
-                self._looks.append(_Look(looked, looked - before, self.ready()))
+                slots = {worker.name: worker.kind.slots for worker in self.ready()}
+                self._looks.append(Look(looked, looked - before, slots))
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():
                         notes = self.self_exits if worker.was_ready else self.refusals

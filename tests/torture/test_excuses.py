@@ -1,0 +1,95 @@
+"""For how long a recovery may wait for a slot, and no longer: the harness must not excuse a tenant that is starved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.torture.ledger import Delivery, Ledger
+from tests.torture.producer import LONGEST_CALL
+from tests.torture.workers import Look, longest_full
+
+SLOTS = {"w1": 3, "w2": 3, "w3": 1}
+EVERY = 0.1
+ANY = 1000.0
+
+
+def looks(since: float, until: float, slots: dict[str, int] = SLOTS) -> list[Look]:
+    return [Look(since + number * EVERY, EVERY, slots) for number in range(round((until - since) / EVERY) + 1)]
+
+
+def call(worker: str, began: float, left: float | None) -> Delivery:
+    return Delivery(worker, "token", 0, 0, [], began, left, left)
+
+
+def in_each_slot(began: float, left: float | None) -> list[Delivery]:
+    return [call(worker, began, left) for worker, count in SLOTS.items() for _ in range(count)]
+
+
+def test_calls_that_were_under_way_when_the_run_became_due_are_an_excuse_until_the_first_slot_comes_free() -> None:
+    # It became due at 1.5 and began at 3.2, when the first slot came free; the others are still in their calls.
+    calls = [*in_each_slot(1.25, None)[1:], call("w1", 1.2, 3.2)]
+
+    assert longest_full(looks(1.5, 3.2), calls, 1.5) == pytest.approx(1.7, abs=2 * EVERY)
+
+
+def test_slots_that_come_free_and_are_given_to_others_are_no_excuse() -> None:
+    calls = [one for number in range(100) for one in in_each_slot(number * 1.05, number * 1.05 + 1.04)]
+
+    assert longest_full(looks(0.0, 100.0), calls, ANY) <= 1.04 + EVERY
+    assert longest_full(looks(0.9, 100.0), calls, 0.9) <= 0.14 + EVERY
+
+
+def test_one_slot_that_comes_free_is_enough() -> None:
+    calls = [*in_each_slot(0.0, 2.0)[1:], call("w1", 0.0, 1.1), call("w1", 1.11, 3.1)]
+
+    assert longest_full(looks(0.5, 3.0), calls, 0.5) == pytest.approx(0.6, abs=2 * EVERY)
+
+
+def test_calls_that_take_longer_than_any_that_is_drawn_are_no_excuse_after_that() -> None:
+    assert longest_full(looks(0.0, 60.0), in_each_slot(0.0, 60.0), ANY) == LONGEST_CALL
+
+
+def test_short_calls_are_no_excuse() -> None:
+    assert longest_full(looks(0.0, 0.5), in_each_slot(0.0, 0.6), ANY) == 0.0
+
+
+def test_a_worker_that_becomes_ready_has_free_slots() -> None:
+    seen = [*looks(0.1, 0.5), *looks(0.6, 1.9, {**SLOTS, "w4": 1})]
+
+    assert longest_full(seen, in_each_slot(0.0, 2.0), ANY) == pytest.approx(0.5, abs=EVERY)
+
+
+def test_a_call_whose_process_was_killed_ends_unseen() -> None:
+    unseen = [call("w1", 0.0, None) for _ in range(3)]
+    others = [call(worker, began, began + 1.9) for began in (1.0, 2.9) for worker in ("w2", "w2", "w2", "w3")]
+
+    assert longest_full(looks(1.1, 4.8), [*unseen, *others], ANY) == pytest.approx(LONGEST_CALL - 1.1, abs=2 * EVERY)
+
+
+def test_seconds_with_one_worker_are_not_counted_twice() -> None:
+    seen = [*looks(0.1, 0.5), *looks(0.6, 1.4, {"w1": 3}), *looks(1.5, 1.9)]
+
+    assert longest_full(seen, in_each_slot(0.0, 2.0), ANY) == pytest.approx(1.0, abs=EVERY)
+
+
+def test_where_the_supervisor_did_not_look_there_is_no_excuse() -> None:
+    assert longest_full([], in_each_slot(0.0, 2.0), ANY) == 0.0
+
+
+def test_a_call_is_over_when_its_handler_raised(tmp_path: Path) -> None:
+    lines = [
+        {"what": "began", "at": 1.0, "position": 0, "session": 1, "records": [["a", 1]], "versions": [1]},
+        {"what": "left", "at": 1.5},
+    ]
+    book = tmp_path / "w1-1.jsonl"
+    book.write_text("".join(json.dumps({"worker": "w1", "tenant": "t", "token": "k", **one}) + "\n" for one in lines))
+    ledger = Ledger(tmp_path)
+
+    (delivery,) = ledger.of("t")
+
+    assert (delivery.ended, delivery.left) == (None, 1.5)
+    assert ledger.between(1.4, 9.0) == [delivery]
+    assert ledger.between(1.6, 9.0) == []
