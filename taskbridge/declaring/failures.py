@@ -10,7 +10,7 @@ from typing import Final
 from taskbridge.common.lost_connections import is_away
 from taskbridge.declaring.batch import RetryAfter
 
-__all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_downstream"]
+__all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_caused_by", "is_downstream"]
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
@@ -30,6 +30,11 @@ def backoff(failures: int, longest: float | None = None) -> float:
 def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
     """Whether `error`, or what it was raised from, says that something the handler calls cannot be used now."""
     return any(isinstance(one, also) or is_away(one) for one in _with_causes(error))
+
+
+def is_caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether `error`, or what it was raised from, is one of these."""
+    return any(isinstance(one, kinds) for one in _with_causes(error))
 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import psycopg
+from celery.exceptions import SoftTimeLimitExceeded
+
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.failures import is_caused_by
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
@@ -156,7 +160,7 @@ class HandlerFailed(Exception):
     """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect.
 
     `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest. `waited`:
-    it was interrupted while the batch's session waited for Postgres.
+    Postgres did not answer the batch's session, until a time limit or until the session was lost.
     """
 
     def __init__(self, page: Page, error: BaseException, *, progressed: bool = False, waited: bool = False) -> None:
@@ -238,7 +242,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
         except Exception as error:
             # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
             if used:
-                raise HandlerFailed(page, error) from error
+                raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
             raise
     if move is not None:
         asked = yield Advance(move)
@@ -349,9 +353,14 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
     except BaseException as error:
         if ends_process(error):
             raise
-        raise HandlerFailed(page, error, waited=transaction.waits) from error
+        raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
     run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)
+
+
+def _has_waited(transaction: Transaction, error: BaseException) -> bool:
+    # The session of a stream that is open has not answered either, whatever the handler raises.
+    return transaction.waits and is_caused_by(error, (SoftTimeLimitExceeded, psycopg.OperationalError))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ opens. Where a tenant has no other record, or all others are rejected, two such 
 
 An error that blames the downstream needs stronger evidence: another record of the same tenant is handled and then this
 one fails again; or, where no other is handled, it fails four times as often while other tenants' records are handled.
+So often is also enough where there is no other record and what fails is the handler's own session with Postgres.
 Such failures do not count for a record that then fails with another error.
 
 The death of a run's process counts as a failure of the batch that the next run reads.
@@ -63,7 +64,7 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     if not page.records:
         return after_lost_server(run, failed.exception)
     text = error_text(error)
-    # A statement without an answer, until the time limit: the server is silent, or another holds the lock.
+    # The server is silent, or another holds the lock, or the record's own statement does not end.
     downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
@@ -72,7 +73,7 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
     enough = _has_failed_enough(run, bisection, downstream=downstream)
-    ending, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream)
+    ending, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream, waited=failed.waited)
     if ending is not None:
         return ending
     if enough and not downstream:
@@ -178,7 +179,14 @@ def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = Fal
 
 
 def _judged(
-    run: Run, page: Page, bisection: Bisection, text: str, *, enough: bool, downstream: bool = False
+    run: Run,
+    page: Page,
+    bisection: Bisection,
+    text: str,
+    *,
+    enough: bool,
+    downstream: bool = False,
+    waited: bool = False,
 ) -> tuple[Ending | None, int]:
     """Store a failure and, if a record failed alone often `enough`, decide whose fault it is.
 
@@ -193,7 +201,7 @@ def _judged(
     if evidence is None:
         return None, failures
     try:
-        if not _is_the_records_fault(run, page, bisection, evidence, downstream=downstream):
+        if not _is_the_records_fault(run, page, bisection, evidence, downstream=downstream, waited=waited):
             return None, failures
     except RetryAfter as told:
         return _as_told(run, told), failures
@@ -201,7 +209,9 @@ def _judged(
     return Ending(Outcome.MORE), failures
 
 
-def _is_the_records_fault(run: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool) -> bool:
+def _is_the_records_fault(
+    run: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool, waited: bool
+) -> bool:
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
@@ -227,7 +237,10 @@ def _is_the_records_fault(run: Run, page: Page, bisection: Bisection, evidence: 
         failed += trial is not Trial.SILENT
         if failed >= len(others).bit_length() or run.seconds_left <= 0:
             return False
-    return not failed and not downstream and evidence.in_a_row < MOST_IN_A_ROW
+    if failed or evidence.in_a_row >= MOST_IN_A_ROW:
+        return False
+    # Each time Postgres answered this run, and not the handler: so the record's own statement does not end.
+    return not downstream or (waited and often)
 
 
 def _order_of_trials(count: int, tries: int) -> list[int]:

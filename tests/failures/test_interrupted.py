@@ -1,4 +1,4 @@
-"""A handler that is interrupted inside a statement leaves no session behind that goes on."""
+"""A handler that is interrupted inside a statement leaves no session behind that goes on, and no record for ever."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import signal
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import Handler
 from taskbridge.store import connect
+from taskbridge.store.bounded import driver_of
 from tests.failures.drill import Drill
 
 AT_WORK = (
@@ -80,3 +83,72 @@ def test_a_server_that_keeps_a_handler_waiting_until_its_time_limit_is_no_fault_
     assert len(drill.errors) == 3
     assert drill.quarantine() == []
     assert drill.states() == {"handled": 2}
+
+
+def sleep(batch: Batch) -> None:
+    batch.connection.exec_driver_sql("SELECT pg_sleep(60)")
+
+
+def sleep_and_tell(batch: Batch) -> None:
+    try:
+        sleep(batch)
+    except SoftTimeLimitExceeded as error:
+        raise ValueError("too slow") from error
+
+
+def sleep_at_the_commit(batch: Batch) -> None:
+    batch.connection.exec_driver_sql(
+        "CREATE FUNCTION pg_temp.sleep() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM pg_sleep(60); RETURN NULL; END';"
+        "CREATE TABLE slow (n integer);"
+        "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION pg_temp.sleep();"
+        "INSERT INTO slow VALUES (1)"
+    )
+
+
+def end_its_session(batch: Batch) -> None:
+    batch.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "handler", "limit"),
+    [
+        ({}, sleep, 0.1),
+        ({}, sleep_and_tell, 0.1),
+        ({"transaction_timeout": 1.0}, sleep, None),
+        pytest.param({"statement_timeout": 0.5}, sleep_at_the_commit, None, marks=pytest.mark.slow),
+        ({}, end_its_session, None),
+    ],
+    ids=["time limit", "error of its own", "time-out", "commit", "session"],
+    indirect=["deployment"],
+)
+def test_a_record_that_never_gets_an_answer_goes_to_quarantine_also_where_it_is_the_only_one(
+    drill: Drill, handler: Handler, limit: float | None
+) -> None:
+    drill.handle(handler, max_attempts=1, soft_time_limit=limit)
+    drill.save("acme", "a")
+    drill.go_on(steps=40)
+    assert drill.states() == {"quarantined": 1}
+    assert len(drill.calls) == 4
+
+
+@pytest.mark.parametrize(("error", "calls"), [(ValueError("bad"), 2), (ConnectionError("refused"), None)], ids=str)
+def test_a_session_with_an_open_stream_says_nothing_of_what_the_handler_raises(
+    drill: Drill, error: Exception, calls: int | None
+) -> None:
+    def handler(batch: Batch) -> None:
+        if len(drill.calls) > 12:
+            return
+        cursor = driver_of(batch.connection).cursor()
+        rows = cursor.stream("SELECT generate_series(1, 1000000)")
+        next(rows)
+        raise error
+
+    drill.handle(handler, max_attempts=2)
+    drill.save("acme", "a")
+    drill.go_on(steps=40)
+    if calls is None:
+        assert (drill.quarantine(), drill.states()) == ([], {"handled": 1})
+    else:
+        assert (len(drill.calls), drill.states()) == (calls, {"quarantined": 1})
