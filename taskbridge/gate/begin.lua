@@ -73,8 +73,7 @@ if open_until then
   probe = turn > 0 and 2 ^ (turn - 1) or 0
 end
 
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "first", "earliest", "died",
-  "reminded", "queue")
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "earliest", "reminded", "queue")
 -- People read the count of events, so a reminder is taken off it again. A burst has one event at the least.
 if runner[11] and (events > 1 or tonumber(runs) > 0) then
   events = events - 1
@@ -100,5 +99,5 @@ if most_runs > 0 then
   take_slot(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
-return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0), now - (first or now), probe,
-  died }
+return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
+  first and math.max(0, now - first) or -1, probe, died }

@@ -358,8 +358,10 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
     answer, *counts = reply
     if answer != Answer.BEGUN:
         return Answer(answer)
-    *counts, probe, died = counts
-    return Begun(*counts)._replace(probe=None if probe < 0 else probe, died=bool(died))
+    events, new_events, runs, failures, age_ms, probe, died = counts
+    return Begun(
+        events, new_events, runs, failures, None if age_ms < 0 else age_ms, None if probe < 0 else probe, bool(died)
+    )
 
 
 def _nonce() -> str:

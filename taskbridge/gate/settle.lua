@@ -123,7 +123,12 @@ if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
-if failures and outcome ~= "retry" and outcome ~= "stale" then
+-- A run that did nothing leaves to the next one what it was told when it began.
+local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
+if reply[1] ~= FINISHED and not did_nothing then
+  redis.call("HDEL", runner_key, "first", "died")
+end
+if failures and outcome ~= "retry" and not did_nothing then
   redis.call("HDEL", runner_key, "failures")
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)

@@ -75,16 +75,16 @@ class Begun(NamedTuple):
     """What a run learns when it begins.
 
     Of this burst: `events`, `new_events` since its last run, and `runs` with this one. `failures`: how many runs before
-    this one failed in a row. `age_ms`: in the burst's first run, the milliseconds since its first event. `probe`: which
-    of the tenant's records, counted from 0, a run that probes an open circuit tries; else None. `died`: the tenant's
-    run before this one did not end, and was replaced.
+    this one failed in a row. `age_ms`: the milliseconds since its first event; None: a
+    run before this one has acted on that. `probe`: which of the tenant's records, counted from 0, a run that probes an
+    open circuit tries; else None. `died`: the tenant's run before this one did not end, and was replaced.
     """
 
     events: int
     new_events: int
     runs: int
     failures: int
-    age_ms: int
+    age_ms: int | None
     probe: int | None = None
     died: bool = False
 

@@ -124,7 +124,7 @@ METRICS: Final = (
         "taskbridge_first_event_seconds",
         "histogram",
         _COUNTERS,
-        "From a burst's first event to the moment when its first run gives the handler its first batch.",
+        "From a burst's first event to the moment when a run gives the handler its first batch.",
         "first_events",
     ),
     Metric(

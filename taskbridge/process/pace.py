@@ -31,17 +31,23 @@ class Pace:
 
     def __init__(self) -> None:
         self._by_size: dict[int, tuple[_Call, ...]] = {}
+        self._failed = 0.0
+
+    def note_failed(self, seconds: float) -> None:
+        """Remember how long a call took that failed, until one is done. It says nothing of how many records to give."""
+        self._failed = max(self._failed, seconds)
 
     def note(self, records: int, seconds: float) -> None:
         """Remember a call that was given so many records."""
+        self._failed = 0.0
         size = records.bit_length()
         self._by_size[size] = (*self._by_size.get(size, ()), (records, max(seconds, 1e-6)))[-_KEPT:]
 
     @property
     def small_call(self) -> float | None:
-        """How long the slowest of the last smallest calls took; None: there was none."""
+        """How long the slowest took of the last smallest calls, and of those that failed since; None: none is known."""
         sizes = self._by_size
-        return max(seconds for _, seconds in sizes[min(sizes)]) if sizes else None
+        return max(self._failed, *(seconds for _, seconds in sizes[min(sizes)])) if sizes else None
 
     def most_records(self, left: float, budget: float) -> int:
         """Return how many records to deliver with `left` of a run's `budget`; at least 1.

@@ -33,7 +33,7 @@ from taskbridge.store import Claim, CursorLost, Cursors, Move, Page, Quarantined
 __all__ = [
     "SLICE",
     "Advance",
-    "Alone",
+    "AfterTheOthers",
     "Ending",
     "GivenBack",
     "HandlerFailed",
@@ -62,12 +62,12 @@ class Advance(NamedTuple):
     move: Move
 
 
-class Alone(NamedTuple):
+class AfterTheOthers(NamedTuple):
     """What a run asks for before it does what may take long: that those that began with it are done first."""
 
 
 class GivenBack(Exception):
-    """The run shall end before its handler is called: others that began with it took too long."""
+    """The run shall end, and another slot takes its tenant: others that began with it take too long."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Run:
     begun: Begun
     started: float
     ownership: Ownership
-    company: int = 1
+    began_together: int = 1
     """How many runs began together. Where there are others, which wait for it, it delivers one short batch."""
     took: int = 0
     handled: int = 0
@@ -109,8 +109,8 @@ class Run:
     def most_records(self) -> int:
         """How many records the handler can handle in what is left of the budget, judging by its last calls."""
         pace, budget, left = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget, self.seconds_left
-        if self.company > 1:
-            budget = left = SLICE / self.company
+        if self.began_together > 1:
+            budget = left = SLICE / self.began_together
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
     def end(self, ending: Ending) -> tuple[RunKey, Settlement, Spacing, int]:
@@ -119,9 +119,9 @@ class Run:
         return self.key, settlement, self.pipeline.policy.spacing, self.pipeline.max_runs
 
     @property
-    def is_spent(self) -> bool:
+    def must_end(self) -> bool:
         """Whether others wait, or less than a tenth of the time budget is left: too little for another call."""
-        return self.company > 1 or self.seconds_left < self.runtime.settings.run_budget / 10
+        return self.began_together > 1 or self.seconds_left < self.runtime.settings.run_budget / 10
 
 
 class Ending(NamedTuple):
@@ -149,7 +149,7 @@ class Settle(NamedTuple):
     ending: Ending
 
 
-Steps: TypeAlias = "Generator[Claim | Advance | Alone | Settle, Any, T]"
+Steps: TypeAlias = "Generator[Claim | Advance | AfterTheOthers | Settle, Any, T]"
 """A run, or a part of one: it yields what it asks for and is told what came of it, and returns T at its end.
 
 So what several runs ask for at the same time goes to the servers in one exchange.
@@ -218,7 +218,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
         CursorLost: the cursor is another run's.
     """
     first_event_ms = None
-    if run.begun.runs == 1 and run.took == 0 and page.records:
+    if run.begun.age_ms is not None and run.took == 0 and page.records:
         first_event_ms = run.begun.age_ms + round((time.monotonic() - run.started) * 1000)
     hooks: list[Hook] = []
     with run.cursors.transaction(run.key) as transaction:
@@ -231,7 +231,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
         used = transaction.used
         move, asked = None, False
         try:
-            if used or reasons or page.leaving:
+            if used or reasons or page.leaving or hooks:
                 asked = transaction.advance(
                     page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms
                 )
@@ -353,6 +353,7 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
     except BaseException as error:
         if ends_process(error):
             raise
+        run.runtime.paces[run.pipeline.name].note_failed(time.monotonic() - started)
         raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
     run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)

@@ -1,4 +1,4 @@
-"""The story of one run: begin, claim, sweep batch by batch (read, deliver, advance), settle.
+"""What one run does: begin, claim, sweep batch by batch (read, deliver, advance), settle.
 
 At most one run of a tenant is between begin and settle with the current token (the gate sees to that), and only the
 token that owns the cursor advances it (Postgres sees to that). A run that notices that it was replaced stops without
@@ -24,28 +24,38 @@ from taskbridge.gate import Begun, Outcome
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running import failures
-from taskbridge.running.delivery import Alone, Ending, GivenBack, HandlerFailed, Run, Settle, Steps, deliver, permitted
+from taskbridge.running.delivery import (
+    AfterTheOthers,
+    Ending,
+    GivenBack,
+    HandlerFailed,
+    Run,
+    Settle,
+    Steps,
+    deliver,
+    permitted,
+)
 from taskbridge.store import CursorLost, StaleToken, Unread
 
-__all__ = ["story"]
+__all__ = ["run_steps"]
 
 log = logging.getLogger(__name__)
 
 
-def story(
-    runtime: Runtime, pipeline: Pipeline, key: RunKey, begun: Begun, *, asked: float, company: int
+def run_steps(
+    runtime: Runtime, pipeline: Pipeline, key: RunKey, begun: Begun, *, asked: float, began_together: int
 ) -> Steps[None]:
     """Do one run of a tenant that has begun: sweep until nothing is left or the time budget is spent.
 
     `asked` is when it was asked to begin, in seconds of the monotonic clock: the ownership that `begin` gives is as old
-    as the call, since the process may freeze before it has the answer. `company`: how many runs began together.
+    as the call, since the process may freeze before it has the answer. `began_together`: how many runs did.
 
     Raises:
         Exception: what the handler raised, after the failure was stored and the run was settled.
     """
     name, tenant = pipeline.name, key.tenant
     with runtime.heartbeat.keep(partial(runtime.gate.beat, key), confirmed=asked) as ownership:
-        run = Run(runtime, pipeline, key, begun, time.monotonic(), ownership, company)
+        run = Run(runtime, pipeline, key, begun, time.monotonic(), ownership, began_together)
         try:
             ending = yield from _sweep_or_fail(run)
         except CursorLost:
@@ -78,7 +88,7 @@ def _sweep_or_fail(run: Run) -> Steps[Ending]:
     except (HandlerFailed, Unread) as error:
         failed = error
     # What follows may try other records.
-    yield Alone()
+    yield AfterTheOthers()
     if isinstance(failed, Unread):
         return failures.after_unread(run, failed)
     return failures.after_failure(run, failed)
@@ -92,7 +102,7 @@ def _sweep(run: Run) -> Steps[Ending]:
     """
     page = yield run.claim(run.most_records())
     if run.begun.died and page.records:
-        yield Alone()
+        yield AfterTheOthers()
         if (ending := failures.after_death(run, page)) is not None:
             return ending
         page = run.cursors.read(run.key, run.most_records())
@@ -109,6 +119,6 @@ def _sweep(run: Run) -> Steps[Ending]:
             return Ending(Outcome.DONE)
         if not run.ownership.owned:
             raise CursorLost
-        if run.is_spent or is_stopping():
-            return Ending(Outcome.MORE if run.is_spent else Outcome.STOPPED)
+        if run.must_end or is_stopping():
+            return Ending(Outcome.MORE if run.must_end else Outcome.STOPPED)
         page = run.cursors.read(run.key, run.most_records())

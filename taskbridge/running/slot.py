@@ -6,30 +6,35 @@ advances in one commit. While the system is idle a message is one run.
 
 Nobody waits longer than a slice and one call behind other tenants' handlers: only runs whose handlers are known to be
 quick are taken, as many as are done within the slice, and the others are put back. Where a handler was slower than
-expected, those that have begun and wait behind it are given back when it is done.
+expected, or never ends, those that have begun and wait behind it are given back.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
-from taskbridge.running.delivery import SLICE, Advance, Alone, GivenBack, Settle, Steps
-from taskbridge.running.runner import story
-from taskbridge.store import Claim, Cursors, advance
+from taskbridge.running.delivery import SLICE, Advance, AfterTheOthers, GivenBack, Settle, Steps
+from taskbridge.running.runner import run_steps
+from taskbridge.store import Claim, Cursors, advance, is_busy
 
 __all__ = ["run_tenant", "run_together", "work"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
@@ -81,7 +86,7 @@ def _more(runtime: Runtime, left: float) -> list[RunKey]:
     return [message.run for message in messages[:taken]]
 
 
-class _Story:
+class _Running:
     """A run that is on, with what it asks for (None: it has ended) and the error that it ended with."""
 
     def __init__(self, steps: Steps[None]) -> None:
@@ -103,55 +108,142 @@ class _Story:
 def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math.inf) -> list[Exception | None]:
     """Do one run each of several tenants; return for each what its handler raised.
 
-    Those whose handlers would be called more than `seconds` after the first one are given back: others take them.
+    Those that wait for more than `seconds` while others' handlers are called are given back: other slots take them.
     """
     asked = time.monotonic()
     pipelines = [runtime.pipelines[key.pipeline] for key in keys]
     begun = runtime.gate.begin_many([(key, one.max_runs) for key, one in zip(keys, pipelines, strict=True)])
-    stories: dict[int, _Story] = {}
+    running: dict[int, _Running] = {}
     for at, (key, pipeline, answer) in enumerate(zip(keys, pipelines, begun, strict=True)):
         if isinstance(answer, Answer):
             what = "it is in the wait queue" if answer is Answer.POSTPONED else "late or doubled message, nothing to do"
             log.info("run of %s for tenant %r: %s", key.pipeline, key.tenant, what)
         else:
-            steps = story(runtime, pipeline, key, answer, asked=asked, company=len(keys))
-            stories[at] = _Story(steps)
+            steps = run_steps(runtime, pipeline, key, answer, asked=asked, began_together=len(keys))
+            running[at] = _Running(steps)
     try:
-        _deliver(runtime, [*stories.values()], seconds)
+        _deliver(runtime, [*running.values()], seconds)
     finally:
         # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
-        _finish(runtime, [one for one in stories.values() if isinstance(one.request, Advance | Settle)])
-        for one in stories.values():
+        _finish(runtime, [one for one in running.values() if isinstance(one.request, Advance | Settle)])
+        for one in running.values():
             one.steps.close()
-    return [stories[at].error if at in stories else None for at in range(len(keys))]
+    return [running[at].error if at in running else None for at in range(len(keys))]
 
 
-def _deliver(runtime: Runtime, stories: Sequence[_Story], seconds: float) -> None:
-    """Claim all cursors, and call one handler after another."""
-    claiming = [one for one in stories if isinstance(one.request, Claim)]
-    done = [one for one in stories if one not in claiming]
-    alone: list[_Story] = []
-    pages = _exchange(runtime, [one.request for one in claiming])
-    began = advanced = time.monotonic()
-    for one, page in zip(claiming, pages, strict=True):
-        now = time.monotonic()
-        if now - advanced > ADVANCED_WITHIN:
-            _finish(runtime, done)
-            done, advanced = [], time.monotonic()
-        one.go_on(GivenBack() if now - began > seconds else page)
-        (alone if isinstance(one.request, Alone) else done).append(one)
-    _finish(runtime, done)
-    for one in alone:
-        _finish(runtime, [one])
+def _deliver(runtime: Runtime, running: Sequence[_Running], seconds: float) -> None:
+    """Claim all cursors, call one handler after another, and then do what may take long, one run after another."""
+    turn = _Turn(runtime, [one for one in running if not isinstance(one.request, Claim)])
+    claiming = [one for one in running if isinstance(one.request, Claim)]
+    for one, page in zip(claiming, _exchange(runtime, [one.request for one in claiming]), strict=True):
+        if not is_busy(page):
+            turn.waiting.append((one, page))
+        elif turn.last:
+            # Each may wait as long as a statement may, so only one of them does.
+            turn.waiting.append((one, GivenBack()))
+        else:
+            turn.last.append(one)
+    with turn.relieved(seconds):
+        turn.call()
 
 
-def _finish(runtime: Runtime, stories: Sequence[_Story]) -> None:
-    """Do what runs ask for until they have ended, what is of one kind at once."""
-    while asking := [one for one in stories if one.request is not None]:
+class _Turn:
+    """What is left of runs that began together. Two threads may take from it, and never the same run.
+
+    Attributes:
+        waiting: runs to go on, with what came of their claims.
+        last: those that go on one after another when all others are done.
+        done: those whose handlers were called.
+    """
+
+    def __init__(self, runtime: Runtime, done: Sequence[_Running]) -> None:
+        self._runtime = runtime
+        self.waiting: deque[tuple[_Running, Any]] = deque()
+        self.last: deque[_Running] = deque()
+        self.done = deque(done)
+
+    def call(self) -> None:
+        """Call one handler after another, and finish all runs."""
+        advanced = time.monotonic()
+        while found := _first_of(self.waiting):
+            if time.monotonic() - advanced > ADVANCED_WITHIN:
+                self._finish_done()
+                advanced = time.monotonic()
+            one, page = found
+            one.go_on(page)
+            (self.last if isinstance(one.request, AfterTheOthers) else self.done).append(one)
+        self._finish_done()
+        while late := _first_of(self.last):
+            _finish(self._runtime, [late])
+
+    @contextmanager
+    def relieved(self, seconds: float) -> Iterator[None]:
+        """After `seconds` of the block let another thread finish those that are done, and give back those that wait.
+
+        A handler may go on for ever, and others must not wait for it. Those that come last wait for the time budget of
+        a run, since what they found out is lost when they are given back.
+        """
+        if len(self.waiting) + len(self.last) <= 1:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._relieve, args=(over, seconds), name="taskbridge-relief", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _relieve(self, over: threading.Event, seconds: float) -> None:
+        if over.wait(min(seconds, threading.TIMEOUT_MAX)):
+            return
+        self._give_back([one for one, _ in _all_of(self.waiting)])
+        if not over.wait(self._runtime.settings.run_budget):
+            self._give_back([*_all_of(self.last)])
+
+    def _give_back(self, running: Sequence[_Running]) -> None:
+        # Each goes to the front of its queue, so the first one last.
+        for one in reversed(running):
+            one.go_on(GivenBack())
+            self.done.append(one)
+        self._finish_done()
+
+    def _finish_done(self) -> None:
+        _finish(self._runtime, [*_all_of(self.done)])
+
+
+def _first_of(waiting: deque[T]) -> T | None:
+    """Take the first out; None: there is none."""
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
+
+
+def _all_of(waiting: deque[T]) -> Iterator[T]:
+    """Take out one after another."""
+    while (one := _first_of(waiting)) is not None:
+        yield one
+
+
+def _finish(runtime: Runtime, running: Sequence[_Running], *, again: bool = False) -> None:
+    """Do what runs ask for until they have ended, what is of one kind at once.
+
+    Where another session has locked a run's cursor, the others are finished first; `again`: this is after that.
+    """
+    locked: list[_Running] = []
+    while asking := [one for one in running if one.request is not None and one not in locked]:
         kind = type(asking[0].request)
         same = [one for one in asking if isinstance(one.request, kind)]
         for one, told in zip(same, _exchange(runtime, [one.request for one in same]), strict=True):
-            one.go_on(told)
+            if is_busy(told) and len(same) > 1 and not again:
+                locked.append(one)
+            else:
+                one.go_on(told)
+    if locked:
+        _finish(runtime, locked[:1])
+        _finish(runtime, locked[1:], again=True)
 
 
 def _exchange(runtime: Runtime, requests: Sequence[Any]) -> list[Any]:
@@ -165,9 +257,12 @@ def _exchange(runtime: Runtime, requests: Sequence[Any]) -> list[Any]:
             return advance(runtime.database, [one.move for one in requests])
         if isinstance(requests[0], Settle):
             ends = [one.run.end(one.ending) for one in requests]
-            return runtime.gate.settle_many(ends, most_handed=runtime.most_handed)
+            return list(runtime.gate.settle_many(ends, most_handed=runtime.most_handed))
     except Exception as error:
-        return [error] * len(requests)
+        if isinstance(requests[0], Settle):
+            return [error] * len(requests)
+        # Each would wait as long as this one for what it does about it.
+        return [error, *(GivenBack() for _ in requests[1:])]
     return [None] * len(requests)
 
 
@@ -176,7 +271,11 @@ def _claim(runtime: Runtime, claims: Sequence[Claim]) -> list[Any]:
     by_source: dict[Cursors, list[int]] = {}
     for at, claim in enumerate(claims):
         by_source.setdefault(runtime.cursors_of(claim.key.pipeline), []).append(at)
-    pages: dict[int, Any] = {}
+    pages: dict[int, Any] = dict.fromkeys(range(len(claims)))
     for cursors, places in by_source.items():
-        pages |= zip(places, cursors.claim_together([claims[at] for at in places]), strict=True)
-    return [pages[at] for at in range(len(claims))]
+        try:
+            pages |= zip(places, cursors.claim_together([claims[at] for at in places]), strict=True)
+        except Exception as error:
+            pages[places[0]] = error
+            break
+    return [GivenBack() if page is None else page for page in pages.values()]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         written,
     )
     from taskbridge.store.schema import check_schema, migrate
-    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
+    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_busy
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
     from taskbridge.store.transaction import CursorLost, Move, Quarantined, Transaction, advance
@@ -93,7 +93,7 @@ if not TYPE_CHECKING:
                 "record_many with_reason writing writing_message written"
             ),
             "schema": "check_schema migrate",
-            "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
+            "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_busy",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
             "transaction": "CursorLost Move Quarantined Transaction advance",

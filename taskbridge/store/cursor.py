@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
@@ -34,7 +34,16 @@ from taskbridge.store.bounded import within
 from taskbridge.store.documents import decoded
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
-from taskbridge.store.sessions import distrust, driving, session_name, successor_of, with_second_try
+from taskbridge.store.sessions import (
+    IMPATIENT,
+    PATIENT,
+    SILENT,
+    distrust,
+    driving,
+    session_name,
+    successor_of,
+    with_second_try,
+)
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction, result_of
 
 __all__ = ["Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
@@ -184,18 +193,43 @@ class Cursors:
                 raise
             return self._read(batch, *statement)
 
-    def claim_together(self, claims: Sequence[Claim]) -> list[Page | Exception]:
+    def claim_together(self, claims: Sequence[Claim]) -> list[Page | Exception | None]:
         """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
 
-        Returns for each the page, or what `claim` would raise.
+        Returns for each the page, or what `claim` would raise. Where several are claimed none waits for another's lock:
+        LockNotAvailable, another session has locked this cursor; None, it was not tried after a long one.
+
+        Raises:
+            psycopg.Error: Postgres took too long, or the connection broke; nothing is known of any.
         """
-        found: list[Page | Exception | None] = [None] * len(claims)
-        if len(claims) > 1:
-            with suppress(psycopg.Error, MemoryError):
-                found = list(self._claim_at_once(claims))
-        return [
-            result_of(self.claim, *claim) if page is None else page for claim, page in zip(claims, found, strict=True)
-        ]
+        if len(claims) == 1:
+            return [result_of(self.claim, *claims[0])]
+        found: list[Page | Exception | None]
+        try:
+            found = [*with_second_try(lambda: list(self._claim_at_once(claims)))]
+        except SILENT:
+            raise
+        except (psycopg.Error, MemoryError):
+            # One of them is to blame. Which one, only each by itself can say.
+            found = [self._claim_unless_locked(claim) for claim in claims]
+        for at, claim in enumerate(claims):
+            if found[at] is None:
+                found[at] = failed = result_of(self.claim, *claim)
+                if isinstance(failed, Unread) and isinstance(failed.error, SILENT):
+                    break
+        return found
+
+    def _claim_unless_locked(self, claim: Claim) -> Page | LockNotAvailable | None:
+        """Claim one cursor, unless another session has locked it. None: only `claim` can say what came of it."""
+        try:
+            (page,) = self._claim_at_once([claim])
+        except LockNotAvailable as locked:
+            return locked
+        except SILENT:
+            raise
+        except (psycopg.Error, MemoryError):
+            return None
+        return page
 
     def _claim_at_once(self, claims: Sequence[Claim]) -> Iterator[Page | None]:
         """Claim and read in a transaction for each, all sent at once. None: this one has to be claimed alone."""
@@ -203,9 +237,11 @@ class Cursors:
         with driving(self._engine) as driver:
             cursors = [driver.cursor() for _ in claims]
             with driver.pipeline():
+                driver.execute(IMPATIENT)
                 for claim, cursor in zip(claims, cursors, strict=True):
                     batch = _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
                     self._send(driver, cursor, rows, batch, self._query("claim"), self._claiming(claim))
+                driver.execute(PATIENT)
             pages = [cursor.fetchall() for cursor in cursors]
         for claim, page in zip(claims, pages, strict=True):
             # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.

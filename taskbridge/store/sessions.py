@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
-from psycopg.errors import DeadlockDetected, LockNotAvailable
+from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
 from psycopg.rows import dict_row, scalar_row
 
 from taskbridge.common.names import DEFAULT_SCHEMA
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     Database: TypeAlias = Engine | "Reader"
 
 __all__ = [
+    "IMPATIENT",
     "OLDEST_POSTGRES",
+    "PATIENT",
+    "SILENT",
     "Broken",
     "Reader",
     "Watched",
@@ -52,6 +55,13 @@ OLDEST_POSTGRES: Final = 15
 
 class Broken(psycopg.OperationalError):
     """The connection broke, so that nothing is known of the statement."""
+
+
+SILENT: Final = (Broken, NoAnswer, QueryCanceled)
+"""How a statement ends that Postgres did not answer in time, or at all: the next one may take as long."""
+IMPATIENT: Final = "SET lock_timeout = '50ms'"
+"""Let a session wait for no lock while several runs wait for what it does; `PATIENT` ends that."""
+PATIENT: Final = "SET lock_timeout TO DEFAULT"
 
 
 class Reader:

@@ -20,7 +20,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.bounded import Bounded, NoAnswer
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import distrust, driving, session_name, successor_of
+from taskbridge.store.sessions import IMPATIENT, PATIENT, SILENT, distrust, driving, session_name, successor_of
 
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
@@ -269,12 +269,29 @@ def advance(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
     """Move cursors past batches with which nothing else has to commit, in one round trip and one commit.
 
     Returns for each whether to call `note_success`, or what went wrong: CursorLost where the cursor is not ours, or not
-    where the batch was read.
+    where the batch was read. Of several none waits for another's lock: LockNotAvailable, another session holds it.
+
+    Raises:
+        psycopg.Error: Postgres took too long, or the connection broke; nothing is known of any.
     """
-    if len(moves) > 1:
-        with suppress(psycopg.Error):
-            return _advance_at_once(engine, moves)
-    return [result_of(_advance_alone, engine, move) for move in moves]
+    if len(moves) == 1:
+        return [result_of(_advance_alone, engine, moves[0])]
+    try:
+        return _advance_at_once(engine, moves)
+    except SILENT:
+        raise
+    except psycopg.Error:
+        # One of them is to blame. Which one, only each by itself can say.
+        return [_advance_unless_locked(engine, move) for move in moves]
+
+
+def _advance_unless_locked(engine: Engine, move: Move) -> bool | Exception:
+    try:
+        return _advance_at_once(engine, [move])[0]
+    except SILENT:
+        raise
+    except psycopg.Error as error:
+        return error
 
 
 def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
@@ -283,10 +300,12 @@ def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | Excep
     with driving(engine) as driver:
         cursors = {one: driver.cursor() for one in at}
         with driver.pipeline():
+            driver.execute(IMPATIENT)
             driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             for one, cursor in cursors.items():
                 cursor.execute(queries(engine)("advance"), moves[one].values)
             driver.execute("COMMIT")
+            driver.execute(PATIENT)
         rows = {one: cursor.fetchone() for one, cursor in cursors.items()}
     return [result_of(_moved, rows[one]) for one in range(len(moves))]
 

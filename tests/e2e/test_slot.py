@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from psycopg.errors import QueryCanceled
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
@@ -17,9 +21,10 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Queue, State
 from taskbridge.producing.notify import notify
 from taskbridge.running import slot
-from taskbridge.store import CursorLost, record_invoice
+from taskbridge.store import CursorLost, Cursors, NoAnswer, Unread, record_invoice
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
+from tests.waiting import wait_until
 
 TENANTS = ["a", "b", "c", "d"]
 
@@ -34,9 +39,9 @@ def inline(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Inline:
     return made
 
 
-def save(inline: Inline, tenants: Sequence[str] = TENANTS) -> None:
+def save(inline: Inline, tenants: Sequence[str] = TENANTS, number: str = "1") -> None:
     for tenant in tenants:
-        record_invoice(inline.deployment.engine, tenant, "1", {})
+        record_invoice(inline.deployment.engine, tenant, number, {})
         inline.deployment.notify_event.delay(tenant)
 
 
@@ -164,23 +169,94 @@ def test_a_claim_that_fails_costs_the_others_nothing(inline: Inline, monkeypatch
     assert {tenant for tenant, records in handled(inline).items() if records} == {"a", "c", "d"}
 
 
-LOCKS = "SELECT 1 FROM taskbridge.sync_cursors WHERE tenant = 'b' FOR UPDATE"
+LOCKS = "SELECT 1 FROM taskbridge.sync_cursors WHERE tenant = ANY (%s) FOR UPDATE"
 IMPATIENT = {"statement_timeout": 0.5}
+
+
+def save_again(inline: Inline) -> None:
+    """Let each tenant have a cursor, and another record."""
+    inline.handle(lambda _: None)
+    save(inline)
+    slot.run_together(inline.runtime, taken(inline))
+    save(inline, number="2")
 
 
 @pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
 def test_a_cursor_that_another_session_has_locked_is_claimed_by_nobody_and_the_others_are(inline: Inline) -> None:
-    inline.handle(lambda _: None)
-    save(inline)
-    slot.run_together(inline.runtime, taken(inline))
-    for tenant in TENANTS:
-        record_invoice(inline.deployment.engine, tenant, "2", {})
-        inline.deployment.notify_event.delay(tenant)
+    save_again(inline)
     with inline.deployment.engine.begin() as other:
-        other.exec_driver_sql(LOCKS)
+        other.exec_driver_sql(LOCKS, (["b"],))
         errors = slot.run_together(inline.runtime, taken(inline))
     assert [error is None for error in errors] == [True, False, True, True]
     assert handled(inline) == {"a": 2, "b": 1, "c": 2, "d": 2}
+
+
+def test_only_one_run_waits_for_a_locked_cursor_and_it_is_the_last(inline: Inline) -> None:
+    save_again(inline)
+    with inline.deployment.engine.connect() as other:
+        called: list[str] = []
+
+        def handle(batch: Batch) -> None:
+            called.append(batch.tenant)
+            if batch.tenant == "d":
+                other.rollback()
+
+        inline.handle(handle)
+        other.exec_driver_sql(LOCKS, (["a", "b"],))
+        assert slot.run_together(inline.runtime, taken(inline)) == [None] * 4
+    assert called == ["c", "d", "a"]
+    assert queued(inline) == ["b"]
+
+
+def test_where_postgres_does_not_answer_one_run_waits_and_the_others_are_given_back(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline.handle(lambda _: None)
+    save(inline)
+
+    def silent(*_: Any) -> None:
+        raise NoAnswer("Postgres has not answered")
+
+    monkeypatch.setattr(Cursors, "_claim_at_once", silent)
+    errors = slot.run_together(inline.runtime, taken(inline))
+    assert [type(error) for error in errors] == [NoAnswer, type(None), type(None), type(None)]
+    assert sorted(queued(inline)) == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
+def test_a_document_that_takes_too_long_keeps_no_other_run_waiting(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline.handle(lambda _: None)
+    save(inline)
+    tried: list[str] = []
+
+    def slow(_: Any, key: RunKey, limit: int, *__: Any) -> None:
+        tried.append(key.tenant)
+        raise Unread(QueryCanceled("statement timeout"), limit, bisecting=True)
+
+    monkeypatch.setattr(Cursors, "_claim_at_once", lambda *_: iter([None] * 4))
+    monkeypatch.setattr(Cursors, "claim", slow)
+    slot.run_together(inline.runtime, taken(inline))
+    assert tried == ["a"]
+    assert sorted(queued(inline)) == ["b", "c", "d"]
+
+
+def test_runs_whose_cursors_nobody_locked_are_settled_before_one_waits_for_a_lock(inline: Inline) -> None:
+    with inline.deployment.engine.connect() as other, ThreadPoolExecutor() as threads:
+
+        def handle(batch: Batch) -> None:
+            if batch.tenant == "d":
+                other.exec_driver_sql(LOCKS, (["a", "b"],))
+
+        inline.handle(handle)
+        save(inline)
+        keys = taken(inline)
+        errors = threads.submit(slot.run_together, inline.runtime, keys)
+        wait_until(lambda: sorted(inline.runtime.gate.active("invoices")) == ["a", "b"], "c and d have ended")
+        other.rollback()
+        assert errors.result() == [None] * 4
+    assert handled(inline) == dict.fromkeys(TENANTS, 1)
 
 
 @pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
@@ -189,7 +265,7 @@ def test_a_cursor_that_gets_locked_before_the_advance_keeps_none_of_the_others(i
 
         def handle(batch: Batch) -> None:
             if batch.tenant == "b":
-                other.exec_driver_sql(LOCKS)
+                other.exec_driver_sql(LOCKS, (["b"],))
 
         inline.handle(handle)
         save(inline)
@@ -266,6 +342,26 @@ def test_a_slow_handler_is_never_taken_along(inline: Inline, monkeypatch: pytest
     assert queued(inline) == TENANTS[1:], "each in its place"
 
 
+def test_a_handler_that_was_slow_to_fail_is_not_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(_: Batch) -> None:
+        time.sleep(0.1)
+        raise TimeoutError
+
+    quick(inline)
+    inline.handle(handle)
+    save(inline)
+    first = taken(inline, 1)[0]
+    monkeypatch.setattr(slot, "SLICE", 0.1)
+    with pytest.raises(TimeoutError):
+        slot.work(inline.runtime, *first)
+    monkeypatch.setattr(slot, "SLICE", 0.09)
+    slot.work(inline.runtime, "invoices", "lone", "token")
+    assert queued(inline) == TENANTS[1:]
+    inline.handle(lambda _: None)
+    slot.run_together(inline.runtime, taken(inline, 1))
+    assert (inline.runtime.paces["invoices"].small_call or 1) < 0.09
+
+
 def test_only_so_many_are_taken_as_are_done_within_the_slice(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[list[str]] = []
 
@@ -302,6 +398,66 @@ def test_who_waits_behind_a_handler_that_was_slower_than_expected_is_given_back(
     assert sorted(queued(inline)) == ["c", "d"]
     inline.run_all()
     assert sorted(called) == TENANTS
+
+
+@contextmanager
+def endless() -> Iterator[threading.Event]:
+    """What a handler waits for that does not end; it ends with the block."""
+    event = threading.Event()
+    try:
+        yield event
+    finally:
+        event.set()
+
+
+def test_a_handler_that_never_ends_keeps_nobody_waiting(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "SLICE", 1.0)
+    called: list[str] = []
+    gate = inline.runtime.gate
+    with ThreadPoolExecutor() as threads, endless() as never:
+
+        def handle(batch: Batch) -> None:
+            called.append(batch.tenant)
+            if batch.tenant == "c":
+                never.wait()
+
+        inline.handle(handle, max_runs=5)
+        save(inline, "abcde")
+        quick(inline)
+        work = threads.submit(slot.work, inline.runtime, *taken(inline, 1)[0])
+        # b is done, and d and e have begun: the one advances, and the others are for another slot.
+        wait_until(lambda: sorted(gate.active("invoices")) == ["c", "d", "e"], "b has ended")
+        wait_until(lambda: queued(inline) == ["d", "e"], "d and e are given back, in their order")
+        assert [status.state for status in gate.look("invoices", list("abcde"))] == [
+            State.IDLE,
+            State.IDLE,
+            State.RUNNING,
+            State.QUEUED,
+            State.QUEUED,
+        ]
+        inline.run_all()
+        assert called == list("abcde")
+        never.set()
+        work.result()
+    assert handled(inline) == dict.fromkeys("abcde", 1)
+    assert not gate.active("invoices")
+
+
+@pytest.mark.parametrize("deployment", [{"run_budget": 0.5}], indirect=True)
+def test_who_waits_behind_the_search_for_a_bad_record_is_given_back(inline: Inline) -> None:
+    with ThreadPoolExecutor() as threads, endless() as never:
+
+        def handle(batch: Batch) -> None:
+            if batch.tenant == "d":
+                never.wait()
+            raise ValueError("no")
+
+        inline.handle(handle)
+        save(inline)
+        runs = threads.submit(slot.run_together, inline.runtime, taken(inline), 0.2)
+        wait_until(lambda: sorted(queued(inline)) == ["a", "b", "c"], "those that failed before are given back")
+        never.set()
+        assert [error is None for error in runs.result()] == [True, True, True, False]
 
 
 def test_a_handler_that_nobody_knows_is_not_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:

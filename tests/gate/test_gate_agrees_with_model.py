@@ -189,7 +189,7 @@ class GateAndModel(RuleBasedStateMachine):
                 before.events - before.uncounted - before.swept,
                 before.runs + 1,
                 before.failures,
-                0 if before.first is None else now_ms - before.first,
+                None if before.first is None else max(0, now_ms - before.first),
                 shared.circuit.record,
                 before.died,
             )

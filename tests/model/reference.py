@@ -402,12 +402,20 @@ def step(
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
         if row.answer is Answer.HELD and event.all_wait:
             shared.call_head(shared.circuit.rest or 0)
+        after = _learned(tenant, after, event)
         after = _judge(after, event, now)
         _pass_on_the_slot(event, now)
         _give_the_next_its_turn(now)
     elif now.admitting is not None:
         _admit(*now.admitting, now)
     return replace(after, deadline=shared.due.get(name)), row.answer
+
+
+def _learned(tenant: Tenant, after: Tenant, event: Settle) -> Tenant:
+    """A run that did nothing leaves to the next one what it was told when it began."""
+    if event.outcome is Outcome.STALE or (event.outcome is Outcome.STOPPED and not event.took):
+        return replace(after, failures=tenant.failures)
+    return replace(after, first=None, died=False)
 
 
 def _set_deadline(tenant: Tenant, now: _Now) -> None:
@@ -638,8 +646,6 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         earliest=None,
         delay=None,
         joined=None,
-        first=None,
-        died=False,
         lease=tenant.lease_end if (tenant.lease_end or 0) > now.ms else None,
         runs=tenant.runs + 1,
         deadline=now.ms + now.timing.runner_ttl,
