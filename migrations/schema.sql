@@ -269,6 +269,7 @@ CREATE TABLE taskbridge.records (
     recorded_at timestamp with time zone DEFAULT now() NOT NULL,
     changed_at timestamp with time zone DEFAULT now() NOT NULL,
     discarded_at timestamp with time zone,
+    CONSTRAINT ck_records_id CHECK ((id > 0)),
     CONSTRAINT ck_records_matched CHECK (((tenant = ''::text) = (reason IS NOT NULL)))
 );
 
@@ -406,7 +407,7 @@ CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries 
 CREATE INDEX ix_quarantine_failed ON taskbridge.quarantine USING btree (pipeline, quarantined_at) WHERE (cause = 'failed'::text);
 CREATE INDEX ix_quarantine_retry ON taskbridge.quarantine USING btree (pipeline, tenant) WHERE (retry_at IS NOT NULL);
 CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);
-CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id);
+CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id) WHERE (id > 0);
 CREATE INDEX ix_records_unmatched ON taskbridge.records USING btree (source, id) WHERE (tenant = ''::text);
 CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline) WHERE (failures > 0);
 

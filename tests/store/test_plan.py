@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.common.run_key import RunKey
+from taskbridge.store import Cursors
 from taskbridge.store.queries import query
 
 ROWS, TENANTS = 60_000, 600
@@ -78,6 +80,29 @@ def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
     assert scan["Actual Rows"] == 20
     assert pages(top) < 25
     assert not any(node["Node Type"] == "Sort" and node["Actual Rows"] for node in nodes(top)), "the index gives it"
+
+
+@pytest.mark.parametrize("tenants", [3_000, 20_000])
+def test_a_sweep_reads_by_its_index_where_nothing_is_known_of_the_table(engine: Engine, tenants: int) -> None:
+    """As in a storm of first events, with the plan that a session keeps and before Postgres has looked at the table."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'tenant-' || n, '1', '{}' FROM generate_series(1, %(tenants)s) n",
+            {"tenants": tenants},
+        )
+    cursors = Cursors(engine)
+    for number in range(1, 21):
+        page = cursors.claim(RunKey("invoices", f"tenant-{number}", "t"), 500, 1, 1, 1)
+        assert len(page.records) == 1
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        connection.commit()
+        used = connection.exec_driver_sql(
+            "SELECT indexrelname, idx_scan, idx_tup_read FROM pg_stat_user_indexes WHERE relname = 'records'"
+        ).all()
+    assert {name: scans for name, scans, _ in used if scans} == {"ix_records_source_tenant_xid_id": 20}
+    assert sum(read for *_, read in used) == 20
 
 
 def test_an_open_transaction_lets_no_sweep_read_what_was_handled_since(seeded: Engine) -> None:

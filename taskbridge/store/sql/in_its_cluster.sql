@@ -2,12 +2,12 @@
 -- source's newest record, and none of a thousand cursors, has seen a transaction that this cluster has not begun (as after
 -- a restore of some tables only).
 WITH RECURSIVE newest AS (
-    (SELECT source, xid FROM {schema}.records ORDER BY source DESC, xid DESC LIMIT 1)
+    (SELECT source, xid FROM {schema}.records WHERE id > 0 ORDER BY source DESC, xid DESC LIMIT 1)
     UNION ALL
     SELECT r.source, r.xid
     FROM newest n
     CROSS JOIN LATERAL (
-        SELECT source, xid FROM {schema}.records WHERE source < n.source ORDER BY source DESC, xid DESC LIMIT 1
+        SELECT source, xid FROM {schema}.records WHERE id > 0 AND source < n.source ORDER BY source DESC, xid DESC LIMIT 1
     ) r
 )
 SELECT coalesce(

@@ -3,6 +3,7 @@
 SELECT tenant, key, revision
 FROM {schema}.records
 WHERE source = %(source)s
+  AND id > 0
   AND tenant <> ''
   AND xid = pg_current_xact_id()
   AND revision > coalesce(nullif(current_setting(%(mark)s, true), ''), '0')::bigint

@@ -6,4 +6,5 @@
 SELECT set_config('row_security', 'off', true),
        set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true),
        set_config('max_parallel_workers_per_gather', '0', true)

@@ -10,7 +10,7 @@ WITH page AS MATERIALIZED (
     SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
            changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours
     FROM {schema}.records
-    WHERE source = %(source)s AND (xid, id) > ((%(after)s::text[])[1]::xid8, (%(after)s::text[])[2]::bigint)
+    WHERE source = %(source)s AND id > 0 AND (xid, id) > ((%(after)s::text[])[1]::xid8, (%(after)s::text[])[2]::bigint)
     ORDER BY xid, id
     LIMIT %(limit)s
 ), discarded AS MATERIALIZED (

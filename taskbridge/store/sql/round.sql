@@ -7,7 +7,8 @@
 -- that have pending records.
 -- A page is the next `size` records after the place (`after_xid`, `after_id`), by (xid, id); it may end inside a
 -- transaction. "Not visible in a snapshot" is written as two ordered branches of one index. A range from the snapshot's
--- xmin would read all that came since the oldest transaction began. Cursors are looked up one by one (LIMIT 1), for a join
+-- xmin would read all that came since the oldest transaction began. `id > 0` holds for all records; the index over all tenants
+-- is for statements that say so. Cursors are looked up one by one (LIMIT 1), for a join
 -- would read them all.
 WITH unseen AS MATERIALIZED (
     SELECT x.xid
@@ -25,7 +26,7 @@ WITH unseen AS MATERIALIZED (
             CROSS JOIN LATERAL (
                 SELECT r.tenant, r.xid, r.id, r.delay_ms
                 FROM {schema}.records r
-                WHERE r.source = %(source)s AND r.xid = x.xid
+                WHERE r.source = %(source)s AND r.id > 0 AND r.xid = x.xid
                   AND r.id > CASE WHEN x.xid = %(after_xid)s::text::xid8 THEN %(after_id)s ELSE -1 END
                 ORDER BY r.id
                 LIMIT %(size)s
@@ -40,7 +41,7 @@ WITH unseen AS MATERIALIZED (
             CROSS JOIN LATERAL (
                 SELECT r.tenant, r.xid, r.id, r.delay_ms
                 FROM {schema}.records r
-                WHERE r.source = %(source)s
+                WHERE r.source = %(source)s AND r.id > 0
                   AND (r.xid, r.id) > (
                       greatest(pg_snapshot_xmax(t.snapshot), %(after_xid)s::text::xid8),
                       CASE WHEN %(after_xid)s::text::xid8 >= pg_snapshot_xmax(t.snapshot) THEN %(after_id)s ELSE -1 END
