@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,23 @@ def write(batch: Batch, what: str, **more: Any) -> None:
 def handle(batch: Batch) -> None:
     """Do what the documents ask for, and note when the call is over, also by an error."""
     try:
-        _handle(batch)
+        for seconds in _handle(batch):
+            time.sleep(seconds)
     finally:
         write(batch, "left")
 
 
-def _handle(batch: Batch) -> None:
-    """Do what the documents ask for, then write the journal."""
+async def handle_async(batch: Batch) -> None:
+    """Do the same in a coroutine: while it waits, the others of its process go on."""
+    try:
+        for seconds in _handle(batch):
+            await asyncio.sleep(seconds)
+    finally:
+        write(batch, "left")
+
+
+def _handle(batch: Batch) -> Iterator[float]:
+    """Do what the documents ask for, then write the journal; what is yielded are the seconds to wait for."""
     if any(record.document.get("totals") for record in batch):
         batch.connection.exec_driver_sql(
             "INSERT INTO torture_totals AS t VALUES (%s, %s) "
@@ -95,6 +106,9 @@ def _handle(batch: Batch) -> None:
     for record in batch:
         if record.document["tenant"] != batch.tenant:
             write(batch, "mixed", records=records)
+        yield record.document.get("seconds", 0.0)
+        if "flood" in record.document and FLOOD.exists():
+            yield record.document["flood"]
         try:
             _do(batch, record)
         except Leave:
@@ -105,12 +119,6 @@ def _handle(batch: Batch) -> None:
     )
     journal(batch)
     write(batch, "ended")
-
-
-async def handle_async(batch: Batch) -> None:
-    """Do the same in a coroutine."""
-    await asyncio.sleep(0.001)
-    handle(batch)
 
 
 pipeline(
@@ -124,9 +132,6 @@ pipeline(
 
 def _do(batch: Batch, record: Record) -> None:
     document = record.document
-    time.sleep(document.get("seconds", 0.0))
-    if "flood" in document and FLOOD.exists():
-        time.sleep(document["flood"])
     if "act" in document:
         act = ACTS[document["act"]]
         if act.lasts or _first_times(record, 1):
