@@ -1,7 +1,7 @@
 -- Tenants have pending records: start each one's runner, or note it in the runner that it has. However often they are found,
 -- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. They wait
 -- for their turn where many of them are queued, since first events stand behind these. So they do where a base round found
--- them (`by_base`): where Redis lost its data it finds many at once. A run that is under way may be handling those, so it
+-- them (`by_base`): where Redis lost its data it finds many at once. Who had an event keeps its deadline instead. A run that is under way may be handling those, so it
 -- is not told.
 -- KEYS: due queue turns shares reminded
 -- KEYS OF EACH: runner last
@@ -19,16 +19,18 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local now = milliseconds(own_us)
   -- Most have no runner, or a run that is coming: of these nothing else is asked.
   local state = redis.call("HGET", runner_key, "state")
-  local token, held, began, pending_ms, events, swept, earliest
+  local token, held, began, pending_ms, events, swept, earliest, has_event
   if state then
     -- A runner without a deadline, because a part of Redis was lost, would wait for ever.
     redis.call("ZADD", due_key, "NX", now, tenant)
     if state == "queued" or state == "running" and by_base then
       return ABSORBED, false
     end
-    local runner = redis.call("HMGET", runner_key, "token", "held", "began", "delay", "events", "swept", "earliest")
+    local runner = redis.call("HMGET", runner_key, "token", "held", "began", "delay", "events", "swept", "earliest",
+      "reminded")
     token, held, began, pending_ms = runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4])
     events, swept, earliest = tonumber(runner[5]), tonumber(runner[6]), tonumber(runner[7])
+    has_event = events - (runner[8] and 1 or 0) > swept
     if held then
       return ABSORBED, false
     end
@@ -60,10 +62,10 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   end
 
   local start = math.max(now, began and began + delay_ms or 0, earliest or 0)
-  if start <= now and room <= 0 then
+  if start <= now and room <= 0 and not has_event then
     wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, own_us, "found", unpack(fresh))
     return POSTPONED, false
-  elseif start <= now then
+  elseif start <= now and room > 0 then
     room = room - 1
     note_queued(reminded_key, pipeline .. ":" .. tenant, now + republish_ms)
     token = new_token(own_us, token, nonce)

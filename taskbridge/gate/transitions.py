@@ -97,6 +97,7 @@ class Condition(Enum):
     FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
+    HAS_EVENT = "it had an event since its last run"
     LEASE_ALIVE = "the lease was alive when the run began"
     MANY = "a base round found its records, or as many runs are queued as reminders may publish"
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
@@ -180,6 +181,14 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
     Row(_W, Verb.REMIND, (_C.HELD,), _W, Answer.ABSORBED, "none: its deadline brings a run"),
+    Row(
+        _W,
+        Verb.REMIND,
+        (_C.SPACING_OVER, _C.MANY, _C.HAS_EVENT),
+        _W,
+        Answer.DELAYED,
+        "due now, if not before: who was notified does not wait behind those that were found",
+    ),
     Row(
         _W,
         Verb.REMIND,

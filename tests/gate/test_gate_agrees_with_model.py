@@ -280,6 +280,15 @@ class GateAndModel(RuleBasedStateMachine):
         self.remind(which, 0, None, by_base=False)
 
     @rule(which=subjects, by_base=st.booleans())
+    def an_event_after_a_run_and_a_reminder_when_it_is_due(self, which: int, by_base: bool) -> None:
+        """Before a ticker has seen its deadline."""
+        self._begin_a_run(which)
+        self.settle(which, 0, Outcome.DONE, 0, 1)
+        self.notify(which, 1_000)
+        self.time_passes(1_000)
+        self.remind(which, 1_000, None, by_base=by_base)
+
+    @rule(which=subjects, by_base=st.booleans())
     def a_run_is_reminded_while_it_is_on(self, which: int, by_base: bool) -> None:
         """With records that it may have in hand, or not."""
         self._begin_a_run(which)

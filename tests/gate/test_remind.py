@@ -57,6 +57,19 @@ def test_a_lingering_runner_that_is_reminded_runs_once_more(crowd: Crowd) -> Non
     assert crowd.deadline_passes("a") is Answer.ENDED
 
 
+@pytest.mark.parametrize("by_base", [False, True])
+def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crowd, by_base: bool) -> None:
+    """A round may find the record of the event right before a ticker sees that the tenant is due."""
+    assert remind(crowd, "other") == [Answer.STARTED], "as many as reminders may publish"
+    crowd.notify("a", spacing=BURSTS)
+    run(crowd, "a")
+    crowd.notify("a", spacing=BURSTS)
+    crowd.passes(200)
+
+    assert remind(crowd, "a", by_base=by_base) == [Answer.DELAYED]
+    assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
+
+
 def test_a_run_that_is_reminded_while_it_works_is_followed_by_another(crowd: Crowd) -> None:
     crowd.start("a")
 

@@ -456,6 +456,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.MANY: isinstance(event, Remind)
         and (event.by_base or now.shared.turns.queued_by_reminders(now.ms) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
+        Condition.HAS_EVENT: tenant.events - tenant.reminded > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
@@ -616,7 +617,7 @@ def _continue(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
 
 
 def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    due = _start(tenant, now.spacing.delay)
+    due = max(now.ms, _start(tenant, now.spacing.delay))
     if tenant.state is State.WAITING and tenant.deadline is not None:
         due = min(due, tenant.deadline)
     return replace(tenant, deadline=due)

@@ -84,8 +84,8 @@ TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
 FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
 SILENCE = Bound(
-    f"statement_timeout + {GRACE:g} s + circuit's first wait",
-    lambda settings, _: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR,
+    f"statement_timeout + {GRACE:g} s + circuit's first wait, and two tries where a coroutine keeps its event loop",
+    lambda settings, lasted: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR + lasted,
 )
 TURN = Bound(
     f"tick + run budget + {work.FLOOD_CALL:g} s for a call",

@@ -11,6 +11,8 @@ from typing import Final
 
 import psutil
 
+from taskbridge.declaring.failures import FIRST_BACKOFF
+from tests.torture.acts import SOFT_TIME_LIMIT
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.waiting import wait_until
@@ -163,7 +165,9 @@ def sessions_silent(scene: Scene, planned: Planned) -> Struck:
     struck, end = time.monotonic(), _silence(scene, sessions, killed=planned.part < 0.5)
     # One of the sessions may be another's by now, whose handler waits for an answer.
     others = scene.arena.settings.transaction_timeout
-    return Struck(struck, tuple(scene.busy() for _ in range(4)), undo=end, holds_others=others)
+    # A coroutine that waits for a session without `await` keeps the others of its process until their time limits.
+    loop = 2 * (SOFT_TIME_LIMIT + FIRST_BACKOFF) if worker.kind.is_async else 0.0
+    return Struck(struck, tuple(scene.busy() for _ in range(4)), loop, undo=end, holds_others=others)
 
 
 def _silence(scene: Scene, sessions: list[int], *, killed: bool) -> Callable[[], None]:
