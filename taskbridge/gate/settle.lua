@@ -67,6 +67,15 @@ local function wait_with_all()
   return reply
 end
 
+-- This run does not count as the last one.
+local function restore_last_run()
+  if before then
+    redis.call("HSET", runner_key, "began", before)
+  else
+    redis.call("HDEL", runner_key, "began")
+  end
+end
+
 local function settle()
   if outcome == "more" then
     return continue_in_turn()
@@ -89,11 +98,7 @@ local function settle()
   if took == 0 and last_ttl_ms > 0 then
     last, earliest = before, began + EMPTY_RUN_MS
     redis.call("HSET", runner_key, "earliest", earliest)
-    if before then
-      redis.call("HSET", runner_key, "began", before)
-    else
-      redis.call("HDEL", runner_key, "began")
-    end
+    restore_last_run()
   end
   if events > swept then
     local start = math.max(last and last + pending_ms or 0, earliest)
@@ -127,6 +132,8 @@ local reply = settle()
 local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
 if reply[1] ~= FINISHED and not did_nothing then
   redis.call("HDEL", runner_key, "first", "died")
+elseif did_nothing and last_ttl_ms > 0 then
+  restore_last_run()
 end
 if failures and outcome ~= "retry" and not did_nothing then
   redis.call("HDEL", runner_key, "failures")

@@ -28,7 +28,7 @@ from taskbridge.gate import Blame, Outcome
 from taskbridge.running.delivery import Ending, HandlerFailed, Run, Steps, charge, deliver, permitted, try_alone
 from taskbridge.store import Evidence, Page, Quarantined, Unread
 
-__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_no_search", "after_unread", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,11 @@ def after_lost_server(run: Run, error: Exception) -> Ending:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
         log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
     return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
+
+
+def after_no_search(run: Run, error: Exception) -> Ending:
+    """Wait for the back-off, where there is no time to store a failure and to look for a bad record."""
+    return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=error)
 
 
 def probe(run: Run) -> Steps[Ending]:

@@ -87,8 +87,11 @@ def _sweep_or_fail(run: Run) -> Steps[Ending]:
         return (yield from (_sweep(run) if run.begun.probe is None else failures.probe(run)))
     except (HandlerFailed, Unread) as error:
         failed = error
-    # What follows may try other records.
-    yield AfterTheOthers()
+    try:
+        # What follows may try other records.
+        yield AfterTheOthers()
+    except GivenBack:
+        return failures.after_no_search(run, failed.error if isinstance(failed, Unread) else failed.exception)
     if isinstance(failed, Unread):
         return failures.after_unread(run, failed)
     return failures.after_failure(run, failed)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
@@ -26,9 +26,9 @@ from taskbridge.common.texts import error_text
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
-from taskbridge.running.delivery import SLICE, Advance, AfterTheOthers, GivenBack, Settle, Steps
+from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
 from taskbridge.running.runner import run_steps
-from taskbridge.store import Claim, Cursors, advance, is_busy
+from taskbridge.store import Claim, CursorLost, Cursors, advance, advance_together
 
 __all__ = ["run_tenant", "run_together", "work"]
 
@@ -121,96 +121,145 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
         else:
             steps = run_steps(runtime, pipeline, key, answer, asked=asked, began_together=len(keys))
             running[at] = _Running(steps)
+    turn = _Turn(runtime, [*running.values()])
     try:
-        _deliver(runtime, [*running.values()], seconds)
+        turn.work(seconds)
     finally:
         # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
-        _finish(runtime, [one for one in running.values() if isinstance(one.request, Advance | Settle)])
+        turn.finish([one for one in running.values() if isinstance(one.request, Advance | Settle)])
         for one in running.values():
-            one.steps.close()
+            with suppress(Exception):
+                one.steps.close()
     return [running[at].error if at in running else None for at in range(len(keys))]
-
-
-def _deliver(runtime: Runtime, running: Sequence[_Running], seconds: float) -> None:
-    """Claim all cursors, call one handler after another, and then do what may take long, one run after another."""
-    turn = _Turn(runtime, [one for one in running if not isinstance(one.request, Claim)])
-    claiming = [one for one in running if isinstance(one.request, Claim)]
-    for one, page in zip(claiming, _exchange(runtime, [one.request for one in claiming]), strict=True):
-        if not is_busy(page):
-            turn.waiting.append((one, page))
-        elif turn.last:
-            # Each may wait as long as a statement may, so only one of them does.
-            turn.waiting.append((one, GivenBack()))
-        else:
-            turn.last.append(one)
-    with turn.relieved(seconds):
-        turn.call()
 
 
 class _Turn:
     """What is left of runs that began together. Two threads may take from it, and never the same run.
 
-    Attributes:
-        waiting: runs to go on, with what came of their claims.
-        last: those that go on one after another when all others are done.
-        done: those whose handlers were called.
+    Nobody waits for what may take long for another, as a lock or a silent server: who needs that comes after all
+    others, and waits as long as a run that is alone.
     """
 
-    def __init__(self, runtime: Runtime, done: Sequence[_Running]) -> None:
+    def __init__(self, runtime: Runtime, running: Sequence[_Running]) -> None:
         self._runtime = runtime
-        self.waiting: deque[tuple[_Running, Any]] = deque()
-        self.last: deque[_Running] = deque()
-        self.done = deque(done)
+        self._running = running
+        self._waiting: deque[tuple[_Running, Any]] = deque()
+        """Runs whose handlers are to be called, with what came of their claims."""
+        self._done: deque[_Running] = deque()
+        """Runs whose handlers were called."""
+        self._last: deque[tuple[_Running, Any]] = deque()
+        """Runs that come after the others, with what they are to be told (`_ASK`: what comes of what they ask for)."""
 
-    def call(self) -> None:
-        """Call one handler after another, and finish all runs."""
+    def work(self, seconds: float) -> None:
+        """Claim all cursors, call one handler after another, and finish all runs."""
+        if len(self._running) == 1:
+            self._last.append((self._running[0], _ASK))
+            self._do_the_last()
+            return
+        claiming = [one for one in self._running if isinstance(one.request, Claim)]
+        self._done.extend(one for one in self._running if one not in claiming)
+        for one, page in self._answered(claiming):
+            self._waiting.append((one, page))
+        with self._relieved(seconds):
+            self._call()
+            self._finish_done()
+            self._do_the_last()
+        self._do_the_last()
+
+    def _call(self) -> None:
         advanced = time.monotonic()
-        while found := _first_of(self.waiting):
+        while found := _first_of(self._waiting):
             if time.monotonic() - advanced > ADVANCED_WITHIN:
                 self._finish_done()
                 advanced = time.monotonic()
             one, page = found
             one.go_on(page)
-            (self.last if isinstance(one.request, AfterTheOthers) else self.done).append(one)
-        self._finish_done()
-        while late := _first_of(self.last):
-            _finish(self._runtime, [late])
+            self._done.append(one)
+
+    def _do_the_last(self) -> None:
+        while found := _first_of(self._last):
+            one, told = found
+            one.go_on(_alone(self._runtime, one.request) if told is _ASK else told)
+            while one.request is not None:
+                one.go_on(_alone(self._runtime, one.request))
+
+    def _finish_done(self) -> None:
+        self.finish([*_all_of(self._done)])
+
+    def finish(self, running: Sequence[_Running]) -> None:
+        """Do what runs ask for until they have ended, what is of one kind at once; what may take long comes last."""
+        asking = list(running)
+        while asking := [one for one in asking if one.request is not None]:
+            kind = type(asking[0].request)
+            same = [one for one in asking if isinstance(one.request, kind)]
+            asking = [one for one in asking if one not in same]
+            for one, told in self._answered(same):
+                one.go_on(told)
+                asking.append(one)
+
+    def _answered(self, running: Sequence[_Running]) -> list[tuple[_Running, Any]]:
+        """Do what runs ask for, in one exchange; return what to tell them, but for those that come last."""
+        found: list[tuple[_Running, Any]] = []
+        for one, told in zip(running, _together(self._runtime, [one.request for one in running]), strict=True):
+            takes_long = isinstance(told, Exception) and not isinstance(told, GivenBack | CursorLost)
+            if told is _ASK or (takes_long and not isinstance(one.request, Settle)):
+                self._last.append((one, told))
+            else:
+                found.append((one, told))
+        return found
 
     @contextmanager
-    def relieved(self, seconds: float) -> Iterator[None]:
+    def _relieved(self, seconds: float) -> Iterator[None]:
         """After `seconds` of the block let another thread finish those that are done, and give back those that wait.
 
         A handler may go on for ever, and others must not wait for it. Those that come last wait for the time budget of
         a run, since what they found out is lost when they are given back.
         """
-        if len(self.waiting) + len(self.last) <= 1:
-            yield
-            return
-        over = threading.Event()
-        thread = threading.Thread(target=self._relieve, args=(over, seconds), name="taskbridge-relief", daemon=True)
-        thread.start()
+        over, ended = threading.Event(), threading.Event()
+
+        def relieve() -> None:
+            try:
+                self._relieve(over, seconds)
+            finally:
+                ended.set()
+
+        threading.Thread(target=relieve, name="taskbridge-relief", daemon=True).start()
         try:
             yield
         finally:
             over.set()
-            thread.join()
+            _wait_for(ended)
 
     def _relieve(self, over: threading.Event, seconds: float) -> None:
         if over.wait(min(seconds, threading.TIMEOUT_MAX)):
             return
-        self._give_back([one for one, _ in _all_of(self.waiting)])
+        self._give_back([one for one, _ in _all_of(self._waiting)])
+        self._finish_done()
         if not over.wait(self._runtime.settings.run_budget):
-            self._give_back([*_all_of(self.last)])
+            self._give_back([one for one, _ in _all_of(self._last)])
 
     def _give_back(self, running: Sequence[_Running]) -> None:
-        # Each goes to the front of its queue, so the first one last.
-        for one in reversed(running):
+        for one in running:
             one.go_on(GivenBack())
-            self.done.append(one)
-        self._finish_done()
+        # Each goes to the front of its queue, so the first one last.
+        self.finish(running[::-1])
 
-    def _finish_done(self) -> None:
-        _finish(self._runtime, [*_all_of(self.done)])
+
+_ASK: Final = object()
+"""In place of an answer: it may take long to get one."""
+
+
+def _wait_for(ended: threading.Event) -> None:
+    """Wait for a thread, also where this one is told to end meanwhile: they would work on the same runs."""
+    told: BaseException | None = None
+    while not ended.is_set():
+        try:
+            # Not `join`: one that is interrupted takes the thread for ended.
+            ended.wait()
+        except BaseException as error:
+            told = told or error
+    if told is not None:
+        raise told
 
 
 def _first_of(waiting: deque[T]) -> T | None:
@@ -227,43 +276,42 @@ def _all_of(waiting: deque[T]) -> Iterator[T]:
         yield one
 
 
-def _finish(runtime: Runtime, running: Sequence[_Running], *, again: bool = False) -> None:
-    """Do what runs ask for until they have ended, what is of one kind at once.
-
-    Where another session has locked a run's cursor, the others are finished first; `again`: this is after that.
-    """
-    locked: list[_Running] = []
-    while asking := [one for one in running if one.request is not None and one not in locked]:
-        kind = type(asking[0].request)
-        same = [one for one in asking if isinstance(one.request, kind)]
-        for one, told in zip(same, _exchange(runtime, [one.request for one in same]), strict=True):
-            if is_busy(told) and len(same) > 1 and not again:
-                locked.append(one)
-            else:
-                one.go_on(told)
-    if locked:
-        _finish(runtime, locked[:1])
-        _finish(runtime, locked[1:], again=True)
+def _alone(runtime: Runtime, request: Any) -> Any:
+    """Do what a run asks for, however long that takes; return what came of it, an error too."""
+    try:
+        if isinstance(request, Claim):
+            return runtime.cursors_of(request.key.pipeline).claim(*request)
+        if isinstance(request, Advance):
+            return advance(runtime.database, request.move)
+        if isinstance(request, Settle):
+            return _settle(runtime, [request])[0]
+    except Exception as error:
+        return error
+    return None
 
 
-def _exchange(runtime: Runtime, requests: Sequence[Any]) -> list[Any]:
-    """Do what requests of one kind ask for, in one exchange; return what came of each, errors too."""
+def _together(runtime: Runtime, requests: Sequence[Any]) -> Sequence[Any]:
+    """Do what requests of one kind ask for, in one exchange; return what came of each, errors too, or `_ASK`."""
     if not requests:
         return []
     try:
         if isinstance(requests[0], Claim):
             return _claim(runtime, requests)
         if isinstance(requests[0], Advance):
-            return advance(runtime.database, [one.move for one in requests])
+            found = advance_together(runtime.database, [one.move for one in requests])
+            return [_ASK if moved is None else moved for moved in found]
         if isinstance(requests[0], Settle):
-            ends = [one.run.end(one.ending) for one in requests]
-            return list(runtime.gate.settle_many(ends, most_handed=runtime.most_handed))
+            return _settle(runtime, requests)
     except Exception as error:
         if isinstance(requests[0], Settle):
             return [error] * len(requests)
-        # Each would wait as long as this one for what it does about it.
+        # One run does what is to be done about it.
         return [error, *(GivenBack() for _ in requests[1:])]
-    return [None] * len(requests)
+    return [_ASK] * len(requests)
+
+
+def _settle(runtime: Runtime, settles: Sequence[Settle]) -> list[Answer]:
+    return runtime.gate.settle_many([one.run.end(one.ending) for one in settles], most_handed=runtime.most_handed)
 
 
 def _claim(runtime: Runtime, claims: Sequence[Claim]) -> list[Any]:
@@ -271,11 +319,12 @@ def _claim(runtime: Runtime, claims: Sequence[Claim]) -> list[Any]:
     by_source: dict[Cursors, list[int]] = {}
     for at, claim in enumerate(claims):
         by_source.setdefault(runtime.cursors_of(claim.key.pipeline), []).append(at)
-    pages: dict[int, Any] = dict.fromkeys(range(len(claims)))
+    found: dict[int, Any] = {at: GivenBack() for at in range(len(claims))}
     for cursors, places in by_source.items():
         try:
-            pages |= zip(places, cursors.claim_together([claims[at] for at in places]), strict=True)
+            pages = cursors.claim_together([claims[at] for at in places])
         except Exception as error:
-            pages[places[0]] = error
+            found[places[0]] = error
             break
-    return [GivenBack() if page is None else page for page in pages.values()]
+        found |= zip(places, [_ASK if page is None else page for page in pages], strict=True)
+    return [found[at] for at in range(len(claims))]

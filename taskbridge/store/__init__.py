@@ -56,10 +56,10 @@ if TYPE_CHECKING:
         written,
     )
     from taskbridge.store.schema import check_schema, migrate
-    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_busy
+    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
-    from taskbridge.store.transaction import CursorLost, Move, Quarantined, Transaction, advance
+    from taskbridge.store.transaction import CursorLost, Move, Quarantined, Transaction, advance, advance_together
     from taskbridge.store.unmatched import (
         UnmatchedRecord,
         count_unmatched,
@@ -93,10 +93,10 @@ if not TYPE_CHECKING:
                 "record_many with_reason writing writing_message written"
             ),
             "schema": "check_schema migrate",
-            "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_busy",
+            "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
-            "transaction": "CursorLost Move Quarantined Transaction advance",
+            "transaction": "CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
             "where": "where_is",
         },

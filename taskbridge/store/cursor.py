@@ -44,7 +44,7 @@ from taskbridge.store.sessions import (
     successor_of,
     with_second_try,
 )
-from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction, result_of
+from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
 
 __all__ = ["Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
 
@@ -193,46 +193,33 @@ class Cursors:
                 raise
             return self._read(batch, *statement)
 
-    def claim_together(self, claims: Sequence[Claim]) -> list[Page | Exception | None]:
+    def claim_together(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
 
-        Returns for each the page, or what `claim` would raise. Where several are claimed none waits for another's lock:
-        LockNotAvailable, another session has locked this cursor; None, it was not tried after a long one.
+        None of them waits for a lock. Where a run has no page, only `claim` can say what came of it, and may take long.
 
         Raises:
             psycopg.Error: Postgres took too long, or the connection broke; nothing is known of any.
         """
-        if len(claims) == 1:
-            return [result_of(self.claim, *claims[0])]
-        found: list[Page | Exception | None]
         try:
-            found = [*with_second_try(lambda: list(self._claim_at_once(claims)))]
+            return with_second_try(lambda: self._claim_at_once(claims))
         except SILENT:
             raise
         except (psycopg.Error, MemoryError):
             # One of them is to blame. Which one, only each by itself can say.
-            found = [self._claim_unless_locked(claim) for claim in claims]
-        for at, claim in enumerate(claims):
-            if found[at] is None:
-                found[at] = failed = result_of(self.claim, *claim)
-                if isinstance(failed, Unread) and isinstance(failed.error, SILENT):
-                    break
-        return found
+            return [self._claim_unless_locked(claim) for claim in claims]
 
-    def _claim_unless_locked(self, claim: Claim) -> Page | LockNotAvailable | None:
-        """Claim one cursor, unless another session has locked it. None: only `claim` can say what came of it."""
+    def _claim_unless_locked(self, claim: Claim) -> Page | None:
         try:
             (page,) = self._claim_at_once([claim])
-        except LockNotAvailable as locked:
-            return locked
         except SILENT:
             raise
         except (psycopg.Error, MemoryError):
             return None
         return page
 
-    def _claim_at_once(self, claims: Sequence[Claim]) -> Iterator[Page | None]:
-        """Claim and read in a transaction for each, all sent at once. None: this one has to be claimed alone."""
+    def _claim_at_once(self, claims: Sequence[Claim]) -> list[Page | None]:
+        """Claim and read in a transaction for each, all sent at once."""
         rows = self._rows
         with driving(self._engine) as driver:
             cursors = [driver.cursor() for _ in claims]
@@ -243,10 +230,13 @@ class Cursors:
                     self._send(driver, cursor, rows, batch, self._query("claim"), self._claiming(claim))
                 driver.execute(PATIENT)
             pages = [cursor.fetchall() for cursor in cursors]
-        for claim, page in zip(claims, pages, strict=True):
+        return [
             # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.
-            is_plain = page and page[0][_ADOPTED] == rows.version and not any(row[_STORED] for row in page)
-            yield page_of(claim.key, page, whole=True) if is_plain else None
+            page_of(claim.key, page, whole=True)
+            if page and page[0][_ADOPTED] == rows.version and not any(row[_STORED] for row in page)
+            else None
+            for claim, page in zip(claims, pages, strict=True)
+        ]
 
     def _claiming(self, claim: Claim) -> dict[str, Any]:
         counts = {"new_events": claim.new_events, "burst_runs": claim.runs, "burst_events": claim.events}
@@ -461,9 +451,17 @@ class Cursors:
             return Evidence(*connection.exec_driver_sql(self._query("evidence"), key._asdict()).one())
 
     def note_success(self, key: RunKey, *, trial: bool = False) -> None:
-        """Note that the handler took records after something failed; a `trial` moves no cursor."""
-        with self._autocommit.connect() as connection:
-            connection.exec_driver_sql(self._query("succeeded"), {**key._asdict(), "trial": trial})
+        """Note that the handler took records after something failed; a `trial` moves no cursor.
+
+        The records are handled whatever comes of it: where it fails, the next success is noted.
+        """
+        try:
+            with driving(self._engine) as driver, driver.pipeline():
+                driver.execute(IMPATIENT)
+                driver.execute(self._query("succeeded"), {**key._asdict(), "trial": trial})
+                driver.execute(PATIENT)
+        except (DBAPIError, psycopg.Error) as error:
+            log.warning("a success of %s is not noted: %s", key.pipeline, error_text(error))
 
     def last_runs(self, pipeline: str, within_ms: int, page: int = PAGE) -> Iterator[list[tuple[str, int]]]:
         """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -25,7 +25,7 @@ from taskbridge.store.sessions import IMPATIENT, PATIENT, SILENT, distrust, driv
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
 
-__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "result_of"]
+__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "advance_together"]
 
 T = TypeVar("T")
 
@@ -197,7 +197,7 @@ class Transaction:
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
         move = self.move(page, bisection=bisection, first_event_ms=first_event_ms)
         if not self.used and not leaving and not reasons:
-            return _advance_alone(self._engine, move)
+            return advance(self._engine, move)
         connection = self.connect()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
@@ -265,17 +265,27 @@ class Transaction:
         return at_work
 
 
-def advance(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
-    """Move cursors past batches with which nothing else has to commit, in one round trip and one commit.
+def advance(engine: Engine, move: Move) -> bool:
+    """Move a cursor past a batch with which nothing else has to commit; return whether to call `note_success`.
 
-    Returns for each whether to call `note_success`, or what went wrong: CursorLost where the cursor is not ours, or not
-    where the batch was read. Of several none waits for another's lock: LockNotAvailable, another session holds it.
+    It is one statement that is its own transaction, in one round trip.
+
+    Raises:
+        CursorLost: the cursor is not ours, or not where the batch was read.
+    """
+    with driving(engine) as driver:
+        return _moved(driver.execute(queries(engine)("advance"), move.values).fetchone())
+
+
+def advance_together(engine: Engine, moves: Sequence[Move]) -> list[bool | CursorLost | None]:
+    """Move cursors as `advance` does, in one round trip and one commit.
+
+    None of them waits for a lock. Where a cursor has no result, only `advance` can say what comes of it, and may take
+    long.
 
     Raises:
         psycopg.Error: Postgres took too long, or the connection broke; nothing is known of any.
     """
-    if len(moves) == 1:
-        return [result_of(_advance_alone, engine, moves[0])]
     try:
         return _advance_at_once(engine, moves)
     except SILENT:
@@ -285,16 +295,16 @@ def advance(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
         return [_advance_unless_locked(engine, move) for move in moves]
 
 
-def _advance_unless_locked(engine: Engine, move: Move) -> bool | Exception:
+def _advance_unless_locked(engine: Engine, move: Move) -> bool | CursorLost | None:
     try:
         return _advance_at_once(engine, [move])[0]
     except SILENT:
         raise
-    except psycopg.Error as error:
-        return error
+    except psycopg.Error:
+        return None
 
 
-def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | Exception]:
+def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | CursorLost | None]:
     # In an order, so that two processes do not wait for one another.
     at = sorted(range(len(moves)), key=lambda one: moves[one].key)
     with driving(engine) as driver:
@@ -307,13 +317,7 @@ def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | Excep
             driver.execute("COMMIT")
             driver.execute(PATIENT)
         rows = {one: cursor.fetchone() for one, cursor in cursors.items()}
-    return [result_of(_moved, rows[one]) for one in range(len(moves))]
-
-
-def _advance_alone(engine: Engine, move: Move) -> bool:
-    """Move a cursor by one statement that is its own transaction, in one round trip."""
-    with driving(engine) as driver:
-        return _moved(driver.execute(queries(engine)("advance"), move.values).fetchone())
+    return [_moved(row) if (row := rows[one]) else CursorLost() for one in range(len(moves))]
 
 
 def _moved(row: tuple[Any, ...] | None) -> bool:
@@ -325,14 +329,6 @@ def _moved(row: tuple[Any, ...] | None) -> bool:
     if row is None:
         raise CursorLost
     return bool(row[-1])
-
-
-def result_of(call: Callable[..., T], *args: Any) -> T | Exception:
-    """Return what a call returns or raises."""
-    try:
-        return call(*args)
-    except Exception as error:
-        return error
 
 
 def _is_at_work(connection: Connection) -> bool:

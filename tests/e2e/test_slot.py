@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,12 +18,12 @@ from psycopg.errors import QueryCanceled
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
-from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Queue, State
 from taskbridge.producing.notify import notify
 from taskbridge.running import slot
-from taskbridge.store import CursorLost, Cursors, NoAnswer, Unread, record_invoice
+from taskbridge.store import CursorLost, Cursors, NoAnswer, Unread, record, record_invoice
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
 from tests.waiting import wait_until
@@ -43,6 +45,20 @@ def save(inline: Inline, tenants: Sequence[str] = TENANTS, number: str = "1") ->
     for tenant in tenants:
         record_invoice(inline.deployment.engine, tenant, number, {})
         inline.deployment.notify_event.delay(tenant)
+
+
+def two_pipelines(inline: Inline, handler: Handler) -> None:
+    """Declare the pipelines invoices and orders, each over the source of its name."""
+    pipelines = Pipelines()
+    for name in ("invoices", "orders"):
+        pipelines.declare(Pipeline(name, handler, AT_ONCE, 500))
+    inline.runtime.pipelines = pipelines
+
+
+def save_orders(inline: Inline, tenants: Sequence[str]) -> None:
+    for tenant in tenants:
+        record(inline.deployment.engine, "orders", tenant, "1", {"at": time.time()})
+        notify(inline.deployment.app, tenant, "orders")
 
 
 def taken(inline: Inline, most: int = 16) -> list[RunKey]:
@@ -164,7 +180,7 @@ def test_a_claim_that_fails_costs_the_others_nothing(inline: Inline, monkeypatch
 
     monkeypatch.setattr(type(cursors), "claim", failing)
     # As where the exchange breaks: each is then claimed alone.
-    monkeypatch.setattr(type(cursors), "_claim_at_once", lambda *_: iter([None] * 4))
+    monkeypatch.setattr(type(cursors), "_claim_at_once", lambda *_: [None] * 4)
     slot.run_together(inline.runtime, taken(inline))
     assert {tenant for tenant, records in handled(inline).items() if records} == {"a", "c", "d"}
 
@@ -191,7 +207,7 @@ def test_a_cursor_that_another_session_has_locked_is_claimed_by_nobody_and_the_o
     assert handled(inline) == {"a": 2, "b": 1, "c": 2, "d": 2}
 
 
-def test_only_one_run_waits_for_a_locked_cursor_and_it_is_the_last(inline: Inline) -> None:
+def test_runs_whose_cursors_are_locked_come_after_the_others(inline: Inline) -> None:
     save_again(inline)
     with inline.deployment.engine.connect() as other:
         called: list[str] = []
@@ -204,8 +220,39 @@ def test_only_one_run_waits_for_a_locked_cursor_and_it_is_the_last(inline: Inlin
         inline.handle(handle)
         other.exec_driver_sql(LOCKS, (["a", "b"],))
         assert slot.run_together(inline.runtime, taken(inline)) == [None] * 4
-    assert called == ["c", "d", "a"]
-    assert queued(inline) == ["b"]
+    assert called == ["c", "d", "a", "b"]
+
+
+@pytest.mark.parametrize("deployment", [{"statement_timeout": 2.0, "run_budget": 0.2}], indirect=True)
+def test_only_one_run_waits_for_a_locked_cursor(inline: Inline) -> None:
+    save_again(inline)
+    with inline.deployment.engine.connect() as other:
+        other.exec_driver_sql(LOCKS, (["a", "b"],))
+        errors = slot.run_together(inline.runtime, taken(inline), 0.05)
+        assert [error is None for error in errors] == [False, True, True, True]
+        assert queued(inline) == ["b"]
+        other.rollback()
+    assert handled(inline) == {"a": 1, "b": 1, "c": 2, "d": 2}
+
+
+def test_a_locked_cursor_of_one_source_keeps_no_run_of_another(inline: Inline) -> None:
+    called: list[tuple[str, str]] = []
+    two_pipelines(inline, lambda batch: called.append((batch.pipeline, batch.tenant)))
+    save_orders(inline, "bc")
+    save(inline, "b")
+    slot.run_together(inline.runtime, taken(inline))
+    called.clear()
+    save_orders(inline, "bc")
+    save(inline, "b", number="2")
+    keys = taken(inline)
+    with inline.deployment.engine.connect() as other, ThreadPoolExecutor() as threads:
+        other.exec_driver_sql(LOCKS.replace("FOR", "AND pipeline = 'invoices' FOR"), (["b"],))
+        errors = threads.submit(slot.run_together, inline.runtime, keys, 0.05)
+        wait_until(lambda: sorted(called) == [("orders", "b"), ("orders", "c")], "the others are called")
+        wait_until(lambda: not inline.runtime.gate.active("orders"), "the others have ended")
+        other.rollback()
+        assert errors.result() == [None] * 3
+    assert called[-1] == ("invoices", "b")
 
 
 def test_where_postgres_does_not_answer_one_run_waits_and_the_others_are_given_back(
@@ -223,7 +270,7 @@ def test_where_postgres_does_not_answer_one_run_waits_and_the_others_are_given_b
     assert sorted(queued(inline)) == ["b", "c", "d"]
 
 
-@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
+@pytest.mark.parametrize("deployment", [{"run_budget": 0.2}], indirect=True)
 def test_a_document_that_takes_too_long_keeps_no_other_run_waiting(
     inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,13 +280,13 @@ def test_a_document_that_takes_too_long_keeps_no_other_run_waiting(
 
     def slow(_: Any, key: RunKey, limit: int, *__: Any) -> None:
         tried.append(key.tenant)
+        wait_until(lambda: queued(inline) == ["b", "c", "d"], "the others are given back")
         raise Unread(QueryCanceled("statement timeout"), limit, bisecting=True)
 
-    monkeypatch.setattr(Cursors, "_claim_at_once", lambda *_: iter([None] * 4))
+    monkeypatch.setattr(Cursors, "_claim_at_once", lambda *_: [None] * 4)
     monkeypatch.setattr(Cursors, "claim", slow)
-    slot.run_together(inline.runtime, taken(inline))
+    slot.run_together(inline.runtime, taken(inline), 0.05)
     assert tried == ["a"]
-    assert sorted(queued(inline)) == ["b", "c", "d"]
 
 
 def test_runs_whose_cursors_nobody_locked_are_settled_before_one_waits_for_a_lock(inline: Inline) -> None:
@@ -276,25 +323,12 @@ def test_a_cursor_that_gets_locked_before_the_advance_keeps_none_of_the_others(i
 
 def test_runs_of_two_pipelines_over_two_sources_begin_together(inline: Inline) -> None:
     called: list[tuple[str, str, str]] = []
-    pipelines = Pipelines()
-    for name in ("invoices", "orders"):
-        pipelines.declare(
-            Pipeline(
-                name, lambda batch: called.append((batch.pipeline, batch.tenant, batch[0].external_id)), AT_ONCE, 500
-            )
-        )
-    inline.runtime.pipelines = pipelines
-    for name in ("invoices", "orders"):
-        for tenant in ("a", "b"):
-            with inline.deployment.engine.begin() as connection:
-                connection.exec_driver_sql(
-                    "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES (%s, %s, %s, '{}')",
-                    (name, tenant, f"{name} of {tenant}"),
-                )
-            notify(inline.deployment.app, tenant, name)
+    two_pipelines(inline, lambda batch: called.append((batch.pipeline, batch.tenant, batch[0].external_id)))
+    save(inline, "ab", number="1")
+    save_orders(inline, "ab")
     errors = slot.run_together(inline.runtime, taken(inline))
     assert errors == [None] * 4
-    expected = [(name, tenant, f"{name} of {tenant}") for name in ("invoices", "orders") for tenant in ("a", "b")]
+    expected = [(name, tenant, "1") for name in ("invoices", "orders") for tenant in ("a", "b")]
     assert sorted(called) == expected
     cursors = inline.deployment.rows("SELECT pipeline, tenant, records FROM taskbridge.sync_cursors")
     assert sorted(tuple(row) for row in cursors) == [(name, tenant, 1) for name, tenant, _ in expected]
@@ -444,7 +478,7 @@ def test_a_handler_that_never_ends_keeps_nobody_waiting(inline: Inline, monkeypa
 
 
 @pytest.mark.parametrize("deployment", [{"run_budget": 0.5}], indirect=True)
-def test_who_waits_behind_the_search_for_a_bad_record_is_given_back(inline: Inline) -> None:
+def test_who_failed_and_waits_behind_a_handler_that_hangs_waits_for_its_back_off_elsewhere(inline: Inline) -> None:
     with ThreadPoolExecutor() as threads, endless() as never:
 
         def handle(batch: Batch) -> None:
@@ -455,9 +489,98 @@ def test_who_waits_behind_the_search_for_a_bad_record_is_given_back(inline: Inli
         inline.handle(handle)
         save(inline)
         runs = threads.submit(slot.run_together, inline.runtime, taken(inline), 0.2)
-        wait_until(lambda: sorted(queued(inline)) == ["a", "b", "c"], "those that failed before are given back")
+        gate = inline.runtime.gate
+        wait_until(lambda: all(status.held for status in gate.look("invoices", ["a", "b", "c"])), "their slot is free")
         never.set()
-        assert [error is None for error in runs.result()] == [True, True, True, False]
+        assert [str(error) for error in runs.result()] == ["no"] * 4
+
+
+def test_who_is_given_back_does_not_wait_for_a_cursor_that_got_locked(inline: Inline) -> None:
+    with inline.deployment.engine.connect() as other, ThreadPoolExecutor() as threads, endless() as never:
+
+        def handle(batch: Batch) -> None:
+            if batch.tenant == "a":
+                other.exec_driver_sql(LOCKS, (["a"],))
+            elif batch.tenant == "b":
+                never.wait()
+
+        inline.handle(handle)
+        save(inline)
+        runs = threads.submit(slot.run_together, inline.runtime, taken(inline), 0.2)
+        wait_until(lambda: queued(inline) == ["c", "d"], "they are given back")
+        other.rollback()
+        never.set()
+        assert runs.result() == [None] * 4
+    assert handled(inline)["b"] == 1
+
+
+def test_a_run_that_ended_before_its_claim_does_not_wait_for_a_handler(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know = inline.runtime.know
+    failed: list[bool] = []
+
+    def once(pipeline: Pipeline) -> None:
+        if not failed:
+            failed.append(True)
+            raise ConnectionError("Postgres is away")
+        know(pipeline)
+
+    monkeypatch.setattr(inline.runtime, "know", once)
+    with ThreadPoolExecutor() as threads, endless() as never:
+
+        def handle(_: Batch) -> None:
+            never.wait()
+
+        inline.handle(handle)
+        save(inline, "ab")
+        runs = threads.submit(slot.run_together, inline.runtime, taken(inline), 0.2)
+        wait_until(lambda: inline.runtime.gate.look("invoices", ["a"])[0].held, "it has ended")
+        never.set()
+        assert [type(error) for error in runs.result()] == [ConnectionError, type(None)]
+
+
+def test_a_process_that_is_told_to_end_waits_for_the_thread_that_finishes_its_runs(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, ended, main = threading.Event(), threading.Event(), threading.get_ident()
+    settle = inline.runtime.gate.settle_many
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        if threading.current_thread().name != "taskbridge-relief":
+            return settle(*args, **options)
+        slow.set()
+        time.sleep(1.0)
+        found = settle(*args, **options)
+        ended.set()
+        return found
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise SystemExit("told to end")
+
+    def tell() -> None:
+        slow.wait()
+        time.sleep(0.3)  # by now the handler has returned
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    def handle(batch: Batch) -> None:
+        if batch.tenant == "b":
+            slow.wait(10)
+
+    monkeypatch.setattr(inline.runtime.gate, "settle_many", slowly)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        inline.handle(handle)
+        save(inline)
+        keys = taken(inline)
+        threading.Thread(target=tell).start()
+        with pytest.raises(SystemExit):
+            slot.run_together(inline.runtime, keys, 0.2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended.is_set()
+    assert handled(inline)["a"] == 1
+    assert set(queued(inline)) >= {"c", "d"}
 
 
 def test_a_handler_that_nobody_knows_is_not_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:

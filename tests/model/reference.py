@@ -402,7 +402,7 @@ def step(
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
         if row.answer is Answer.HELD and event.all_wait:
             shared.call_head(shared.circuit.rest or 0)
-        after = _learned(tenant, after, event)
+        after = _learned(tenant, after, event, now)
         after = _judge(after, event, now)
         _pass_on_the_slot(event, now)
         _give_the_next_its_turn(now)
@@ -411,10 +411,11 @@ def step(
     return replace(after, deadline=shared.due.get(name)), row.answer
 
 
-def _learned(tenant: Tenant, after: Tenant, event: Settle) -> Tenant:
+def _learned(tenant: Tenant, after: Tenant, event: Settle, now: _Now) -> Tenant:
     """A run that did nothing leaves to the next one what it was told when it began."""
     if event.outcome is Outcome.STALE or (event.outcome is Outcome.STOPPED and not event.took):
-        return replace(after, failures=tenant.failures)
+        began = tenant.before if now.spacing.last_ttl else after.began
+        return replace(after, failures=tenant.failures, began=began)
     return replace(after, first=None, died=False)
 
 
