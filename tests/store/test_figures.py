@@ -120,7 +120,8 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
     # given a burst of two runs, whose first batch has one record put into quarantine, and a burst that fails twice
     page = cursors.claim(key(1), 2, **NOT_YET)
     advance(cursors, key(1), page, Quarantined({"0": "no"}, "rejected"), ms=7)
-    page = cursors.claim(key(2), 2, events=4, new_events=1, runs=2)
+    for _ in range(2):  # a run may claim twice, and counts once
+        page = cursors.claim(key(2), 2, events=4, new_events=1, runs=2)
     advance(cursors, key(2), page)
     for number, runs in ((3, 1), (4, 2)):
         cursors.claim(key(number, "bolt"), 2, events=1, new_events=2 - runs, runs=runs)

@@ -3,6 +3,7 @@
 -- cursor has its former owner, and the run that claimed it is refused when it advances. A process that freezes while it
 -- reads what follows holds the cursor's row, so its session has a name by which a successor ends it. The other settings are
 -- for the batch that is read next; `plan_by_index.sql` says why. A tenant's first cursor stands where its pipeline began.
+-- A run that claims twice, as where its batch takes longer than the others', counts once.
 -- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
 INSERT INTO {schema}.sync_cursors AS c
     (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, burst_runs, burst_events, last_run_at)
@@ -11,9 +12,9 @@ VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(tok
 ON CONFLICT (pipeline, tenant) DO UPDATE
 SET owner = excluded.owner,
     looked = excluded.looked,
-    runs = c.runs + 1,
-    events = c.events + excluded.events,
-    bursts = c.bursts + excluded.bursts,
+    runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
+    events = c.events + CASE WHEN c.owner IS DISTINCT FROM excluded.owner THEN excluded.events ELSE 0 END,
+    bursts = c.bursts + CASE WHEN c.owner IS DISTINCT FROM excluded.owner THEN excluded.bursts ELSE 0 END,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
     last_run_at = excluded.last_run_at
