@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import HandlerMistake
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, record_invoice
+from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
 from taskbridge.store.bounded import NoAnswer, within
 from taskbridge.store.queries import query
 from taskbridge.store.sessions import session_name
@@ -134,7 +134,7 @@ def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
     assert taken == (["a", "b", "c"] if writes or len(seen) == 3 else ["c"])
 
 
-@pytest.mark.parametrize("what", ["fail", "evidence", "note_success"])
+@pytest.mark.parametrize("what", ["fail", "evidence"])
 def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Engine, what: str) -> None:
     record_invoice(engine, "acme", "a", {})
     cursors = Cursors(bounded)
@@ -142,11 +142,27 @@ def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Eng
     calls: dict[str, Callable[[], object]] = {
         "fail": lambda: cursors.fail(key(), "ValueError"),
         "evidence": lambda: cursors.evidence(key()),
-        "note_success": lambda: cursors.note_success(key()),
     }
     with silent(bounded), within_the_bound(), pytest.raises(OperationalError, match="timeout"):
         calls[what]()
     calls[what]()
+
+
+def test_a_success_that_cannot_be_noted_is_no_failure(engine: Engine, bounded: Engine) -> None:
+    cursors = Cursors(bounded)
+    know(engine, "invoices", "invoices")
+    cursors.note_success(key())
+    with engine.begin() as other:
+        other.exec_driver_sql("UPDATE taskbridge.pipelines SET failed = true")
+    with engine.connect() as other:
+        other.exec_driver_sql("SELECT FROM taskbridge.pipelines FOR UPDATE")
+        # Statements of these may take any time.
+        Cursors(engine).note_success(key())
+    with silent(bounded), within_the_bound():
+        cursors.note_success(key())
+    cursors.note_success(key())
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT failed FROM taskbridge.pipelines").scalar() is False
 
 
 def test_a_silent_session_ends_a_round(bounded: Engine) -> None:
