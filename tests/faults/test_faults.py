@@ -59,8 +59,9 @@ def test_kill_9_of_a_worker_that_has_begun_runs_which_it_took_from_the_queue(dep
     with deployment.worker("-c", "1") as first:
         wait_until(lambda: deployment.delivered(hanging), "it hangs")
         first.kill()
-    running = [one.state for one in deployment.gate.look("invoices", tenants)].count(State.RUNNING)
-    assert running > 1, "others have begun with it"
+    # Of those that had begun with it some may have been given back by then.
+    left = {one.state for one in deployment.gate.look("invoices", tenants)}
+    assert State.RUNNING in left
     # when another worker is started
     record_invoice(deployment.engine, hanging, "1", {"seconds": 0})
     with deployment.worker():
