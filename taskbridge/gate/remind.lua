@@ -1,8 +1,8 @@
 -- Tenants have pending records: start each one's runner, or note it in the runner that it has. However often they are found,
 -- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. They wait
 -- for their turn where many of them are queued, since first events stand behind these. So they do where a base round found
--- them (`by_base`): where Redis lost its data it finds many at once. Who had an event keeps its deadline instead. A run that is under way may be handling those, so it
--- is not told.
+-- them (`by_base`): where Redis lost its data it finds many at once. Who had an event keeps its deadline instead. A run that
+-- is under way may be handling those, so it is not told.
 -- KEYS: due queue turns shares reminded
 -- KEYS OF EACH: runner last
 -- ARGV: pipeline republish_ms most_reminded by_base nonce now_ms

@@ -1,9 +1,9 @@
 -- A part of other queries: the records of a tenant that lie after a cursor, by (xid, id). `p` is the cursor (snapshot;
 -- target, at_xid and at_id: where it stands in the middle of a sweep), with its tenant and the most rows, `size`.
 -- "Not visible in a snapshot" is: one of the transactions that were on when it was taken, or a later one. So it is two
--- ranges of one index, one after the other. (The index over all tenants has a condition that is not said here: where the
--- planner's statistics are old, it would take that one and read what all tenants have.) A range from the oldest transaction that was on would read all that was
--- committed since that one began.
+-- ranges of one index, one after the other. A range from the oldest transaction that was on would read all that was
+-- committed since that one began. The index over all tenants has a condition that is not said here: where the planner's
+-- statistics are old, it would take that one and read what all tenants have.
 (
     (
         SELECT i.*

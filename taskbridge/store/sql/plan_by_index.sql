@@ -1,6 +1,7 @@
 -- Before a batch is read. The planner knows neither how many rows lie after a cursor nor that the two visibility tests
 -- leave few of them out; where its statistics are old it would read and sort all of a tenant's rows for each batch.
 -- Without parallel workers the parts of a batch come in the order in which they are written.
+-- Without sorts no batch is read by the primary key, and so all records of its tenant.
 -- Row-level security would hide rows of an adopted table, and a row that is not there counts as deleted. With it off, a query
 -- that it would apply to fails.
 SELECT set_config('row_security', 'off', true),

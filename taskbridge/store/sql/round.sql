@@ -7,9 +7,8 @@
 -- that have pending records.
 -- A page is the next `size` records after the place (`after_xid`, `after_id`), by (xid, id); it may end inside a
 -- transaction. "Not visible in a snapshot" is written as two ordered branches of one index. A range from the snapshot's
--- xmin would read all that came since the oldest transaction began. `id > 0` holds for all records; the index over all tenants
--- is for statements that say so. Cursors are looked up one by one (LIMIT 1), for a join
--- would read them all.
+-- xmin would read all that came since the oldest transaction began. `id > 0` holds for all records; the index over all
+-- tenants is for statements that say so. Cursors are looked up one by one (LIMIT 1), for a join would read them all.
 WITH unseen AS MATERIALIZED (
     SELECT x.xid
     FROM {schema}.tails t
