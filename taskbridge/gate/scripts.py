@@ -56,7 +56,19 @@ SCRIPTS: dict[str, Script] = {
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            ("due", "runner", "last", "queue", "circuit", "running", "wait_queue", "turns", "shares", "handed"),
+            (
+                "due",
+                "runner",
+                "last",
+                "queue",
+                "first",
+                "circuit",
+                "running",
+                "wait_queue",
+                "turns",
+                "shares",
+                "handed",
+            ),
             (
                 "pipeline",
                 "tenant",
@@ -69,6 +81,7 @@ SCRIPTS: dict[str, Script] = {
                 "retry_ms",
                 "owner",
                 "all_wait",
+                "counted",
                 "empty_tick_ms",
                 "last_ttl_ms",
                 "republish_ms",

@@ -50,7 +50,8 @@ class Settlement(NamedTuple):
     `took`: how many records the run took; where delays count from the last run, one that took none does not count.
     `handled`: how many of them were handled; if any was, the circuit closes. For RETRY: `retry_ms`, whether the run
     `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as long, and then begins with
-    one run at a time. For STALE: `owner`, the token of the cursor's owner.
+    one run at a time. For STALE: `owner`, the token of the cursor's owner. `counted`: the death of the run before this
+    one is stored, so that no other run counts it.
     """
 
     outcome: Outcome
@@ -61,6 +62,7 @@ class Settlement(NamedTuple):
     retry_ms: int = 0
     owner: str = ""
     all_wait: bool = False
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class Run:
     """How many runs began together. Where there are others, which wait for it, it delivers one short batch."""
     took: int = 0
     handled: int = 0
+    counted_death: bool = False
+    """Whether it stored the death of the run before it."""
 
     @property
     def cursors(self) -> Cursors:
@@ -115,7 +117,7 @@ class Run:
 
     def end(self, ending: Ending) -> tuple[RunKey, Settlement, Spacing, int]:
         """Return what the gate is told at the run's end."""
-        settlement = ending.settlement(self.took, self.handled)
+        settlement = ending.settlement(self.took, self.handled, counted=self.counted_death)
         return self.key, settlement, self.pipeline.policy.spacing, self.pipeline.max_runs
 
     @property
@@ -134,12 +136,11 @@ class Ending(NamedTuple):
     error: Exception | None = None
     all_wait: bool = False
 
-    def settlement(self, took: int, handled: int) -> Settlement:
+    def settlement(self, took: int, handled: int, *, counted: bool = False) -> Settlement:
         """What the gate is told by a run that took so many records and handled so many of them."""
         failed = self.error is not None
-        return Settlement(
-            self.outcome, took, handled, failed, self.blame, self.retry_ms, self.owner, all_wait=self.all_wait
-        )
+        said = (self.outcome, took, handled, failed, self.blame, self.retry_ms, self.owner)
+        return Settlement(*said, all_wait=self.all_wait, counted=counted)
 
 
 class Settle(NamedTuple):

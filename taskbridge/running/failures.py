@@ -96,6 +96,7 @@ def after_death(run: Run, page: Page) -> Ending | None:
     # Errors do not count: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
     ending, failures = _judged(run, page, bisection, DIED, enough=enough)
+    run.counted_death = True
     if ending is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
@@ -140,7 +141,12 @@ def after_lost_server(run: Run, error: Exception) -> Ending:
 
 
 def after_no_search(run: Run, error: Exception) -> Ending:
-    """Wait for the back-off, where there is no time to store a failure and to look for a bad record."""
+    """Wait for the back-off, where there is no time to store a failure and to look for a bad record.
+
+    A handler that asks to wait gets what it asks for.
+    """
+    if (told := asked_to_wait(error)) is not None:
+        return _as_told(run, told)
     return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=error)
 
 

@@ -37,9 +37,11 @@ from taskbridge.store.queries import queries, query, schema_of
 from taskbridge.store.sessions import (
     IMPATIENT,
     PATIENT,
+    SHORT_WAIT,
     SILENT,
     distrust,
     driving,
+    in_one_message,
     session_name,
     successor_of,
     with_second_try,
@@ -456,10 +458,9 @@ class Cursors:
         The records are handled whatever comes of it: where it fails, the next success is noted.
         """
         try:
-            with driving(self._engine) as driver, driver.pipeline():
-                driver.execute(IMPATIENT)
-                driver.execute(self._query("succeeded"), {**key._asdict(), "trial": trial})
-                driver.execute(PATIENT)
+            with driving(self._engine) as driver:
+                values = {**key._asdict(), "trial": trial}
+                in_one_message(driver, self._query("succeeded"), values, lock_timeout=SHORT_WAIT)
         except (DBAPIError, psycopg.Error) as error:
             log.warning("a success of %s is not noted: %s", key.pipeline, error_text(error))
 

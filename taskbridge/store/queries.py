@@ -1,8 +1,8 @@
 """The named queries: one `.sql` file each, whose comment says what it is for.
 
-`{schema}` in a text is the Postgres schema of TaskBridge's tables. `{after_cursor}`, `{pending}`, `{its_record}` and
-`{pipeline_start}` are the texts of the files of these names, so that each is written once. `{document}` is where a
-record's document comes from: the text of `recorded_document.sql`, unless another one is given.
+`{schema}` in a text is the Postgres schema of TaskBridge's tables. `{after_cursor}`, `{pending}`, `{its_record}`,
+`{pipeline_start}` and `{moves_cursor}` are the texts of the files of these names, so that each is written once.
+`{document}` is where a record's document comes from: the text of `recorded_document.sql`, unless another one is given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Queries = Callable[[str], str]
 """The text of a query by its name."""
 
 _SQL: Final = Path(__file__).parent / "sql"
-_FRAGMENT: Final = re.compile(r"\{(after_cursor|pending|its_record|pipeline_start)\}")
+_FRAGMENT: Final = re.compile(r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor)\}")
 
 
 def queries(where: Database | Connection) -> Queries:

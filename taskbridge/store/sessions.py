@@ -31,6 +31,7 @@ __all__ = [
     "IMPATIENT",
     "OLDEST_POSTGRES",
     "PATIENT",
+    "SHORT_WAIT",
     "SILENT",
     "Broken",
     "Reader",
@@ -39,6 +40,7 @@ __all__ = [
     "distrust",
     "driver_error",
     "driving",
+    "in_one_message",
     "is_busy",
     "rows",
     "scalar",
@@ -59,8 +61,10 @@ class Broken(psycopg.OperationalError):
 
 SILENT: Final = (Broken, NoAnswer, QueryCanceled)
 """How a statement ends that Postgres did not answer in time, or at all: the next one may take as long."""
-IMPATIENT: Final = "SET lock_timeout = '50ms'"
-"""Let a session wait for no lock while several runs wait for what it does; `PATIENT` ends that."""
+SHORT_WAIT: Final = "50ms"
+"""How long a session waits for a lock at the most while several runs wait for what it does."""
+IMPATIENT: Final = f"SET lock_timeout = '{SHORT_WAIT}'"
+"""Let a session wait no longer; `PATIENT` ends that."""
 PATIENT: Final = "SET lock_timeout TO DEFAULT"
 
 
@@ -162,6 +166,23 @@ def with_second_try(work: Callable[[], T]) -> T:
         return work()
     except Broken:
         return work()
+
+
+def in_one_message(
+    driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any], *, lock_timeout: str, **settings: str
+) -> list[tuple[Any, ...]]:
+    """Do one statement under these settings of Postgres, as a transaction of its own, and return its rows.
+
+    All of it is one message, with the values in the text. A pipeline or a transaction is several: a process that
+    freezes between two of them keeps what it has locked, for as long as it is frozen.
+    """
+    limits = {"lock_timeout": lock_timeout, **settings}
+    before = "".join(f"SET LOCAL {name} = '{value}'; " for name, value in limits.items())
+    with psycopg.ClientCursor(driver) as cursor:
+        cursor.execute(before + statement, values)
+        for _ in limits:
+            cursor.nextset()
+        return cursor.fetchall() if cursor.description else []
 
 
 def rows(

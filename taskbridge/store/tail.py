@@ -19,7 +19,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.store.bounded import GRACE, Bounded
 from taskbridge.store.cursor import Waiting
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, scalar, with_second_try
+from taskbridge.store.sessions import driving, in_one_message, scalar, with_second_try
 
 __all__ = ["Found", "Kind", "Tails"]
 
@@ -29,6 +29,8 @@ MOST_OPEN: Final = 10_000
 """Transactions that a stored snapshot may list; from the next one that it would list, it sees nothing."""
 BASE_FACTOR: Final = 30
 """A page of a base round, or of all pending records, may take so many times as long as one of the tail."""
+LOCKED: Final = "500ms"
+"""How long a round waits for a lock: those of other pipelines wait for it."""
 
 
 class Kind(StrEnum):
@@ -186,9 +188,10 @@ class Tails:
 
     def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
         """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
-        which = {"pipeline": pipeline, "kind": kind.value}
-        with self._limited(self._seconds_of(kind) + more_seconds) as connection:
-            connection.execute(self._query("tail_keep"), {**which, "seen": found.seen, "before": found.before})
+        values = {"pipeline": pipeline, "kind": kind.value, "seen": found.seen, "before": found.before}
+        with self._lent(self._seconds_of(kind) + more_seconds) as connection:
+            # No round waits for the disk; see `plan_of_rounds.sql`.
+            in_one_message(connection, self._query("tail_keep"), values, lock_timeout=LOCKED, synchronous_commit="off")
         return found._replace(before=found.seen)
 
     def _seconds_of(self, kind: Kind) -> float:
@@ -230,15 +233,20 @@ class Tails:
     @contextmanager
     def _limited(self, seconds: float, mode: str = "READ COMMITTED") -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection in a transaction that ends in so many seconds, all of it in one round trip."""
-        limits = {"lock_timeout": "500ms", "statement_timeout": f"{round(1000 * seconds)}ms"}
+        limits = {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
+        with self._lent(seconds) as connection, connection.pipeline():
+            connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
+            connection.execute(self._query("plan_of_rounds"), limits)
+            yield connection
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def _lent(self, seconds: float) -> Iterator[psycopg.Connection[Any]]:
+        """Lend a connection that is given up where it has not answered for so many seconds, and some more."""
         with driving(self._engine) as connection:
             if isinstance(connection, Bounded):
                 connection.answer_timeout = seconds + GRACE
-            with connection.pipeline():
-                connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
-                connection.execute(self._query("plan_of_rounds"), limits)
-                yield connection
-                connection.execute("COMMIT")
+            yield connection
 
 
 def _found(previous: Found | None, before: str, now: str, rows: list[tuple[Any, ...]], most_open: int) -> Found:

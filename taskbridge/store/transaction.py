@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -20,14 +20,12 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.bounded import Bounded, NoAnswer
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import IMPATIENT, PATIENT, SILENT, distrust, driving, session_name, successor_of
+from taskbridge.store.sessions import SHORT_WAIT, SILENT, distrust, driving, in_one_message, session_name, successor_of
 
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
 
 __all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "advance_together"]
-
-T = TypeVar("T")
 
 NO_BISECTION: Final = Bisection()
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
@@ -54,6 +52,10 @@ class Quarantined(NamedTuple):
     reasons: Mapping[str, str]
     cause: str
     attempts: int = 1
+
+
+Advanced: TypeAlias = "bool | Exception | None"
+"""What came of an advance: whether to call `note_success`, why the cursor did not move, or nothing that is known."""
 
 
 class Move(NamedTuple):
@@ -274,11 +276,14 @@ def advance(engine: Engine, move: Move) -> bool:
         CursorLost: the cursor is not ours, or not where the batch was read.
     """
     with driving(engine) as driver:
-        return _moved(driver.execute(queries(engine)("advance"), move.values).fetchone())
+        moved = driver.execute(queries(engine)("advance"), move.values).fetchone()
+    if moved is None:
+        raise CursorLost
+    return bool(moved[0])
 
 
-def advance_together(engine: Engine, moves: Sequence[Move]) -> list[bool | CursorLost | None]:
-    """Move cursors as `advance` does, in one round trip and one commit.
+def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
+    """Move cursors as `advance` does, in one round trip and one commit; return what came of each.
 
     None of them waits for a lock. Where a cursor has no result, only `advance` can say what comes of it, and may take
     long.
@@ -292,43 +297,25 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[bool | Curso
         raise
     except psycopg.Error:
         # One of them is to blame. Which one, only each by itself can say.
-        return [_advance_unless_locked(engine, move) for move in moves]
+        found: list[Advanced] = [None] * len(moves)
+    for at, move in enumerate(moves):
+        try:
+            (found[at],) = _advance_at_once(engine, [move])
+        except SILENT as error:
+            # What came of those before it is known.
+            found[at] = error
+            break
+        except psycopg.Error:
+            continue
+    return found
 
 
-def _advance_unless_locked(engine: Engine, move: Move) -> bool | CursorLost | None:
-    try:
-        return _advance_at_once(engine, [move])[0]
-    except SILENT:
-        raise
-    except psycopg.Error:
-        return None
-
-
-def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[bool | CursorLost | None]:
-    # In an order, so that two processes do not wait for one another.
-    at = sorted(range(len(moves)), key=lambda one: moves[one].key)
+def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
+    values = {name: [move.values[name] for move in moves] for name in moves[0].values}
     with driving(engine) as driver:
-        cursors = {one: driver.cursor() for one in at}
-        with driver.pipeline():
-            driver.execute(IMPATIENT)
-            driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            for one, cursor in cursors.items():
-                cursor.execute(queries(engine)("advance"), moves[one].values)
-            driver.execute("COMMIT")
-            driver.execute(PATIENT)
-        rows = {one: cursor.fetchone() for one, cursor in cursors.items()}
-    return [_moved(row) if (row := rows[one]) else CursorLost() for one in range(len(moves))]
-
-
-def _moved(row: tuple[Any, ...] | None) -> bool:
-    """Return what `advance.sql` says of whether something failed before.
-
-    Raises:
-        CursorLost: the cursor is not ours, or not where the batch was read.
-    """
-    if row is None:
-        raise CursorLost
-    return bool(row[-1])
+        found = in_one_message(driver, queries(engine)("advance_together"), values, lock_timeout=SHORT_WAIT)
+    moved = {(pipeline, tenant): bool(asked) for asked, pipeline, tenant in found}
+    return [moved.get((move.key.pipeline, move.key.tenant), CursorLost()) for move in moves]
 
 
 def _is_at_work(connection: Connection) -> bool:

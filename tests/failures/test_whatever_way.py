@@ -13,21 +13,23 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, WorkerTerminate
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
-from taskbridge.gate import Answer
+from taskbridge.gate import Answer, Queue
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
 from taskbridge.store import record_invoice
 from tests.failures.drill import Drill
+from tests.waiting import wait_until
 
 NUMBERS = [f"{number:02}" for number in range(20)]
 BAD = "07"
@@ -258,7 +260,7 @@ def test_runs_that_began_together_do_not_wait_when_the_process_is_told_to_end(dr
         drill.save(tenant, "a")
     with pytest.raises(KeyboardInterrupt):
         slot.run_together(drill.runtime, [message.run for message in drill.runtime.gate.take(5, 0)])
-    queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
+    queued: Any = drill.deployment.redis.lrange(Queue.FIRST.value, 0, -1)
     for tenant in tenants:
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
 
@@ -449,6 +451,30 @@ def test_a_generator_function_is_refused_at_its_declaration(handler: Any) -> Non
         Pipeline("invoices", handler, LatencyNeutral(), 500)
 
 
+def test_who_asks_to_wait_beside_a_handler_that_hangs_waits_as_long_as_it_asks(drill: Drill) -> None:
+    never = threading.Event()
+
+    def handle(batch: Batch) -> None:
+        if batch.tenant == "hangs":
+            never.wait(60)
+        raise RetryAfter(7)
+
+    drill.handle(handle)
+    for tenant in ("asks", "hangs"):
+        drill.save(tenant, "1")
+    runs = [message.run for message in drill.gate.take(2, 0)]
+    with ThreadPoolExecutor() as threads:
+        together = threads.submit(slot.run_together, drill.runtime, runs, 0.1)
+        try:
+            wait_until(lambda: drill.gate.look("invoices", ["asks"])[0].held, "its slot is free")
+            (asks,) = drill.gate.look("invoices", ["asks"])
+        finally:
+            never.set()
+        assert together.result() == [None, None]
+    assert asks.deadline_ms is not None
+    assert asks.deadline_ms - drill.gate.us // 1000 == 7_000
+
+
 # Runs that do not end
 
 
@@ -471,6 +497,24 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     assert failed == 1
     assert error.startswith("the run before this one did not end: its process died")
     assert drill.errors == []
+
+
+def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Drill) -> None:
+    def handle(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            raise WorkerTerminate
+        journal(batch)
+
+    drill.handle(handle)
+    drill.save("acme", *NUMBERS)
+    dies(drill)
+    message = drill.inline.message()
+    assert message is not None
+    with pytest.raises(WorkerTerminate):
+        slot.run_tenant(drill.runtime, *message)
+    drill.go_on()
+    assert drill.states() == {"handled": 20}
+    assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(1,)]
 
 
 def test_from_the_second_death_in_a_row_on_the_tenant_waits(drill: Drill) -> None:

@@ -381,6 +381,20 @@ def test_a_run_learns_once_that_the_one_before_it_died(crowd: Crowd) -> None:
     assert not begun.died
 
 
+@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.STALE])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_death_is_told_until_a_run_has_counted_it(crowd: Crowd, outcome: Outcome, counted: bool) -> None:
+    crowd.start("a")
+    crowd.deadline_passes("a")
+    crowd.begin("a")
+
+    crowd.settle("a", outcome, took=0, counted=counted, owner=crowd.tokens["a"])
+
+    begun = crowd.begin("a")
+    assert isinstance(begun, Begun)
+    assert begun.died is not counted
+
+
 def test_a_run_under_a_closed_circuit_is_no_probe(crowd: Crowd) -> None:
     assert crowd.start("a").probe is None
 

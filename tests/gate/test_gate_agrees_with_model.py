@@ -218,6 +218,8 @@ class GateAndModel(RuleBasedStateMachine):
     ) -> None:
         subject = self.active[which]
         token, spacing = self._token(subject, age), SPACINGS[subject[0]]
+        # Only a run that was stopped is asked, which does not say when to try again.
+        counted = retry > 0
         # Where the clock never steps back, a later runner's token is at most a moment ahead.
         owner = _number(token) + (lead if self.clock_steps_back else 1)
         answer = self.gate.settle(
@@ -231,13 +233,14 @@ class GateAndModel(RuleBasedStateMachine):
                 blame=blame,
                 owner=f"{owner:016d}-ffffffffffff",
                 all_wait=all_wait,
+                counted=counted,
             ),
             spacing,
             most_runs=self.shared[subject[0]].most_runs,
         )
         if answer is not Answer.LOST:
             self.holding[subject].discard(token)
-        event = Settle(_number(token), outcome, took, retry, owner, handled, failed, blame, all_wait)
+        event = Settle(_number(token), outcome, took, retry, owner, handled, failed, blame, all_wait, counted)
         self._agree(subject, event, answer, spacing)
 
     @rule(
@@ -566,7 +569,7 @@ class GateAndModel(RuleBasedStateMachine):
             "died": int(model.died) or None,
             "patience": model.republish if model.state is State.QUEUED else None,
         }
-        assert fields.get("queue") == ("first" if model.first_queue else None)
+        assert fields.get("queue") == model.queue
         if model.state is not State.QUEUED:
             found.pop("patience", None)
         assert found == {name: value for name, value in expected.items() if value is not None}

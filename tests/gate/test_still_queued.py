@@ -119,3 +119,70 @@ def test_who_comes_next_after_a_run_that_did_not_do_all(
     assert [message.run.tenant for message in gate.take(0, 9)] == order
 
     redis_client.delete(*keys.queues)
+
+
+def give_back(gate: InjectedClock, tenant: str, took: int = 0) -> None:
+    """Begin the tenant's run, and stop it after `took` records."""
+    key = RunKey(PIPELINE, tenant, token(gate, tenant))
+    assert isinstance(gate.begin(key), Begun)
+    assert gate.settle(key, Settlement(Outcome.STOPPED, took=took), SPACING) is Answer.CONTINUED
+
+
+def waiting(gate: InjectedClock) -> dict[Queue, list[str]]:
+    """Return the tenants of the messages in each queue, the next one first, and leave them there."""
+    messages = gate.take(100, 100)
+    gate.put_back(messages)
+    return {queue: [one.run.tenant for one in messages if one.queue is queue] for queue in Queue}
+
+
+def test_a_first_event_that_is_given_back_is_the_next_of_them(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
+) -> None:
+    """Behind all first events it would wait as long as a storm of them goes on."""
+    for tenant in ("a", "b", "c", "d"):
+        gate.notify(PIPELINE, tenant, SPACING)
+    for _ in "ab":
+        redis_client.rpop(keys.queue(Queue.FIRST))
+    for tenant in ("b", "a"):
+        give_back(gate, tenant)
+    assert waiting(gate) == {Queue.FIRST: ["a", "b", "c", "d"], Queue.NEXT: []}
+
+    # None of them is lost, so none is published again.
+    for _ in range(3):
+        passes(gate, 20_000)
+        assert gate.expire(PIPELINE, ["a", "b", "c", "d"]) == [Answer.POSTPONED] * 4
+    # Neither where it is given back again, nor where it gets lost then.
+    redis_client.rpop(keys.queue(Queue.FIRST))
+    give_back(gate, "a")
+    assert waiting(gate)[Queue.FIRST] == ["a", "b", "c", "d"]
+    for _ in "ab":
+        redis_client.rpop(keys.queue(Queue.FIRST))  # by a worker that dies
+    passes(gate, TIMING.republish)
+    assert gate.expire(PIPELINE, ["a", "b", "c", "d"]) == [Answer.REPUBLISHED] * 2 + [Answer.POSTPONED] * 2
+    redis_client.delete(*keys.queues)
+
+
+@pytest.mark.parametrize("how", ["it took records", "it came from the other queue", "the run before it died"])
+def test_another_that_is_given_back_is_the_next_of_the_continuations(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys, how: str
+) -> None:
+    gate.notify(PIPELINE, "a", SPACING)
+    if how == "it took records":
+        give_back(gate, "a", took=1)
+    else:
+        key = RunKey(PIPELINE, "a", token(gate, "a"))
+        assert isinstance(gate.begin(key), Begun)
+        if how == "the run before it died":
+            passes(gate, TIMING.runner_ttl)
+            assert gate.expire(PIPELINE, ["a"]) == [Answer.REISSUED]
+        else:
+            gate.settle(key, Settlement(Outcome.MORE), SPACING)
+        redis_client.delete(*keys.queues)
+        # Lost, so it comes again, however many first events wait.
+        gate.notify(PIPELINE, "b", SPACING)
+        passes(gate, TIMING.republish)
+        assert gate.expire(PIPELINE, ["a"]) == [Answer.REPUBLISHED]
+        redis_client.delete(*keys.queues)
+        give_back(gate, "a")
+    assert waiting(gate)[Queue.NEXT] == ["a"]
+    redis_client.delete(*keys.queues)

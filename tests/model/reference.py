@@ -43,7 +43,8 @@ PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answe
 class Tenant:
     """One tenant. Times and spans are milliseconds, a token is the microsecond that it stands for; None: not set.
 
-    `lease` is the end of the lease that was alive when the run began.
+    `lease` is the end of the lease that was alive when the run began. `queue`: where in the queue of first events its
+    message is, None: in the other one.
 
     An idle tenant has nothing but its lease, its last run and, where its hash was lost, a deadline.
     """
@@ -72,7 +73,7 @@ class Tenant:
     reminded: bool = False
     lease: int | None = None
     died: bool = False
-    first_queue: bool = False
+    queue: str | None = None
 
     @property
     def is_first_event(self) -> bool:
@@ -320,6 +321,12 @@ class Settle:
     failed: bool = True
     blame: Blame = Blame.NOBODY
     all_wait: bool = False
+    counted: bool = False
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether the run was stopped before it did anything."""
+        return self.outcome is Outcome.STOPPED and not self.took
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,10 +420,10 @@ def step(
 
 def _learned(tenant: Tenant, after: Tenant, event: Settle, now: _Now) -> Tenant:
     """A run that did nothing leaves to the next one what it was told when it began."""
-    if event.outcome is Outcome.STALE or (event.outcome is Outcome.STOPPED and not event.took):
+    if event.outcome is Outcome.STALE or event.gives_back:
         began = tenant.before if now.spacing.last_ttl else after.began
-        return replace(after, failures=tenant.failures, began=began)
-    return replace(after, first=None, died=False)
+        return replace(after, failures=tenant.failures, began=began, died=tenant.died and not event.counted)
+    return replace(after, first=None, died=False, queue=None)
 
 
 def _set_deadline(tenant: Tenant, now: _Now) -> None:
@@ -461,7 +468,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
-        Condition.STILL_QUEUED: tenant.first_queue and _is_behind(now.shared.turns.head, tenant.token),
+        Condition.STILL_QUEUED: tenant.queue == "first" and _is_behind(now.shared.turns.head, tenant.token),
         Condition.IN_TURNS: in_turns and not early and not called,
         Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
         Condition.NO_SLOT: now.admitting is not None and now.admitting[1].effect is not Effect.TAKE,
@@ -580,7 +587,7 @@ def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
     return replace(tenant, token=token, republish=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
 
 
-def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
+def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False, first: bool = False) -> None:
     """Count a message that a deadline, a turn or a reminder published."""
     turns = now.shared.turns
     if isinstance(event, Deadline):
@@ -591,7 +598,7 @@ def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False)
             turns.reminded[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
-    elif isinstance(event, Settle) and event.outcome is not Outcome.STALE:
+    elif isinstance(event, Settle) and event.outcome is not Outcome.STALE and not first:
         turns.handed[now.subject] = deadline
     elif isinstance(event, Remind):
         turns.reminded[now.subject] = deadline
@@ -601,10 +608,12 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     """Publish a new run: its token is above the tenant's last one, or above the one that owned the cursor."""
     floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
-    _note_queued(event, now.ms + now.timing.republish, now)
+    queue = "first" if isinstance(event, Notify | Remind) else None
+    if isinstance(event, Settle) and event.gives_back and tenant.queue:
+        queue = "front"
+    _note_queued(event, now.ms + now.timing.republish, now, first=queue is not None)
     died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
-    first = isinstance(event, Notify | Remind)
-    return replace(_queued(tenant, now, token, now.timing.republish), died=died, first_queue=first)
+    return replace(_queued(tenant, now, token, now.timing.republish), died=died, queue=queue)
 
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
@@ -642,7 +651,6 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         events=events,
         swept=events,
         reminded=False,
-        first_queue=False,
         began=now.ms,
         before=tenant.began,
         earliest=None,

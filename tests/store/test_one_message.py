@@ -1,0 +1,156 @@
+"""What locks rows outside a batch's transaction is one message to Postgres: a frozen process keeps none of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.errors import QueryCanceled
+from sqlalchemy import Engine
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.store import Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
+from taskbridge.store.sessions import driving
+
+TOKEN = f"{1:016d}-aaaaaaaaaaaa"
+TENANTS = ["a", "b", "c", "d", "e"]
+
+
+def key(tenant: str) -> RunKey:
+    return RunKey("invoices", tenant, TOKEN)
+
+
+@pytest.fixture
+def bounded(engine: Engine) -> Iterator[Engine]:
+    made = connect(engine.url.render_as_string(hide_password=False), statement_timeout=1.0)
+    yield made
+    made.dispose()
+
+
+def moves(engine: Engine, tenants: list[str]) -> list[Move]:
+    """Claim the cursors of tenants with a record each; return their advances."""
+    cursors, found = Cursors(engine), []
+    for tenant in tenants:
+        record_invoice(engine, tenant, "1", {"number": "%s '"})
+        page = cursors.claim(key(tenant), 10, events=1, new_events=1, runs=1)
+        with cursors.transaction(key(tenant)) as transaction:
+            found.append(transaction.move(page))
+    return found
+
+
+def handled(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        asked = "SELECT tenant FROM taskbridge.sync_cursors WHERE records > 0 ORDER BY tenant"
+        return list(connection.exec_driver_sql(asked).scalars())
+
+
+@contextmanager
+def traced(engine: Engine, path: Path) -> Iterator[list[str]]:
+    """Note the kinds of the messages that the next session of the pool sends meanwhile, in order."""
+    sent: list[str] = []
+    with driving(engine) as driver:
+        session, pgconn = driver, driver.pgconn
+    with path.open("w") as file:
+        pgconn.trace(file.fileno())
+        yield sent
+        with driving(engine) as driver:
+            assert driver is session
+            pgconn.untrace()
+    lines = (line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    sent += [line[3] for line in lines if len(line) > 3 and line[1] == "F"]
+
+
+def test_a_shared_advance_is_one_message(engine: Engine, tmp_path: Path) -> None:
+    advances = moves(engine, TENANTS)
+    with traced(engine, tmp_path / "trace") as sent:
+        assert advance_together(engine, advances) == [False] * 5
+    assert sent == ["Query"]
+    assert handled(engine) == TENANTS
+
+
+def test_to_note_a_success_is_one_message(engine: Engine, tmp_path: Path) -> None:
+    know(engine, "invoices", "invoices")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge.pipelines SET failed = true")
+    with traced(engine, tmp_path / "trace") as sent:
+        Cursors(engine).note_success(key("a"))
+    assert sent == ["Query"]
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT failed FROM taskbridge.pipelines").scalar() is False
+
+
+def test_to_keep_what_a_round_has_seen_is_one_message(engine: Engine, tmp_path: Path) -> None:
+    tails = Tails(engine)
+    tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    record_invoice(engine, "a", "1", {})
+    found = tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    with traced(engine, tmp_path / "trace") as sent:
+        tails.keep(Kind.TAIL, "invoices", found)
+    assert sent == ["Query"]
+    with engine.connect() as connection:
+        asked = "SELECT snapshot::text FROM taskbridge.tails WHERE kind = 'tail'"
+        assert connection.exec_driver_sql(asked).scalar() == found.seen
+
+
+def test_an_advance_that_takes_too_long_says_nothing_of_those_before_it(engine: Engine, bounded: Engine) -> None:
+    """They are committed: their runs have not failed."""
+    advances = moves(engine, TENANTS)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF new.tenant = 'c' THEN PERFORM pg_sleep(30); END IF; RETURN new; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER slow BEFORE UPDATE ON taskbridge.sync_cursors FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    with engine.connect() as other:
+        # So each of them has to be advanced alone.
+        other.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'b' FOR UPDATE")
+        started = time.monotonic()
+        found = advance_together(bounded, advances)
+        assert time.monotonic() - started < 10
+    assert [found[0], found[1], found[3], found[4]] == [False, None, None, None]
+    assert isinstance(found[2], QueryCanceled)
+    assert handled(engine) == ["a"]
+
+
+def test_one_whose_cursor_is_anothers_moves_nothing_and_the_others_move(engine: Engine) -> None:
+    advances = moves(engine, TENANTS)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET owner = repeat('9', 29) WHERE tenant = 'c'")
+    found = advance_together(engine, advances)
+    assert [type(one).__name__ for one in found] == ["bool", "bool", "CursorLost", "bool", "bool"]
+    assert handled(engine) == ["a", "b", "d", "e"]
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_a_shared_advance_reads_no_other_cursor(engine: Engine, count: int) -> None:
+    advances = moves(engine, [f"tenant {at}" for at in range(count)])
+    with engine.begin() as connection:
+        # Without statistics.
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) "
+            "SELECT 'invoices', 'other ' || n FROM generate_series(1, 20000) n"
+        )
+
+    def read() -> int:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT pg_stat_clear_snapshot()")
+            asked = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'sync_cursors'"
+            return int(connection.exec_driver_sql(asked).scalar_one())
+
+    def flushed(driver: psycopg.Connection[Any]) -> None:
+        driver.execute("SELECT pg_stat_force_next_flush()")
+
+    before = read()
+    with driving(engine) as driver:
+        flushed(driver)
+    advance_together(engine, advances)
+    with driving(engine) as driver:
+        flushed(driver)
+    assert count <= read() - before <= 3 * count
