@@ -173,6 +173,9 @@ class Cursors:
         """
         claim = Claim(key, limit, events, new_events, runs, bisecting, documents)
         statement = (self._query("claim"), self._claiming(claim))
+        if not documents:
+            # The run before this one died, or its process is frozen. It may have stopped with the cursor locked.
+            self._end_replaced(key)
         try:
             page = self._claim(_Batch(key, limit, bisecting, documents), *statement)
         except Unread:

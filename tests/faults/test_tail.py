@@ -300,19 +300,21 @@ class Slow(Tails):
     kinds: tuple[Kind, ...] = (*Kind,)
     looked: Counter[Kind]
     seconds_asked: list[float]
+    """For the pipeline invoices: the rounds of others may be due at any time."""
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(engine, **options)
         self.looked, self.seconds_asked = Counter(), []
 
-    def look(self, kind: Kind, *arguments: Any, **options: Any) -> Found:
+    def look(self, kind: Kind, pipeline: str, *arguments: Any, **options: Any) -> Found:
         self.looked[kind] += 1
         if kind in self.kinds:
-            self.seconds_asked.append(options["more_seconds"])
+            if pipeline == "invoices":
+                self.seconds_asked.append(options["more_seconds"])
             time.sleep(self.seconds)
             if self.error is not None:
                 raise self.error
-        return super().look(kind, *arguments, **options)
+        return super().look(kind, pipeline, *arguments, **options)
 
 
 Make = Callable[..., tuple[Rounds, Slow]]

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import psycopg
@@ -17,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import HandlerMistake
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
+from taskbridge.store import Claim, Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
 from taskbridge.store.bounded import NoAnswer, within
 from taskbridge.store.queries import query
 from taskbridge.store.sessions import session_name
@@ -261,6 +262,23 @@ def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engi
         connection.invalidate()
     frozen.dispose()
     assert advance(Cursors(bounded), page, NEW) == ["a"]
+
+
+def test_who_follows_a_run_that_died_does_not_wait_for_what_it_has_locked(engine: Engine) -> None:
+    """Nor where statements may take any time, as here."""
+    record_invoice(engine, "acme", "1", {})
+    frozen = connect(engine.url.render_as_string(hide_password=False))
+    with frozen.connect() as connection, ThreadPoolExecutor() as threads:
+        values = {"new_events": 1, "burst_runs": 1, "burst_events": 1, "session": session_name(key())}
+        connection.exec_driver_sql(query("claim"), {**key()._asdict(), **values})
+        successor = Claim(key(token=NEW), 10, events=1, new_events=1, runs=1, documents=False)
+        claiming = threads.submit(Cursors(engine).claim, *successor)
+        try:
+            assert [record.external_id for record in claiming.result(BOUND).records] == ["1"]
+        finally:
+            # Else the thread would wait for it for ever.
+            connection.invalidate()
+    frozen.dispose()
 
 
 def test_a_connection_that_the_handler_closed_is_silent_no_longer_than_any_other(bounded: Engine) -> None:
