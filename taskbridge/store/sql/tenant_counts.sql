@@ -1,7 +1,8 @@
 -- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
--- records or a cursor.
+-- records or a cursor. `pending_since`: when the oldest of the pending ones was written.
 SELECT t.tenant,
        coalesce(w.records, 0) AS pending,
+       w.since AS pending_since,
        greatest(0, n.records - w.records - q.quarantined - q.discarded) AS handled,
        q.quarantined,
        q.discarded,
@@ -27,9 +28,9 @@ CROSS JOIN LATERAL (
     ) counted
 ) n
 CROSS JOIN LATERAL (
-    SELECT count(*) AS records
+    SELECT count(*) AS records, min(changed_at) AS since
     FROM (
-        SELECT FROM {pending} w
+        SELECT w.changed_at FROM {pending} w
         WHERE NOT EXISTS (
             SELECT FROM {schema}.quarantine q
             WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.external_id = w.key
