@@ -53,7 +53,8 @@ def prune(
     old records stay, it names the tenants that hold the most of them back, and why.
 
     A pruned record that is written again is new: it is delivered again, with another idempotency key. So is a message
-    whose id comes again. Choose an age at which nobody sends it again.
+    whose id comes again, and a row of an adopted table that is backfilled for the first time, or with --again. Choose
+    an age at which nobody sends it again, and backfill before you prune.
 
     It works in small transactions and can be stopped at any time; what was deleted until then stays deleted.
 
