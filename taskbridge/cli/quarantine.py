@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,14 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.environment import Origin
-from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
+from taskbridge.cli.options import (
+    data_dir_option,
+    examples,
+    json_option,
+    moment_or_duration,
+    pipeline_option,
+    stored_text,
+)
 from taskbridge.cli.starting import start
 from taskbridge.cli.times import ago, iso
 from taskbridge.common.names import check_tenant
@@ -73,15 +81,18 @@ class _Done:
         }
 
 
-def _choosing(command: Callable[..., None]) -> Callable[..., None]:
+def _which(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        pipeline_option,
         click.option("--reason", type=stored_text, metavar="TEXT", help="Those whose reason holds this text."),
         click.option("--tenant", help="Those of this tenant.  [default: all tenants]"),
         click.argument("external_ids", metavar="[ID]...", nargs=-1, type=stored_text),
     ):
         command = option(command)
     return command
+
+
+def _choosing(command: Callable[..., None]) -> Callable[..., None]:
+    return pipeline_option(_which(command))
 
 
 @click.group(
@@ -97,14 +108,31 @@ def quarantine() -> None:
 @quarantine.command(
     "list",
     short_help="List them with the reasons.",
-    epilog=examples("taskbridge quarantine list", "taskbridge quarantine list --reason 'no customer' --json"),
+    epilog=examples(
+        "taskbridge quarantine list", "taskbridge quarantine list --since 2h --reason 'no customer' --json"
+    ),
 )
-@_choosing
+@_which
+@click.option("--pipeline", metavar="NAME", help="Only of this pipeline.  [default: all that are declared]")
+@click.option(
+    "--since",
+    type=moment_or_duration,
+    metavar="DURATION|TIME",
+    help="Only what came to quarantine since then: a number with s, m, h, d or w, or a time such as 2026-01-31T08:00Z.",
+)
 @click.option("--all", "discarded", is_flag=True, help="Also those that were discarded.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many, oldest first.")
 @data_dir_option
 @json_option
-def list_them(pipeline: str, discarded: bool, limit: int, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+def list_them(
+    pipeline: str | None,
+    since: datetime | timedelta | None,
+    discarded: bool,
+    limit: int,
+    data_dir: Path,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     """List the records in quarantine, or those with an ID (of the invoice, or of the message), oldest first.
 
     `retrying` are those that their tenant's next sweep takes.
@@ -112,12 +140,21 @@ def list_them(pipeline: str, discarded: bool, limit: int, data_dir: Path, as_jso
     Exit status: 0, also where there are none.
     """
     choice = _Choice(**chosen).check()
-    with _entered(data_dir, pipeline) as (there, _, _):
-        records, count = there.find(pipeline, **choice.filters, discarded=discarded, limit=limit)
+    records: list[tuple[str, QuarantinedRecord]] = []
+    count = 0
+    with environment.session(data_dir, environment.looking) as (runtime, _):
+        names = runtime.pipelines.names() if pipeline is None else [pipeline]
+        for name in names:
+            there = runtime.quarantine_of(name)
+            some, of_all = there.find(name, **choice.filters, since=since, discarded=discarded, limit=limit)
+            records += [(name, one) for one in some]
+            count += of_all
+    records = sorted(records, key=lambda one: one[1].quarantined_at)[:limit]
     if as_json:
-        console.emit_json({"pipeline": pipeline, "count": count, "records": list(map(_as_json, records))})
+        shown = [{"pipeline": name, **_as_json(one)} for name, one in records]
+        console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": shown})
     else:
-        _show(pipeline, records, count, "such record" if any(chosen.values()) else "record")
+        _show(names, records, count, "such record" if since or any(chosen.values()) else "record")
 
 
 @quarantine.command(
@@ -230,15 +267,19 @@ def _as_json(record: QuarantinedRecord) -> dict[str, Any]:
     return record._asdict() | {name: iso(getattr(record, name)) for name in _TIMES}
 
 
-def _show(pipeline: str, records: Sequence[QuarantinedRecord], count: int, what: str) -> None:
+def _show(names: Sequence[str], records: Sequence[tuple[str, QuarantinedRecord]], count: int, what: str) -> None:
+    """Print a table; where several pipelines are looked at, its first column is each record's pipeline."""
     terminal = console.stdout()
     if not records:
-        terminal.print(f"{pipeline}: no {what} is in quarantine")
+        terminal.print(f"{', '.join(names)}: no {what} is in quarantine")
         return
-    table = console.Table(terminal, "id", "tenant", "state", "attempts", "since", "reason", texts=("tenant", "reason"))
-    for one in records:
+    first = ("pipeline",) if len(names) > 1 else ()
+    columns = (*first, "id", "tenant", "state", "attempts", "since", "reason")
+    table = console.Table(terminal, *columns, texts=("id", "tenant", "reason"))
+    for name, one in records:
         numbers = (one.state, "-" if one.cause == "rejected" else f"{one.attempts:,}", ago(one.quarantined_at))
-        table.add_row(console.plain(one.external_id), console.plain(one.tenant), *numbers, console.plain(one.reason))
+        texts = (*(name for _ in first), one.external_id, one.tenant)
+        table.add_row(*map(console.plain, texts), *numbers, console.plain(one.reason))
     terminal.print(table)
     if count > len(records):
         terminal.print(f"and {count - len(records):,} more (--limit shows more)")

@@ -29,6 +29,8 @@ __all__ = ["status"]
 
 
 SHOWN_HELD: Final = 20
+BY_NAME: Final = "name"
+SORTS: Final = (BY_NAME, "age", "failures", "pending", "quarantine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class _Standing:
     pipeline: str
     tenants: list[TenantView]
     more: bool
+    order: str
     whole: Totals
     delays: Delays | None
     pause: Pause | None
@@ -49,7 +52,7 @@ class _Standing:
         totals = {"runners": self.whole.survey.runners, **self.whole.backlog._asdict()}
         return {
             "totals": totals,
-            "next": self.tenants[-1].tenant if self.more else None,
+            "next": self.tenants[-1].tenant if self.more and self.order == BY_NAME else None,
             "paused": self.pause is not None,
             "circuit": self._circuit_as_json(),
             **unmatched,
@@ -122,21 +125,34 @@ class _Standing:
             yield f"{self.pipeline}: {len(held) - SHOWN_HELD:,} more tenants are held"
 
 
-@click.command(epilog=examples("taskbridge status", "taskbridge status France --json"))
+@click.command(epilog=examples("taskbridge status --sort age --limit 10", "taskbridge status France --json"))
 @click.argument("tenant", required=False)
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many tenants."
 )
 @click.option("--after", metavar="TENANT", default="", help="Tenants after this one, by name.")
+@click.option(
+    "--sort",
+    type=click.Choice(SORTS),
+    default=BY_NAME,
+    show_default=True,
+    help="Tenants with the oldest pending record first, or with the most failures in a row, pending, or in quarantine.",
+)
 @data_dir_option
 @json_option
-def status(tenant: str | None, pipeline: str | None, limit: int, after: str, data_dir: Path, as_json: bool) -> None:
+def status(
+    tenant: str | None, pipeline: str | None, limit: int, after: str, sort: str, data_dir: Path, as_json: bool
+) -> None:
     """Show how each pipeline and its tenants stand, or TENANT alone.
 
     The totals come first: runners, and up to 100,000 records that are pending for the 1,000 tenants whose runners are
     due first or for another try, that lie in quarantine, and tenants whose last run failed. Then the tenants by name, a
-    page at a time; on a page up to 10,000 records of each are counted, and all of TENANT alone.
+    page at a time; on a page up to 10,000 records of each are counted, and all of TENANT alone. `oldest` is the age of
+    the oldest pending record.
+
+    With another --sort than by name, the first ones of up to 1,000 tenants whose runners are due first, that have the
+    most failures, that have the most in quarantine, and by name.
 
     Events and runs are those of the tenant's last burst; a lease is the time in which one more event belongs to it.
 
@@ -149,11 +165,13 @@ def status(tenant: str | None, pipeline: str | None, limit: int, after: str, dat
     """
     if tenant is not None:
         check_tenant(tenant)
+    if after and sort != BY_NAME:
+        raise click.UsageError("--after goes on by name: leave it out, or --sort")
     with environment.session(data_dir, environment.looking) as (runtime, _):
         names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
         from taskbridge.store import undeclared_pipelines, unmatched_sources
 
-        found = {name: _look(runtime, name, tenant, after, limit) for name in names}
+        found = {name: _look(runtime, name, tenant, after, limit, sort) for name in names}
         sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(
             runtime.pipelines.names()
         )
@@ -193,15 +211,21 @@ def _parked(runtime: Looking) -> int | None:
     return int(count)
 
 
-def _look(runtime: Looking, pipeline: str, tenant: str | None, after: str, limit: int) -> _Standing:
-    from taskbridge.cli.tenants import page, totals, view
+def _look(runtime: Looking, pipeline: str, tenant: str | None, after: str, limit: int, order: str) -> _Standing:
+    from taskbridge.cli.tenants import page, sorted_by, totals, view
 
     whole = totals(runtime, pipeline)
-    tenants, more = page(runtime, whole, after, limit) if tenant is None else (view(runtime, pipeline, tenant), False)
+    if tenant is not None:
+        tenants, more = view(runtime, pipeline, tenant), False
+    elif order == BY_NAME:
+        tenants, more = page(runtime, whole, after, limit)
+    else:
+        tenants, more = sorted_by(runtime, whole, order, limit)
     return _Standing(
         pipeline,
         tenants,
         more,
+        order,
         whole,
         _delays(runtime, pipeline, tenants),
         whole.paused.whole,
@@ -235,6 +259,7 @@ def _tenant_as_json(one: TenantView) -> dict[str, Any]:
         "paused": one.pause is not None,
         "lease_seconds": round(one.lease_seconds, 3),
         **{name: one.counts[name] for name in ("pending", "handled", "quarantined", "discarded")},
+        "pending_since": iso(one.counts["pending_since"]),
         "last_run_at": iso(one.last_run_at),
         **{name: one.counts[name] for name in ("burst_events", "burst_runs", "first_event_ms")},
         **{name: one.counts[name] for name in ("events", "runs", "sweeps", "records", "failures", "last_error")},
@@ -255,7 +280,9 @@ def _show(found: dict[str, _Standing]) -> None:
             terminal.print(_table(terminal, one.tenants, title))
         else:
             terminal.print(one.delays.table(terminal, one.tenants, title))
-        if one.more:
+        if one.more and one.order != BY_NAME:
+            terminal.print("more tenants: --limit shows more, and all come by name, without --sort")
+        elif one.more:
             terminal.print(
                 console.plain(f"more tenants: {_command('status', name)} --after {one.tenants[-1].tenant!r}")
             )
@@ -264,12 +291,15 @@ def _show(found: dict[str, _Standing]) -> None:
 
 
 def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None) -> console.Table:
-    columns = ("state", "lease", "pending", "handled", "quarantine", "last run", "events", "runs")
+    oldest = ("oldest",) if terminal.width > console.NARROW + len("oldest") else ()
+    columns = ("state", "lease", "pending", *oldest, "handled", "quarantine", "last run", "events", "runs")
     made = console.Table(terminal, "tenant", *columns, title=title)
     for one in tenants:
-        counts = [f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined")]
+        pending, handled, quarantined = (f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined"))
+        ages = (ago(one.counts["pending_since"]) for _ in oldest)
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
+        counts = (pending, *ages, handled, quarantined)
         made.add_row(console.plain(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
     return made
 

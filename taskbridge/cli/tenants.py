@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from taskbridge.cli.times import moment
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from taskbridge.process.looking import Looking
     from taskbridge.process.runtime import Runtime
 
-__all__ = ["TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "totals", "view"]
+__all__ = ["ORDERS", "TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "sorted_by", "totals", "view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,19 @@ class TenantView:
         waits = self.runner.state is State.WAITING and not self.runner.waits_for_turn
         return self.runner.deadline_ms if waits else None
 
+
+def _age(one: TenantView) -> float:
+    since: datetime | None = one.counts["pending_since"]
+    return inf if since is None else since.timestamp()
+
+
+ORDERS: Final[Mapping[str, Callable[[TenantView], float]]] = {
+    "age": _age,
+    "failures": lambda one: -one.counts["failures"],
+    "pending": lambda one: -one.counts["pending"],
+    "quarantine": lambda one: -one.counts["quarantined"],
+}
+"""What tenants are sorted by, beside the name: the first is the one with the least."""
 
 MOST_RUNNERS: Final = 1_000
 """Tenants without records and cursor are shown if they are among so many runners that are due first."""
@@ -119,6 +133,20 @@ def page(runtime: Looking, whole: Totals, after: str, limit: int) -> tuple[list[
     others = {*whole.survey.tenants, *whole.paused.tenants}
     names = sorted({*tenants.after(pipeline, after, limit + 1), *(name for name in others if name > after)})
     return _views(runtime, pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
+
+
+def sorted_by(runtime: Looking, whole: Totals, order: str, limit: int) -> tuple[list[TenantView], bool]:
+    """Return the first `limit` tenants in one of `ORDERS`, and whether there are more.
+
+    What it costs does not grow with the tenants that there are: it looks at up to `MOST_RUNNERS` of those whose runners
+    are due first, of those with the most failures, of those with the most in quarantine, and of the first ones by name.
+    """
+    pipeline, tenants = whole.pipeline, runtime.tenants_of(whole.pipeline)
+    by_name = tenants.after(pipeline, "", MOST_RUNNERS + 1)
+    named = {*whole.survey.tenants, *tenants.troubled(pipeline, MOST_RUNNERS), *by_name[:MOST_RUNNERS]}
+    views = _views(runtime, pipeline, sorted(named), MOST_COUNTED, whole.paused)
+    views.sort(key=lambda one: (ORDERS[order](one), one.tenant))
+    return views[:limit], len(views) > limit or len(by_name) > MOST_RUNNERS
 
 
 def _views(runtime: Looking, pipeline: str, names: Sequence[str], most: int | None, paused: Paused) -> list[TenantView]:

@@ -204,6 +204,7 @@ def deployed(app: Celery) -> Iterator[Deployed]:
         raise ConfigurationError("TASKBRIDGE_DATABASE is None: there is no database of Django's to work on")
     prefix = f"test-{secrets.token_hex(6)}"
     own = {"TASKBRIDGE_POSTGRES_URL": url_of(alias), "TASKBRIDGE_KEY_PREFIX": prefix}
+    routes = app.conf.task_routes
     try:
         with mock.patch.dict(os.environ, own), afresh():
             runtime = runtime_of(app)
@@ -219,9 +220,11 @@ def deployed(app: Celery) -> Iterator[Deployed]:
             try:
                 yield Deployed(app)
             finally:
-                if left := list(runtime.redis.scan_iter(f"{prefix}:*")):
+                # Queues have the prefix in the middle of their names.
+                if left := list(runtime.redis.scan_iter(f"*{prefix}*")):
                     runtime.redis.delete(*left)
     finally:
+        app.conf.task_routes = routes
         renew(app)
 
 

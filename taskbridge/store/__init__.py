@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         undeclared_readers,
         unread_sources,
     )
-    from taskbridge.store.pruning import PRUNED, Prune, Step, prune
+    from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
     from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.records import (
@@ -85,7 +85,7 @@ if not TYPE_CHECKING:
             "page": "Page",
             "pauses": "Pause Paused Pauses",
             "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_pipelines undeclared_readers unread_sources",
-            "pruning": "PRUNED Prune Step prune",
+            "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
             "records": (

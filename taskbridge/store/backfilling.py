@@ -28,12 +28,14 @@ _RECORDS: Final = ["the records"]
 class Backfilled(NamedTuple):
     """How many rows were looked at, by this and earlier processes, and whether these are all.
 
-    `again`: changes may have been missed, so that rows with a record get another.
+    `again`: changes may have been missed, so that rows with a record get another. `before`: it was done before, so that
+    no row was looked at; records that were pruned since are not written again.
     """
 
     rows: int
     is_done: bool
     again: bool = False
+    before: bool = False
 
 
 def begin_again(engine: Engine, source: str) -> None:
@@ -81,7 +83,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
 def _next_page(connection: Connection, adopted: Adopted, stands: Any, size: int) -> Backfilled:
     again = stands.again_below > 0
     if stands.is_done:
-        return Backfilled(stands.backfilled, True, again)
+        return Backfilled(stands.backfilled, True, again, before=True)
     # Of another index, or of other types, the place says nothing.
     of_records, goes_on = stands.backfill_columns == _RECORDS, stands.backfill_columns in (_RECORDS, _columns(adopted))
     places = {f"place{at}": text for at, text in enumerate(stands.backfill_after or ())} if goes_on else {}

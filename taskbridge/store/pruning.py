@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import Queries, queries
 
-__all__ = ["PRUNED", "STEP", "Prune", "Step", "prune"]
+__all__ = ["PRUNED", "STEP", "Holder", "Prune", "Step", "prune"]
 
 PRUNED: Final = ("records", "quarantine", "deliveries")
 """The tables, in the order in which they are pruned."""
@@ -41,14 +41,29 @@ class Prune:
     dry_run: bool = False
 
 
+class Holder(NamedTuple):
+    """Who holds old records back. `state` is that of the records there: `pending`, `quarantined` or `retrying`.
+
+    Where no pipeline reads the source, `pipeline` is None and `state` is `unread`.
+    """
+
+    pipeline: str | None
+    tenant: str
+    state: str
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, committed: rows deleted from `table` and from quarantine, and old records that stay."""
+    """What one step did, committed: rows deleted from `table` and from quarantine, and old records that stay.
+
+    `held`: how many of those each holder holds back; several may hold the same one.
+    """
 
     table: str
     deleted: int
     quarantine: int
     kept: int
+    held: Mapping[Holder, int]
 
 
 def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
@@ -80,7 +95,8 @@ def _steps(engine: Engine, table: str, values: dict[str, Any]) -> Iterator[Step]
             connection.exec_driver_sql(query("plan_by_lookups"))
             row = connection.exec_driver_sql(query(f"prune_{table}"), values).one()
         values, more = {**values, "after": row.last}, bool(row.more)
-        yield Step(table, row.pruned, row.quarantine, row.old - row.pruned)
+        held = {Holder(*holder): int(records) for *holder, records in row.held}
+        yield Step(table, row.pruned, row.quarantine, row.old - row.pruned, held)
 
 
 def _readers(connection: Connection, query: Queries, what: Prune) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from taskbridge.store.bounded import within
@@ -54,6 +54,7 @@ class Quarantine:
         tenant: str | None = None,
         external_ids: Collection[str] = (),
         reason: str | None = None,
+        since: datetime | timedelta | None = None,
         discarded: bool = False,
         limit: int | None = None,
     ) -> tuple[list[QuarantinedRecord], int]:
@@ -64,6 +65,7 @@ class Quarantine:
             tenant: only this tenant's.
             external_ids: only these; none given: any.
             reason: only those whose reason holds this text.
+            since: only those that came since this time, or in so long a time until now by the server's clock.
             discarded: also those that were discarded.
             limit: None: all.
         """
@@ -73,6 +75,8 @@ class Quarantine:
             "tenant": tenant,
             "external_ids": list(external_ids) or None,
             "reason": reason,
+            "since": since if isinstance(since, datetime) else None,
+            "within": since if isinstance(since, timedelta) else None,
             "discarded": discarded,
             "limit": limit,
         }

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.store.bounded import within
+from taskbridge.store.figures import MOST_RECORDS
 from taskbridge.store.queries import queries
 from taskbridge.store.sessions import driving, rows
 
@@ -36,6 +37,13 @@ class Tenants:
     def after(self, pipeline: str, after: str, limit: int) -> list[str]:
         """Return the next `limit` tenants by name that have records or a cursor; after "" the first ones."""
         return [row["tenant"] for row in self._rows("tenants_after", pipeline, after=after, limit=limit)]
+
+    def troubled(self, pipeline: str, limit: int) -> list[str]:
+        """Return up to `limit` tenants with the most failures in a row, and as many with the most in quarantine.
+
+        Of more than 100,000 failing tenants, or records in quarantine, so many are looked at.
+        """
+        return [row["tenant"] for row in self._rows("troubled", pipeline, limit=limit, size=MOST_RECORDS)]
 
     def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
         """Return what `counts` says of every tenant, by name, page by page."""

@@ -7,9 +7,10 @@ import signal
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.store import know
 from tests.cli.program import Program
 from tests.cli.test_doctor import findings
-from tests.store.adopting import ORDERS, rows, run
+from tests.store.adopting import ORDERS, Reader, rows, run
 from tests.waiting import wait_until
 
 ADOPT = ("adopt", "orders", "--tenant", "customer", "--key", "id")
@@ -47,6 +48,46 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     )
     assert "tables" not in findings(taskbridge("doctor", "--json"))
     assert taskbridge("unadopt", "sales").status == 2
+
+
+def prune(taskbridge: Program, reader: Reader) -> int:
+    """Handle and prune all records of acme; return how many were pruned."""
+    reader.records("acme")
+    wait_until(
+        lambda: taskbridge("prune", "--older-than", "1s", "--dry-run", "--json").json["records"] > 0, "old records"
+    )
+    pruned = taskbridge("prune", "--older-than", "1s", "--json").json["records"]
+    assert isinstance(pruned, int)
+    return pruned
+
+
+def test_pruned_rows_are_sent_again_by_the_first_backfill_alone_and_by_again(
+    taskbridge: Program, engine: Engine
+) -> None:
+    # given a row from before the adoption, and one whose record was handled and pruned
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert taskbridge(*ADOPT).status == 0
+    know(engine, "orders", "orders")
+    run(engine, "INSERT INTO orders VALUES (2, 'acme', 1, 'b')")
+    reader = Reader(engine)
+    assert prune(taskbridge, reader) == 1
+    # when the table is backfilled for the first time, both are sent
+    ended = taskbridge(*ADOPT, "--backfill")
+    assert ended.stdout.splitlines()[-1] == "orders: 2 rows have their records"
+    (first, second) = reader.records("acme")
+    assert {first.external_id, second.external_id} == {"1", "2"}
+    assert prune(taskbridge, reader) == 2
+    # then it is done: it says so, and writes nothing
+    ended = taskbridge(*ADOPT, "--backfill")
+    assert ended.stdout.splitlines()[-1] == (
+        "orders: the backfill of 2 rows was done before: nothing to do, also where records were pruned"
+    )
+    assert rows(engine, "SELECT key FROM taskbridge.records") == []
+    # and --again sends them with other idempotency keys
+    assert taskbridge(*ADOPT, "--again").status == 0
+    again = reader.records("acme")
+    assert {one.external_id for one in again} == {"1", "2"}
+    assert not {one.idempotency_key for one in again} & {first.idempotency_key, second.idempotency_key}
 
 
 def test_what_cannot_be_is_refused_in_one_line(taskbridge: Program) -> None:

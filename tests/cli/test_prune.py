@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
@@ -15,9 +15,10 @@ from tests.cli.alerts import declare
 from tests.cli.counts import count
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
+from tests.quarantined import put_in_quarantine
 from tests.waiting import wait_until
 
-NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0}
+NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0, "holders": 0, "held_by": []}
 
 
 def write(engine: Engine, rows: int = 3, days: int = 31) -> None:
@@ -66,9 +67,72 @@ def test_people_see_a_table_and_why_records_stay(taskbridge: Program, engine: En
     header, *lines = shown.stdout.splitlines()
     assert header.strip() == "would be deleted"
     assert lines[0].split() == ["records", "3"]
-    assert lines[-1] == "1 old record stays: pending, in quarantine, or about to be tried again"
+    assert lines[-2:] == [
+        "1 old record stays: pending, in quarantine, or about to be tried again",
+        "invoices: 1 record of acme: pending",
+    ]
     assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[0].strip() == "deleted"
     assert count(engine) == 1
+
+
+def write_pending(engine: Engine, tenant: str, rows: int, source: str = "invoices") -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
+            "SELECT %s, %s, n, '{}', now() - interval '31 days' FROM generate_series(1, %s) n",
+            (source, tenant, rows),
+        )
+
+
+def test_who_holds_records_back_is_named(taskbridge: Program, engine: Engine) -> None:
+    # given records that are done in one pipeline and in every other state there, and two more readers
+    assert taskbridge("status").status == 0
+    write(engine, 3)
+    put_in_quarantine(engine, "acme", "31-1")
+    put_in_quarantine(engine, "acme", "31-2", retry_at=datetime.now(UTC))
+    put_in_quarantine(engine, "acme", "31-3", discarded_at=datetime.now(UTC))
+    write_pending(engine, "a\u202eb", 1_100)
+    write_pending(engine, "bolt", 2, "nobodys")
+    # when some of them are pruned, or would be
+    for dry in (["--dry-run"], []):
+        found = taskbridge("prune", "--older-than", "30d", "--json", *dry).json
+        assert (found["records"], found["kept"], found["holders"]) == (1, 1_104, 4)
+        assert found["held_by"] == [
+            {"pipeline": "invoices", "tenant": "a\u202eb", "state": "pending", "records": 1_100},
+            {"pipeline": None, "tenant": "bolt", "state": "unread", "records": 2},
+            {"pipeline": "invoices", "tenant": "acme", "state": "quarantined", "records": 1},
+            {"pipeline": "invoices", "tenant": "acme", "state": "retrying", "records": 1},
+        ]
+    # then people read it too
+    assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[-5:] == [
+        "1,104 old records stay: pending, in quarantine, or about to be tried again",
+        "invoices: 1,100 records of a\\u202eb: pending",
+        "2 records of bolt: no pipeline reads the source",
+        "invoices: 1 record of acme: in quarantine",
+        "invoices: 1 record of acme: about to be tried again",
+    ]
+
+
+def test_of_many_that_hold_records_back_a_few_are_named(taskbridge: Program, engine: Engine) -> None:
+    for at in range(1, 9):
+        write_pending(engine, f"t{at}", at)
+    lines = taskbridge("prune", "--older-than", "30d").stdout.splitlines()
+    assert [line.split()[3].rstrip(":") for line in lines[5:10]] == ["of"] * 5
+    assert [line.split()[4] for line in lines[5:10]] == ["t8:", "t7:", "t6:", "t5:", "t4:"]
+    assert lines[10:] == ["and 3 more"]
+
+
+def test_a_pipeline_that_nobody_declares_is_named_with_what_lets_it_go(taskbridge: Program, engine: Engine) -> None:
+    write(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('gone', 'invoices')")
+    shown = taskbridge("prune", "--older-than", "30d").stdout.splitlines()
+    assert shown[-2:] == [
+        "gone: 3 records of acme: pending",
+        "gone is not declared here: if it is no more, `taskbridge forget gone`",
+    ]
+    assert taskbridge("forget", "gone", "--yes").status == 0
+    assert taskbridge("prune", "--older-than", "30d", "--json").json["records"] == 3
 
 
 def test_a_declared_pipeline_that_has_not_read_an_invoice_yet_keeps_it(taskbridge: Program, engine: Engine) -> None:

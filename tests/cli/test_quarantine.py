@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 import redis
@@ -48,6 +48,7 @@ def test_all_that_is_known_of_them_is_in_the_json(bad: Program, engine: Engine) 
     at = datetime.fromisoformat(records[0].pop("quarantined_at"))
     assert abs((datetime.now(UTC) - at).total_seconds()) < 60
     assert records[0] == {
+        "pipeline": "invoices",
         "tenant": "France",
         "external_id": "1",
         "revision": revision_of(engine, "France", "1"),
@@ -258,10 +259,74 @@ def test_pipelines_with_criteria_have_a_quarantine(taskbridge: Program, engine: 
     assert taskbridge("record", "alerts", file, "--id-field", "id").status == 0
     put_in_quarantine(engine, "billing", "m1", pipeline="alerts")
     assert taskbridge("quarantine", "list", "--pipeline", "invoices", "--json").json["count"] == 0
+    (alike,) = taskbridge("quarantine", "list", "--json").json["records"]
+    assert alike["pipeline"] == "alerts"
     (record,) = taskbridge("quarantine", "list", "--pipeline", "alerts", "--json").json["records"]
     assert (record["tenant"], record["external_id"]) == ("billing", "m1")
     assert taskbridge("quarantine", "discard", "m1", "--pipeline", "alerts", "--yes").status == 0
     assert states(engine, "alerts") == {("billing", "m1"): "discarded", ("billing", "m2"): "pending"}
+
+
+def days_ago(days: float) -> datetime:
+    return datetime.now(UTC) - timedelta(days=days)
+
+
+@pytest.fixture
+def two_pipelines(taskbridge: Program, engine: Engine) -> Program:
+    """Two pipelines that read invoices, with records in both quarantines since one, two and three days."""
+    (taskbridge.directory / "two.py").write_text(
+        "from taskbridge import pipeline\n"
+        "@pipeline('mirror', source='invoices')\n@pipeline('invoices')\ndef handle(batch): pass\n",
+        encoding="utf-8",
+    )
+    taskbridge.environment["TASKBRIDGE_PIPELINES"] = "two"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'acme', n, '{}' FROM generate_series(1, 3) n"
+        )
+    assert taskbridge("status").status == 0
+    put_in_quarantine(engine, "acme", "1", quarantined_at=days_ago(3))
+    put_in_quarantine(engine, "acme", "2", pipeline="mirror", quarantined_at=days_ago(2))
+    put_in_quarantine(engine, "acme", "3", quarantined_at=days_ago(1))
+    put_in_quarantine(engine, "acme", "3", pipeline="mirror", quarantined_at=days_ago(0.9))
+    return taskbridge
+
+
+def test_without_a_pipeline_no_quarantine_is_overlooked(two_pipelines: Program) -> None:
+    header, *rows = two_pipelines("quarantine", "list").stdout.splitlines()
+    assert header.split() == ["pipeline", "id", "tenant", "state", "attempts", "since", "reason"]
+    assert [row.split()[:2] for row in rows] == [["invoices", "1"], ["mirror", "2"], ["invoices", "3"], ["mirror", "3"]]
+    first = two_pipelines("quarantine", "list", "--limit", "2")
+    assert [row.split()[:2] for row in first.stdout.splitlines()[1:3]] == [["invoices", "1"], ["mirror", "2"]]
+    assert first.stdout.splitlines()[-1] == "and 2 more (--limit shows more)"
+    found = two_pipelines("quarantine", "list", "--limit", "3", "--json").json
+    assert (found["pipeline"], found["count"]) == (None, 4)
+    assert [one["pipeline"] for one in found["records"]] == ["invoices", "mirror", "invoices"]
+    alone = two_pipelines("quarantine", "list", "--pipeline", "mirror", "--json").json
+    assert (alone["pipeline"], alone["count"]) == ("mirror", 2)
+    none = two_pipelines("quarantine", "list", "nix")
+    assert (none.status, none.stdout) == (0, "invoices, mirror: no such record is in quarantine\n")
+
+
+def test_what_came_lately_is_not_lost_among_the_old(two_pipelines: Program) -> None:
+    def since(text: str) -> list[str]:
+        found = two_pipelines("quarantine", "list", "--since", text, "--json").json
+        assert found["count"] == len(found["records"])
+        return [f"{one['pipeline']} {one['external_id']}" for one in found["records"]]
+
+    assert since("1h") == []
+    assert since("36h") == ["invoices 3", "mirror 3"]
+    assert since("1w") == ["invoices 1", "mirror 2", "invoices 3", "mirror 3"]
+    assert since(days_ago(2.5).isoformat()) == ["mirror 2", "invoices 3", "mirror 3"]
+    assert since(days_ago(2.5).astimezone(timezone(timedelta(hours=9))).isoformat()) == since("60h")
+    assert "no such record is in quarantine" in two_pipelines("quarantine", "list", "--since", "1h").stdout
+
+
+@pytest.mark.parametrize("since", ["", "yesterday", "0h", "2026-01-31", "2026-01-31T08:00", "36501d"])
+def test_a_time_that_could_be_misread_is_refused(since: str, bare: Program) -> None:
+    ended = bare("quarantine", "list", f"--since={since}")
+    assert_one_clear_line(ended, "neither a duration nor a time with its zone", "2026-01-31T08:00Z", status=2)
 
 
 def test_without_anything_there_is_nothing_to_look_into(bare: Program) -> None:

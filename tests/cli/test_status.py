@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import UTC, datetime
 
 import pytest
 import redis
@@ -15,8 +16,14 @@ from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue, Settlement
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
+from tests.quarantined import put_in_quarantine
 
 SPACING = LatencyNeutral().spacing
+
+
+def age(iso: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(iso)).total_seconds()
 
 
 def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbridge: Program) -> None:
@@ -26,6 +33,7 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
     assert list(one) == ["France"]
     france = one["France"]
     assert 0 < france.pop("lease_seconds") <= 1.2
+    assert age(france.pop("pending_since")) < 60
     assert france == {
         "state": "queued",
         "held": False,
@@ -67,6 +75,68 @@ def test_a_tenant_that_nobody_knows_is_said_to_be_unknown(taskbridge: Program) -
         ended = taskbridge("status", "Nobody", *more)
         assert ended.status == 1
         assert "no tenant is called 'Nobody'" in ended.stderr
+
+
+@pytest.fixture
+def troubles(taskbridge: Program, engine: Engine) -> Program:
+    """Tenants of which each but the first by name has the most of something."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
+            "SELECT 'invoices', tenant, n, '{}', now() - hours * interval '1 hour' FROM (VALUES ('calm', 1, 1), "
+            "('failing', 2, 2), ('late', 1, 5), ('much', 4, 3), ('spoilt', 3, 4)) v (tenant, many, hours) "
+            "CROSS JOIN generate_series(1, many) n"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures) VALUES ('invoices', 'failing', 3), "
+            "('invoices', 'late', 1)"
+        )
+    put_in_quarantine(engine, "spoilt", "1", "2", "3")
+    return taskbridge
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("name", ["calm", "failing", "late", "much", "spoilt"]),
+        ("age", ["late", "much", "failing", "calm", "spoilt"]),
+        ("pending", ["much", "failing", "calm", "late", "spoilt"]),
+        ("failures", ["failing", "late", "calm", "much", "spoilt"]),
+        ("quarantine", ["spoilt", "calm", "failing", "late", "much"]),
+    ],
+)
+def test_the_worst_come_first_if_asked_for(order: str, expected: list[str], troubles: Program) -> None:
+    shown = troubles("status", "--sort", order)
+    assert [row.split()[0] for row in shown.stdout.splitlines()[1:6]] == expected
+    found = troubles("status", "--sort", order, "--limit", "2", "--json").json["pipelines"]["invoices"]
+    assert list(found["tenants"]) == expected[:2]
+    assert found["next"] == ("failing" if order == "name" else None)
+
+
+def test_what_was_left_out_of_an_order_is_said(troubles: Program) -> None:
+    assert "more tenants: --limit shows more" in troubles("status", "--sort", "age", "--limit", "4").stdout
+    assert "more tenants" not in troubles("status", "--sort", "age", "--limit", "5").stdout
+    assert_one_clear_line(troubles("status", "--sort", "age", "--after", "calm"), "--after goes on by name", status=2)
+
+
+def test_a_tenant_in_trouble_is_not_overlooked_behind_many_by_name(troubles: Program, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) "
+            "SELECT 'invoices', 'a' || n FROM generate_series(1, 1200) n"
+        )
+    for order, first in (("failures", "failing"), ("quarantine", "spoilt")):
+        found = troubles("status", "--sort", order, "--limit", "1", "--json").json["pipelines"]["invoices"]
+        assert list(found["tenants"]) == [first]
+
+
+def test_the_age_of_the_oldest_pending_record_is_shown(troubles: Program) -> None:
+    header, *rows = troubles("status", "--sort", "age").stdout.splitlines()
+    assert "pending  oldest" in header
+    assert "5h ago" in rows[0]
+    tenants = troubles("status", "--json").json["pipelines"]["invoices"]["tenants"]
+    assert 5 * 3600 <= age(tenants["late"]["pending_since"]) < 5 * 3600 + 60
+    assert tenants["spoilt"]["pending_since"] is None
 
 
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:

@@ -26,15 +26,18 @@ from taskbridge.store import (
     Cursors,
     Records,
     Tails,
+    Tenants,
     connect,
     count_unmatched,
     know,
     migrate,
     read_unmatched,
+    rebase,
     record,
     record_many,
     records,
 )
+from tests.quarantined import put_in_quarantine
 from tests.store.restoring import use_up
 from tests.store.test_cursor import key
 
@@ -241,6 +244,61 @@ def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
     assert sorted(sweep(engine, "fresh", "orders")) == ["late", "new"]
     # From a time: all that was written since, and at the most a little more.
     assert {"late", "new", "young"} <= set(sweep(engine, "since", "orders"))
+
+
+COUNTED = ("pending", "handled", "quarantined", "discarded", "known")
+
+
+def counts(engine: Engine, pipeline: str, tenant: str = "acme", most: int | None = None) -> tuple[Any, ...]:
+    (found,) = Tenants(engine, "orders").counts(pipeline, [tenant], most)
+    return tuple(found[name] for name in COUNTED)
+
+
+def test_what_a_start_skipped_does_not_count_as_handled(engine: Engine) -> None:
+    # given three records that a new pipeline skips, and one whose transaction is on
+    with engine.connect() as late:
+        record(engine, "orders", "acme", "late", {}, late)
+        for number in "abc":
+            record(engine, "orders", "acme", number, {})
+        record(engine, "orders", "bolt", "a", {})
+        know(engine, "all", "orders")
+        know(engine, "fresh", "orders", "now")
+        late.commit()
+    assert counts(engine, "fresh") == (1, 0, 0, 0, True)
+    assert counts(engine, "all") == (4, 0, 0, 0, True)
+    # when it handles what came since, and one of the skipped ones changes
+    record(engine, "orders", "acme", "new", {})
+    record(engine, "orders", "acme", "a", {"changed": True})
+    assert sorted(sweep(engine, "fresh", "orders")) == ["a", "late", "new"]
+    # then these three alone are handled
+    assert counts(engine, "fresh") == (0, 3, 0, 0, True)
+    assert counts(engine, "fresh", most=2) == (0, 2, 0, 0, True)
+    put_in_quarantine(engine, "acme", "new", pipeline="fresh")
+    put_in_quarantine(engine, "acme", "late", pipeline="fresh", discarded_at=datetime.now(UTC))
+    record(engine, "orders", "acme", "newest", {})
+    assert counts(engine, "fresh") == (1, 1, 1, 1, True)
+    # and of a tenant all of whose records were skipped nothing is handled, but it is known
+    assert counts(engine, "fresh", "bolt") == (0, 0, 0, 0, True)
+    assert counts(engine, "all", "bolt") == (1, 0, 0, 0, True)
+
+
+def test_what_was_handled_before_a_rebase_still_counts_where_the_start_skipped_some(engine: Engine) -> None:
+    record(engine, "orders", "acme", "skipped", {})
+    know(engine, "fresh", "orders", "now")
+    for number in "abc":
+        record(engine, "orders", "acme", number, {})
+    assert len(sweep(engine, "fresh", "orders")) == 3
+    record(engine, "orders", "acme", "d", {})
+    rows(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 7")
+    assert rebase(engine)
+    # One that was skipped can not be told from those that were handled.
+    assert counts(engine, "fresh") == (1, 4, 0, 0, True)
+    with engine.connect() as late:
+        record(engine, "orders", "acme", "late", {}, late)
+        record(engine, "orders", "acme", "e", {})
+        assert sorted(sweep(engine, "fresh", "orders")) == ["d", "e"]
+        late.commit()
+    assert counts(engine, "fresh") == (1, 6, 0, 0, True)
 
 
 def test_nobody_knows_what_was_written_since_a_time_before_a_rebase(engine: Engine) -> None:

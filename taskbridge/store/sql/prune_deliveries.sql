@@ -10,6 +10,7 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
        0 AS quarantine,
        (SELECT count(*) FROM done) AS old,
+       '{}'::text[] AS held,
        max(id) AS last,
        count(*) = %(limit)s AND bool_or(old) AS more
 FROM page

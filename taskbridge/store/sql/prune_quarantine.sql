@@ -28,6 +28,7 @@ WITH page AS MATERIALIZED (
 SELECT 0 AS pruned,
        (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS quarantine,
        0 AS old,
+       '{}'::text[] AS held,
        (
            SELECT ARRAY[pipeline, tenant, external_id] FROM page
            ORDER BY pipeline DESC, tenant DESC, external_id DESC LIMIT 1

@@ -6,6 +6,8 @@
 -- for this transaction next, which is a deadlock.
 -- Later ids were written later, except in a long transaction. So a page without an old row is the last one for this time,
 -- unless it has rows of one transaction only: after a rebase all rows are of one.
+-- `held`: how many old records of the page each pipeline and tenant holds back, and in which state. Without a reader the
+-- pipeline is null.
 WITH page AS MATERIALIZED (
     SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
            changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours
@@ -24,11 +26,17 @@ WITH page AS MATERIALIZED (
         FOR UPDATE
     ) q
     WHERE p.ours
-), done AS MATERIALIZED (
-    SELECT p.*
+), held AS MATERIALIZED (
+    SELECT p.xid, p.id, p.tenant, h.*
     FROM page p
-    WHERE p.ours AND (p.tenant = '' OR cardinality(%(readers)s::text[]) > 0 AND NOT EXISTS (
-        SELECT FROM unnest(%(readers)s::text[]) AS reader (pipeline)
+    CROSS JOIN LATERAL (
+        SELECT reader.pipeline,
+               CASE
+                   WHEN q.retry_at IS NOT NULL THEN 'retrying'
+                   WHEN q.external_id IS NOT NULL THEN 'quarantined'
+                   ELSE 'pending'
+               END AS state
+        FROM unnest(%(readers)s::text[]) AS reader (pipeline)
         LEFT JOIN {schema}.pipelines s ON s.pipeline = reader.pipeline
         LEFT JOIN {schema}.sync_cursors c ON c.pipeline = reader.pipeline AND c.tenant = p.tenant
         LEFT JOIN {schema}.quarantine q
@@ -39,7 +47,12 @@ WITH page AS MATERIALIZED (
             WHEN q.external_id IS NOT NULL THEN d.external_id IS NULL
             ELSE {schema}.is_handled(p.xid, p.id, coalesce(c.snapshot, s.start), c.target, c.at_xid, c.at_id) IS NOT TRUE
         END
-    ))
+        UNION ALL
+        SELECT NULL, 'unread' WHERE cardinality(%(readers)s::text[]) = 0
+    ) h
+    WHERE p.ours AND p.tenant <> ''
+), done AS MATERIALIZED (
+    SELECT p.* FROM page p WHERE p.ours AND (p.xid, p.id) NOT IN (SELECT h.xid, h.id FROM held h)
 ), free AS MATERIALIZED (
     SELECT r.source, r.tenant, r.key, r.xid, r.id
     FROM done d
@@ -61,6 +74,10 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
        (SELECT count(*) FROM orphans) AS quarantine,
        count(*) FILTER (WHERE ours) AS old,
+       (
+           SELECT coalesce(array_agg(ARRAY[pipeline, tenant, state, records::text]), '{}')
+           FROM (SELECT pipeline, tenant, state, count(*) AS records FROM held GROUP BY 1, 2, 3) h
+       ) AS held,
        (SELECT ARRAY[xid::text, id::text] FROM page ORDER BY xid DESC, id DESC LIMIT 1) AS last,
        count(*) = %(limit)s AND (bool_or(old) OR min(xid) = max(xid)) AS more
 FROM page

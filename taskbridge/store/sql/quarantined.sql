@@ -21,6 +21,8 @@ WHERE q.pipeline = %(pipeline)s
   AND (%(tenant)s::text IS NULL OR q.tenant = %(tenant)s)
   AND (%(external_ids)s::text[] IS NULL OR q.external_id = ANY (%(external_ids)s))
   AND (%(reason)s::text IS NULL OR position(%(reason)s IN q.reason) > 0)
+  AND (%(since)s::timestamptz IS NULL OR q.quarantined_at >= %(since)s)
+  AND (%(within)s::interval IS NULL OR q.quarantined_at >= now() - %(within)s::interval)
   AND (%(discarded)s OR q.discarded_at IS NULL)
 ORDER BY q.quarantined_at, q.tenant, q.external_id
 LIMIT %(limit)s

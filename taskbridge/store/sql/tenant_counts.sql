@@ -1,8 +1,10 @@
 -- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
--- records or a cursor.
+-- records or a cursor. `pending_since`: when the oldest of the pending ones was written. What the pipeline's start skipped
+-- is in no state, for nobody handled it. Where a rebase has forgotten what that was, it counts as handled: the start's xmin is 1.
 SELECT t.tenant,
        coalesce(w.records, 0) AS pending,
-       greatest(0, n.records - w.records - q.quarantined - q.discarded) AS handled,
+       w.since AS pending_since,
+       greatest(0, n.records - w.begun - q.begun) AS handled,
        q.quarantined,
        q.discarded,
        coalesce(c.events, 0) AS events,
@@ -17,19 +19,28 @@ SELECT t.tenant,
        coalesce(c.failures, 0) AS failures,
        c.last_error,
        c.failing_since,
-       n.records > 0 OR c.tenant IS NOT NULL AS known
+       n.any OR c.tenant IS NOT NULL AS known
 FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+CROSS JOIN (
+    SELECT CASE WHEN pg_snapshot_xmin(start) = '1'::xid8 THEN '1:1:' ELSE start END AS start
+    FROM (SELECT {pipeline_start} AS start) s
+) b
 LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
 CROSS JOIN LATERAL (
-    SELECT count(*) AS records
+    SELECT count(*) AS records,
+           EXISTS (SELECT FROM {schema}.records r WHERE r.source = %(source)s AND r.tenant = t.tenant) AS any
     FROM (
-        SELECT FROM {schema}.records r WHERE r.source = %(source)s AND r.tenant = t.tenant LIMIT %(size)s
+        SELECT FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant = t.tenant
+          AND r.xid >= pg_snapshot_xmin(b.start) AND NOT pg_visible_in_snapshot(r.xid, b.start)
+        LIMIT %(size)s
     ) counted
 ) n
 CROSS JOIN LATERAL (
-    SELECT count(*) AS records
+    SELECT count(*) AS records, min(changed_at) AS since,
+           count(*) FILTER (WHERE NOT pg_visible_in_snapshot(xid, b.start)) AS begun
     FROM (
-        SELECT FROM {pending} w
+        SELECT w.xid, w.changed_at FROM {pending} w
         WHERE NOT EXISTS (
             SELECT FROM {schema}.quarantine q
             WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.external_id = w.key
@@ -40,9 +51,10 @@ CROSS JOIN LATERAL (
 ) w
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE a.discarded_at IS NULL) AS quarantined,
-           count(*) FILTER (WHERE a.discarded_at IS NOT NULL) AS discarded
+           count(*) FILTER (WHERE a.discarded_at IS NOT NULL) AS discarded,
+           count(*) FILTER (WHERE NOT pg_visible_in_snapshot(a.xid, b.start)) AS begun
     FROM (
-        SELECT q.discarded_at
+        SELECT q.discarded_at, i.xid
         FROM {schema}.quarantine q
         {its_record}
         WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NULL
