@@ -128,11 +128,6 @@ class Gate(Looking):
             for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
         ]
 
-    def begin(self, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
-        """Take the runner for one run; see `begin_many`."""
-        (found,) = self.begin_many([(run, most_runs)])
-        return found
-
     def begin_many(self, runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
         """Take the runners for runs of different tenants, in one round trip.
 
@@ -172,13 +167,6 @@ class Gate(Looking):
         """Move the run's deadline on. False: another run took over."""
         (answer,) = self._run("beat", run.pipeline, run.tenant, None, run.tenant, run.token, self._timing.runner_ttl)
         return Answer(answer) is Answer.KEPT
-
-    def settle(
-        self, run: RunKey, end: Settlement, spacing: Spacing, *, most_handed: int = 1, most_runs: int = 0
-    ) -> Answer:
-        """End a run; see `settle_many`. `most_runs` is as in `begin_many`."""
-        (answer,) = self.settle_many([(run, end, spacing, most_runs)], most_handed=most_handed)
-        return answer
 
     def settle_many(
         self, runs: Sequence[tuple[RunKey, Settlement, Spacing, int]], *, most_handed: int = 1

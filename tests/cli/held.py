@@ -9,6 +9,7 @@ from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Gate, Keys, Outcome, Settlement
 from taskbridge.gate.message import lua_message
 from taskbridge.integration.app import app
+from tests.runs import begin, settle
 
 RETRY_MS = 300_000
 
@@ -19,9 +20,9 @@ def hold_back(client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "inv
     gate.notify(pipeline, tenant, Spacing(delay=200))
     (runner,) = gate.look(pipeline, [tenant])
     assert runner.token is not None
-    assert gate.begin(RunKey(pipeline, tenant, runner.token)) is not None
-    answer = gate.settle(
-        RunKey(pipeline, tenant, runner.token), Settlement(Outcome.RETRY, retry_ms=RETRY_MS), Spacing(delay=200)
+    assert begin(gate, RunKey(pipeline, tenant, runner.token)) is not None
+    answer = settle(
+        gate, RunKey(pipeline, tenant, runner.token), Settlement(Outcome.RETRY, retry_ms=RETRY_MS), Spacing(delay=200)
     )
     assert answer is Answer.HELD
     client.delete(*keys.queues)

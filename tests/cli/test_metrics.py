@@ -19,6 +19,7 @@ from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
 from tests.cli.rounds import stood
 from tests.quarantined import put_in_quarantine
+from tests.runs import begin, settle
 from tests.scraping import SAMPLES, samples
 
 SPACING = LatencyNeutral().spacing
@@ -91,8 +92,9 @@ def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_re
         gate.notify("invoices", tenant, SPACING)
         (status,) = gate.look("invoices", [tenant])
         assert status.token is not None
-        gate.begin(RunKey("invoices", tenant, status.token))
-        gate.settle(
+        begin(gate, RunKey("invoices", tenant, status.token))
+        settle(
+            gate,
             RunKey("invoices", tenant, status.token),
             Settlement(Outcome.RETRY, retry_ms=60_000, blame=Blame.PIPELINE),
             SPACING,

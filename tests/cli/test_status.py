@@ -15,6 +15,7 @@ from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue, Settlement
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.program import Program
+from tests.runs import begin, settle
 
 SPACING = LatencyNeutral().spacing
 
@@ -145,8 +146,9 @@ def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, 
         gate.notify("invoices", tenant, SPACING)
         (status,) = gate.look("invoices", [tenant])
         assert status.token is not None
-        gate.begin(RunKey("invoices", tenant, status.token))
-        gate.settle(
+        begin(gate, RunKey("invoices", tenant, status.token))
+        settle(
+            gate,
             RunKey("invoices", tenant, status.token),
             Settlement(Outcome.RETRY, retry_ms=60_000, blame=Blame.PIPELINE),
             SPACING,

@@ -28,6 +28,7 @@ from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
 from taskbridge.store import record_invoice
 from tests.failures.drill import Drill
+from tests.runs import begin
 
 NUMBERS = [f"{number:02}" for number in range(20)]
 BAD = "07"
@@ -456,7 +457,7 @@ def dies(drill: Drill) -> None:
     """Let the next run begin and not come back, as if its process were killed; then let its deadline pass."""
     message = drill.inline.message()
     assert message is not None
-    drill.gate.begin(RunKey(*message))
+    begin(drill.gate, RunKey(*message))
     _, tenant, _ = message
     drill.replace_run(tenant)
 
@@ -491,7 +492,7 @@ def dies_after_a_claim(drill: Drill) -> None:
     message = drill.inline.message()
     assert message is not None
     pipeline, tenant, token = message
-    begun = drill.gate.begin(RunKey(*message))
+    begun = begin(drill.gate, RunKey(*message))
     assert not isinstance(begun, Answer)
     key = RunKey(pipeline, tenant, token)
     drill.runtime.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)

@@ -24,6 +24,7 @@ from taskbridge.gate.constants import Constant
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.gate.wire import COMMAND
+from tests.runs import begin, settle
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)
@@ -252,13 +253,13 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     forget()
     assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
     forget()
-    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
+    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
     forget()
     assert gate.beat(RunKey("invoices", "acme", run.token))
     forget()
     assert gate.permit(RunKey("invoices", "acme", run.token), 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
     forget()
-    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
+    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
     forget()
     assert gate.expire("invoices", ["acme", "other"]) == [Answer.NOT_DUE, Answer.NOT_DUE]
     forget()
@@ -282,9 +283,9 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
     for call in (
         lambda: gate.notify("invoices", "acme", SPACING),
         lambda: gate.notify_many([("invoices", "acme", SPACING)]),
-        lambda: gate.begin(RunKey("invoices", "acme", OWNER)),
+        lambda: begin(gate, RunKey("invoices", "acme", OWNER)),
         lambda: gate.beat(RunKey("invoices", "acme", OWNER)),
-        lambda: gate.settle(RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
+        lambda: settle(gate, RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
         lambda: gate.expire("invoices", ["acme"]),
     ):
         with pytest.raises(ValueError, match="99 is not a valid Answer"):
@@ -293,12 +294,12 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
 
 def test_an_outcome_that_this_version_does_not_know_changes_nothing(gate: Gate, run: Run) -> None:
     _queue(gate)
-    gate.begin(RunKey("invoices", "acme", run.token))
+    begin(gate, RunKey("invoices", "acme", run.token))
     before = gate.look("invoices", ["acme"])
 
     unknown: Any = "newer"
     with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
-        gate.settle(RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
+        settle(gate, RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
 
     assert gate.look("invoices", ["acme"]) == before
 
@@ -320,7 +321,7 @@ def _queued(gate: Gate, _: Run) -> None:
 
 def _running(gate: Gate, run: Run) -> None:
     _queue(gate)
-    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
+    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
 
 
 def _running_with_news(gate: Gate, run: Run) -> None:
@@ -330,13 +331,13 @@ def _running_with_news(gate: Gate, run: Run) -> None:
 
 def _waiting(gate: Gate, run: Run) -> None:
     _running(gate, run)
-    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
+    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
 
 
 def _held(gate: Gate, run: Run) -> None:
     _running(gate, run)
     assert (
-        gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
+        settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
         is Answer.HELD
     )
 
@@ -344,23 +345,23 @@ def _held(gate: Gate, run: Run) -> None:
 def _running_while_another_is_in_the_wait_queue(gate: Gate, run: Run) -> None:
     _queue(gate)
     first = run.token
-    assert isinstance(gate.begin(RunKey("invoices", "acme", first), most_runs=1), Begun)
+    assert isinstance(begin(gate, RunKey("invoices", "acme", first), most_runs=1), Begun)
     assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert gate.begin(RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
+    assert begin(gate, RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
     run.token = first
 
 
 def _queued_while_the_circuit_is_open(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert isinstance(gate.begin(RunKey("invoices", "other", run.token)), Begun)
-    gate.settle(RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
+    assert isinstance(begin(gate, RunKey("invoices", "other", run.token)), Begun)
+    settle(gate, RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
     _queue(gate)
 
 
 def _lately_run(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
-    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
-    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
+    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
+    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
 
 
 SITUATIONS = (
@@ -379,8 +380,8 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
     {
         "notify": lambda gate, _: gate.notify("invoices", "acme", SPACING),
         "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
-        "begin": lambda gate, token: gate.begin(RunKey("invoices", "acme", token)),
-        "begin under a cap": lambda gate, token: gate.begin(RunKey("invoices", "acme", token), most_runs=1),
+        "begin": lambda gate, token: begin(gate, RunKey("invoices", "acme", token)),
+        "begin under a cap": lambda gate, token: begin(gate, RunKey("invoices", "acme", token), most_runs=1),
         "permit": lambda gate, token: gate.permit(
             RunKey("invoices", "acme", token), 3, 1, *(Limits.of("", (f"1/{at}", f"1 calls/{at}")) for at in "sm")
         ),
@@ -392,14 +393,14 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "hold_tail": lambda gate, _: gate.hold_tail("invoices", 700),
     }
     | {
-        f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
-            RunKey("invoices", "acme", token), Settlement(outcome, owner=OWNER), SPACING
+        f"settle: {outcome}": lambda gate, token, outcome=outcome: settle(
+            gate, RunKey("invoices", "acme", token), Settlement(outcome, owner=OWNER), SPACING
         )
         for outcome in Outcome
     }
     | {
-        f"settle: retry, blaming {blame}": lambda gate, token, blame=blame: gate.settle(
-            RunKey("invoices", "acme", token), Settlement(Outcome.RETRY, blame=blame), SPACING
+        f"settle: retry, blaming {blame}": lambda gate, token, blame=blame: settle(
+            gate, RunKey("invoices", "acme", token), Settlement(Outcome.RETRY, blame=blame), SPACING
         )
         for blame in Blame
     }
@@ -516,7 +517,7 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
             tokens[pipeline, tenant] = run.token
 
     for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
-        begun = gate.begin(RunKey(pipeline, tenant, token))
+        begun = begin(gate, RunKey(pipeline, tenant, token))
         assert isinstance(begun, Begun)
         assert begun[:4] == (1, 1, 1, 0)
         running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)

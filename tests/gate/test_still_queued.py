@@ -11,6 +11,7 @@ from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, Settlement, Timing
 from taskbridge.gate.message import lua_message
 from taskbridge.testing.clock import InjectedClock
+from tests.runs import begin, settle
 
 PIPELINE = "invoices"
 SPACING = Spacing(delay=0)
@@ -83,11 +84,11 @@ def test_a_message_of_the_other_queue_is_published_again_however_many_first_even
     gate: InjectedClock, redis_client: redis.Redis, keys: Keys
 ) -> None:
     gate.notify(PIPELINE, "a", SPACING)
-    assert isinstance(gate.begin(RunKey(PIPELINE, "a", token(gate, "a"))), Begun)
+    assert isinstance(begin(gate, RunKey(PIPELINE, "a", token(gate, "a"))), Begun)
     redis_client.rpop(keys.queue(Queue.FIRST))
     gate.notify(PIPELINE, "b", SPACING)
     key = RunKey(PIPELINE, "a", token(gate, "a"))
-    assert gate.settle(key, Settlement(Outcome.STOPPED), SPACING) is Answer.CONTINUED
+    assert settle(gate, key, Settlement(Outcome.STOPPED), SPACING) is Answer.CONTINUED
     redis_client.delete(keys.queue(Queue.NEXT))
     passes(gate, TIMING.republish)
 
@@ -111,10 +112,10 @@ def test_who_comes_next_after_a_run_that_did_not_do_all(
     for tenant in ("a", "b"):
         gate.notify(PIPELINE, tenant, SPACING)
         runs.append(RunKey(PIPELINE, tenant, token(gate, tenant)))
-        assert isinstance(gate.begin(runs[-1]), Begun)
+        assert isinstance(begin(gate, runs[-1]), Begun)
     redis_client.delete(keys.queue(Queue.FIRST))
-    gate.settle(runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
-    gate.settle(runs[0], Settlement(outcome), SPACING, most_handed=9)
+    settle(gate, runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
+    settle(gate, runs[0], Settlement(outcome), SPACING, most_handed=9)
 
     assert [message.run.tenant for message in gate.take(0, 9)] == order
 
