@@ -23,7 +23,7 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Queue, State
 from taskbridge.producing.notify import notify
 from taskbridge.running import slot
-from taskbridge.store import CursorLost, Cursors, NoAnswer, Unread, record, record_invoice
+from taskbridge.store import Claim, CursorLost, Cursors, NoAnswer, Unread, record, record_invoice
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
 from tests.waiting import wait_until
@@ -173,10 +173,10 @@ def test_a_claim_that_fails_costs_the_others_nothing(inline: Inline, monkeypatch
     cursors = inline.runtime.cursors_of("invoices")
     claim = type(cursors).claim
 
-    def failing(self: Any, key: RunKey, *args: Any) -> Any:
-        if key.tenant == "b":
+    def failing(self: Any, one: Claim) -> Any:
+        if one.key.tenant == "b":
             raise CursorLost
-        return claim(self, key, *args)
+        return claim(self, one)
 
     monkeypatch.setattr(type(cursors), "claim", failing)
     # As where the exchange breaks: each is then claimed alone.
@@ -278,10 +278,10 @@ def test_a_document_that_takes_too_long_keeps_no_other_run_waiting(
     save(inline)
     tried: list[str] = []
 
-    def slow(_: Any, key: RunKey, limit: int, *__: Any) -> None:
-        tried.append(key.tenant)
+    def slow(_: Any, claim: Claim) -> None:
+        tried.append(claim.key.tenant)
         wait_until(lambda: queued(inline) == ["b", "c", "d"], "the others are given back")
-        raise Unread(QueryCanceled("statement timeout"), limit, bisecting=True)
+        raise Unread(QueryCanceled("statement timeout"), claim.limit, bisecting=True)
 
     monkeypatch.setattr(Cursors, "_claim_at_once", lambda *_: [None] * 4)
     monkeypatch.setattr(Cursors, "claim", slow)

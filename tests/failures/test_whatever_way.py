@@ -26,7 +26,7 @@ from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
 from taskbridge.gate import Answer
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
-from taskbridge.store import record_invoice
+from taskbridge.store import Claim, record_invoice
 from tests.failures.drill import Drill
 from tests.runs import begin
 
@@ -495,7 +495,7 @@ def dies_after_a_claim(drill: Drill) -> None:
     begun = begin(drill.gate, RunKey(*message))
     assert not isinstance(begun, Answer)
     key = RunKey(pipeline, tenant, token)
-    drill.runtime.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
+    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, new_events=0, runs=1))
     if begun.died:
         drill.runtime.cursors_of("invoices").fail(key, "as the run would")
     drill.replace_run(tenant)

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import HandlerMistake
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.store import Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
+from taskbridge.store import Claim, Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
 from taskbridge.store.bounded import NoAnswer, within
 from taskbridge.store.queries import query
 from taskbridge.store.sessions import session_name
@@ -64,7 +64,7 @@ def silent(engine: Engine) -> Iterator[None]:
 
 
 def claim(cursors: Cursors, tenant: str = "acme", token: str = OLD, limit: int = 100) -> Page:
-    return cursors.claim(key(tenant, token), limit, events=1, new_events=1, runs=1)
+    return cursors.claim(Claim(key(tenant, token), limit, events=1, new_events=1, runs=1))
 
 
 def advance(cursors: Cursors, page: Page, token: str = OLD) -> list[str]:
