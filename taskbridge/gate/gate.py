@@ -18,6 +18,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.looking import Looking
+from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
 from taskbridge.gate.values import Begun, Due, Message, Reminder, Settlement, TailHold, Timing
@@ -148,7 +149,7 @@ class Gate(Looking):
         Only where the scripts publish the messages themselves. A message that is not a run's ends it.
         """
         (found,) = self._wire.call(
-            self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next))]
+            self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]
         )
         return [
             Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0]))
