@@ -407,36 +407,41 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
 )
 
 
-def _commands(packed: Iterable[bytes] | bytes) -> Iterator[bytes]:
-    """Return the name of each command in what a client sends: arrays of strings, each with its length before it."""
+def _commands(packed: Iterable[bytes] | bytes) -> Iterator[list[bytes]]:
+    """Return the words of each command in what a client sends: arrays of strings, each with its length before it."""
     data = packed if isinstance(packed, bytes) else b"".join(packed)
     while data:
         count, _, data = data.partition(b"\r\n")
         assert count.startswith(b"*")
-        for at in range(int(count[1:])):
+        words = []
+        for _ in range(int(count[1:])):
             length, _, data = data.partition(b"\r\n")
-            if at == 0:
-                yield data[: int(length[1:])].upper()
+            words.append(data[: int(length[1:])])
             data = data[int(length[1:]) + 2 :]
+        yield words
 
 
 @contextmanager
-def counted(client: redis.Redis) -> Iterator[list[list[bytes]]]:
+def listening(client: redis.Redis) -> Iterator[list[list[list[bytes]]]]:
     """What `client` sends, as it leaves: one list of commands for each time that it sends and waits."""
-    sent: list[list[bytes]] = []
+    sent: list[list[list[bytes]]] = []
     client.ping()
     connection: Any = client.connection_pool.get_connection(*COMMAND)
     client.connection_pool.release(connection)
     kind = type(connection)
     send = kind.send_packed_command
 
-    def counting(self: Any, command: Any, check_health: bool = True) -> Any:
+    def noting(self: Any, command: Any, check_health: bool = True) -> Any:
         sent.append(list(_commands(command)))
         return send(self, command, check_health)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send_packed_command", counting)
+        patch.setattr(kind, "send_packed_command", noting)
         yield sent
+
+
+def _names(sent: list[list[list[bytes]]]) -> list[list[bytes]]:
+    return [[words[0].upper() for words in commands] for commands in sent]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__).strip("_"))
@@ -448,11 +453,11 @@ def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
         redis_client.script_load(gate._scripts[name].script)
     situation(gate, run)
 
-    with counted(redis_client) as sent:
+    with listening(redis_client) as sent:
         CALLS[call](gate, run.token or OWNER)
 
     calls_another = call.startswith("settle") and situation is _running_while_another_is_in_the_wait_queue
-    assert sent == [[b"EVALSHA"]] * (2 if calls_another else 1)
+    assert _names(sent) == [[b"EVALSHA"]] * (2 if calls_another else 1)
 
 
 def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, redis_client: redis.Redis) -> None:
@@ -461,14 +466,15 @@ def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, re
     gate.expire("invoices", ["warm"])
     gate.remind("invoices", [Reminder("warm", 0)])
 
-    with counted(redis_client) as sent:
+    with listening(redis_client) as sent:
         gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
         gate.expire("invoices", tenants)
         gate.look("invoices", tenants)
         gate.remind("invoices", [Reminder(f"tenant {at}", 0) for at in range(250)])
 
-    assert [len(commands) for commands in sent] == [1, 50, 150, 3]
-    assert set(sent[0] + sent[1] + sent[3]) == {b"EVALSHA"}
+    names = _names(sent)
+    assert [len(commands) for commands in names] == [1, 50, 150, 3]
+    assert set(names[0] + names[1] + names[3]) == {b"EVALSHA"}
 
 
 # Tenants with names that mean something to somebody
@@ -525,6 +531,24 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
 
     for pipeline in PIPELINES:
         assert sorted(gate.active(pipeline)) == sorted(TENANTS)
+
+
+@pytest.mark.parametrize("spacing", [SPACING, LASTING], ids=["since the burst", "since the last run"])
+@pytest.mark.parametrize("prefix", ["sync", "shop"])
+def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, prefix: str, spacing: Spacing
+) -> None:
+    monkeypatch.setattr("taskbridge.gate.gate._nonce", lambda: "5eed00")
+    gate = Gate(redis_client, Keys(prefix), publish=lambda *_: None, queue_prefix="broker:")
+    redis_client.script_load(gate._scripts["notify"].script)
+
+    for pipeline in PIPELINES:
+        for tenant in TENANTS:
+            with listening(redis_client) as sent:
+                gate.notify(pipeline, tenant, spacing)
+                gate.notify_many([(pipeline, tenant, spacing)])
+            alone, one_of_many = sent
+            assert alone == one_of_many, (pipeline, tenant)
 
 
 # A queue is the broker's, and its name has no colon.
