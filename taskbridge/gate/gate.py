@@ -1,6 +1,6 @@
 """The gate as producers, runs and tickers call it; most methods are one script and one round trip.
 
-What only looks is in `taskbridge.gate.looking`.
+What only looks is in `taskbridge.gate.inspector`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
+from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import Keys, Queue, beginning
-from taskbridge.gate.looking import Looking
 from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
@@ -37,7 +37,7 @@ Publish = Callable[[Queue, str, str, str], None]
 """Publishes a run (queue, pipeline, tenant, token) where the scripts cannot do it themselves."""
 
 
-class Gate(Looking):
+class Gate(Inspector):
     """The state machine of `taskbridge.gate.transitions` in Redis.
 
     Args:
