@@ -30,7 +30,7 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.observing.metrics import Metrics
 from taskbridge.process.runtime import Runtime
 from taskbridge.running.tail import base_round, tail_round
-from taskbridge.store import record_many
+from taskbridge.store import Claim, record_many
 from taskbridge.store.bounded import within
 
 __all__ = ["PIPELINE", "TAIL"]
@@ -140,7 +140,7 @@ class _Rounds:
         key = RunKey(PIPELINE, tenant, f"{self._read:016d}-aaaaaaaaaaaa")
         cursors = self.runtime.cursors_of(PIPELINE)
         started = time.perf_counter()
-        page = cursors.claim(key, 500, events=1, new_events=1, runs=1)
+        page = cursors.claim(Claim(key, 500, events=1, new_events=1, runs=1))
         spent = (time.perf_counter() - started) * 1000
         while page.moves_cursor:
             with cursors.transaction(key) as transaction:

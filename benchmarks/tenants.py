@@ -1,7 +1,7 @@
 """What tenants in their lease cost while nothing is due, how late their ticks are, and what an absorbed event costs.
 
-The tenants are brought there by the gate's own scripts: an event, a run that begins, a run that settles. Their leases
-end one after another over an interval; at its lease's end the worker's ticker deletes a runner.
+The tenants are brought there by the gate's own scripts: an event, a run that begins, a run that settles, and one event
+more. Those are due one after another over an interval; the worker's ticker then publishes a run.
 The worker serves no queue, so that what is measured is waiting and not how many runs a machine gets done. The
 baseline is a Celery worker that holds one task with a countdown for each tenant.
 """
@@ -25,8 +25,7 @@ from benchmarks.stage import stage, wait_until, worker
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.declaring.policy import LatencyNeutral, Spacing
-from taskbridge.gate import Answer, Gate, Keys, Outcome, Queue, Settlement
-from taskbridge.gate.message import lua_message
+from taskbridge.gate import Answer, Gate, Outcome, Queue, Settlement
 from taskbridge.process.runtime import Runtime
 
 __all__ = ["TENANTS"]
@@ -89,46 +88,27 @@ class _Subject(Protocol):
         """Return in ms how late each of `count` ticks was, once all are there."""
 
 
-class _Together(Gate):
-    """A gate that keeps calls of begin and settle until `send` makes one round trip of them."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime.redis, Keys(runtime.settings.key_prefix), message=lua_message(runtime.app))
-        self._kept: list[tuple[list[str], tuple[Any, ...]]] = []
-
-    def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> list[Any]:
-        self._kept.append((self._keys_of(name, pipeline, tenant, queue), (*args, self._now())))
-        return [Answer.REFUSED]
-
-    def send(self, name: str) -> list[Answer]:
-        """Make the calls of the script `name` that were kept."""
-        replies = self._wire.call(self._scripts[name], self._kept)
-        self._kept = []
-        return [Answer(answer) for answer, *_ in replies]
-
-    def run(self, queue: Queue) -> list[str]:
-        """Take all runs of a queue, let them begin and settle, and return the tenants that then linger."""
-        lingering: list[str] = []
-        while runs := _published(self._client, queue, CHUNK):
-            for tenant, token in runs:
-                self.begin(RunKey(INVOICES, tenant, token))
-            begun = self.send("begin")
-            for tenant, token in runs:
-                self.settle(RunKey(INVOICES, tenant, token), Settlement(Outcome.DONE, handled=1), POLICY.spacing)
-            settled = self.send("settle")
-            if set(begun) != {Answer.BEGUN} or not set(settled) <= {Answer.LINGERING, Answer.FINISHED}:
-                raise AssertionError(f"runs began as {set(begun)} and settled as {set(settled)}")
-            lingering += [run[0] for run, answer in zip(runs, settled, strict=True) if answer is Answer.LINGERING]
-        return lingering
-
-
 def _published(client: Any, queue: Queue, most: int) -> list[tuple[str, str]]:
     """Take up to `most` run messages; return tenant and token of each of their runs."""
     return [run_in(text) for text in client.rpop(queue.value, most) or ()]
 
 
+def _run(runtime: Runtime) -> list[str]:
+    """Take all first runs, let them begin and settle, and return the tenants that then linger."""
+    gate, lingering = runtime.gate, list[str]()
+    end = Settlement(Outcome.DONE, handled=1)
+    while published := _published(runtime.redis, Queue.FIRST, CHUNK):
+        runs = [RunKey(INVOICES, *run) for run in published]
+        begun = gate.begin_many([(run, 0) for run in runs])
+        settled = gate.settle_many([(run, end, POLICY.spacing, 0) for run in runs])
+        if Answer.REFUSED in begun or not set(settled) <= {Answer.LINGERING, Answer.FINISHED}:
+            raise AssertionError(f"of {len(runs)} runs {begun.count(Answer.REFUSED)} were refused; {set(settled)}")
+        lingering += [run.tenant for run, answer in zip(runs, settled, strict=True) if answer is Answer.LINGERING]
+    return lingering
+
+
 class _Ours:
-    """Tenants whose lease ends when they are due."""
+    """Tenants with an event in their lease whose delay ends when they are due."""
 
     seconds_per_tenant = 0.0003
 
@@ -142,19 +122,17 @@ class _Ours:
         return worker(self._runtime, self._directory, "-c", "1", "-Q", "taskbridge.nobody")
 
     def wait(self, due: Sequence[float]) -> None:
-        gate, self._due, self._late = _Together(self._runtime), {}, []
+        gate, self._due, self._late = self._runtime.gate, {}, []
         for start in range(0, len(due), CHUNK):
             now = time.time()
-            events = [
-                (INVOICES, f"tenant-{at}", Spacing(POLICY.spacing.delay, max(1, round((due[at] - now) * 1000))))
-                for at in range(start, min(start + CHUNK, len(due)))
-            ]
+            left = {f"tenant-{at}": max(1, round((due[at] - now) * 1000)) for at in range(start, len(due))[:CHUNK]}
+            events = [(INVOICES, tenant, Spacing(ms, ms)) for tenant, ms in left.items()]
             gate.notify_many(events)
-            tenants = gate.run(Queue.FIRST)
+            tenants = _run(self._runtime)
+            if gate.notify_many(events).count(Answer.DELAYED) != len(tenants):
+                raise AssertionError(f"of {len(events)} tenants some do not wait")
             found = zip(tenants, gate.look(INVOICES, tenants), strict=True)
             self._due |= {tenant: status.deadline_ms or 0 for tenant, status in found}
-        if len(self._due) != len(due):
-            raise AssertionError(f"{len(self._due)} of {len(due)} tenants linger")
 
     def take(self) -> None:
         # As workers would: a ticker adds nothing while many runs are published and not begun.
@@ -300,19 +278,18 @@ def _burst_of(runtime: Runtime, events: int) -> Callable[[], _Burst]:
     tenants = [f"burst-{at}" for at in range(max(1, ALL_EVENTS // events))]
 
     def measure() -> _Burst:
-        gate = _Together(runtime)
+        gate = runtime.gate
         runtime.redis.flushdb()
         gate.notify_many([(INVOICES, tenants[0], SHORT)])  # so that the scripts are there
         runtime.redis.flushdb()
         before: Any = runtime.redis.info("cpu")
         published = _notify(gate, [name for name in tenants for _ in range(events)])
-        lingering = gate.run(Queue.FIRST)
+        lingering = _run(runtime)
         time.sleep(SHORT.lease / 1000)
         gate.expire(INVOICES, lingering)
-        gate.run(Queue.NEXT)
         after: Any = runtime.redis.info("cpu")
         us = sum(after[name] - before[name] for name in ("used_cpu_sys", "used_cpu_user")) * 1e6
-        return _Burst(us / len(tenants), (published + len(lingering)) / len(tenants))
+        return _Burst(us / len(tenants), published / len(tenants))
 
     return measure
 
@@ -406,7 +383,7 @@ def _events(bursts: dict[int, _Burst]) -> Table:
         "Bursts of events that come before the first run begins",
         ("events", "runs", "Redis CPU, µs", "µs for each event"),
         [(f"{events:,}", burst.runs, burst.us, burst.us / events) for events, burst in bursts.items()],
-        f"Of one burst, with begin and settle of its runs. It grows with events by the exponent {exponent:.2g}.",
+        f"Of one burst, with its run and the end of its lease. It grows with events by the exponent {exponent:.2g}.",
     )
 
 

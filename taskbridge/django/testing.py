@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 from asgiref.sync import async_to_sync
@@ -36,6 +36,9 @@ from taskbridge.testing.clock import inject_clock
 from taskbridge.testing.inline import drain_all, notified
 
 __all__ = ["Deployed", "deliver", "deployed"]
+
+_EMPTIED: Final = ("deliveries", "messages", "pauses", "quarantine", "records", "sync_cursors", "tails", "pipelines")
+"""Our tables that `deployed` empties: all but what tells which tables are adopted, and in which cluster."""
 
 
 def deliver(name: str) -> list[Batch]:
@@ -212,7 +215,7 @@ def deployed(app: Celery) -> Iterator[Deployed]:
             # In a TestCase nothing is committed, and its transaction would be waited for.
             if not connections[alias].in_atomic_block:
                 with runtime.engine.begin() as connection:
-                    tables = ", ".join(f"{schema}.{name}" for name in _TABLES)
+                    tables = ", ".join(f"{schema}.{name}" for name in _EMPTIED)
                     connection.exec_driver_sql(f"TRUNCATE {tables}")
             renew(app)
             fit(app)
@@ -226,6 +229,3 @@ def deployed(app: Celery) -> Iterator[Deployed]:
     finally:
         app.conf.task_routes = routes
         renew(app)
-
-
-_TABLES = ("deliveries", "messages", "pauses", "quarantine", "records", "sync_cursors", "tails", "pipelines")

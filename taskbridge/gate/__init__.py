@@ -9,8 +9,8 @@ from taskbridge.common.lazy import on_first_use
 if TYPE_CHECKING:
     from taskbridge.declaring.policy import Spacing
     from taskbridge.gate.gate import Gate
+    from taskbridge.gate.inspector import OLDEST_REDIS, CircuitStatus, Hold, RunnerStatus, Survey
     from taskbridge.gate.keys import OURS, Keys, Queue
-    from taskbridge.gate.looking import OLDEST_REDIS, CircuitStatus, Hold, RunnerStatus, Survey
     from taskbridge.gate.state import State
     from taskbridge.gate.transitions import Answer
     from taskbridge.gate.values import Begun, Blame, Due, Message, Outcome, Reminder, Settlement, TailHold, Timing
@@ -23,7 +23,7 @@ if not TYPE_CHECKING:
         {
             "gate": "Gate Spacing",
             "keys": "OURS Keys Queue",
-            "looking": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
+            "inspector": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
             "state": "State",
             "transitions": "Answer",
             "values": "Begun Blame Due Message Outcome Reminder Settlement TailHold Timing",

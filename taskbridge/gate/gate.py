@@ -1,6 +1,6 @@
 """The gate as producers, runs and tickers call it; most methods are one script and one round trip.
 
-What only looks is in `taskbridge.gate.looking`.
+What only looks is in `taskbridge.gate.inspector`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
+from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import Keys, Queue, beginning
-from taskbridge.gate.looking import Looking
+from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
 from taskbridge.gate.values import Begun, Due, Message, Reminder, Settlement, TailHold, Timing
@@ -36,7 +37,7 @@ Publish = Callable[[Queue, str, str, str], None]
 """Publishes a run (queue, pipeline, tenant, token) where the scripts cannot do it themselves."""
 
 
-class Gate(Looking):
+class Gate(Inspector):
     """The state machine of `taskbridge.gate.transitions` in Redis.
 
     Args:
@@ -128,11 +129,6 @@ class Gate(Looking):
             for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
         ]
 
-    def begin(self, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
-        """Take the runner for one run; see `begin_many`."""
-        (found,) = self.begin_many([(run, most_runs)])
-        return found
-
     def begin_many(self, runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
         """Take the runners for runs of different tenants, in one round trip.
 
@@ -153,7 +149,7 @@ class Gate(Looking):
         Only where the scripts publish the messages themselves. A message that is not a run's ends it.
         """
         (found,) = self._wire.call(
-            self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next))]
+            self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]
         )
         return [
             Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0]))
@@ -172,13 +168,6 @@ class Gate(Looking):
         """Move the run's deadline on. False: another run took over."""
         (answer,) = self._run("beat", run.pipeline, run.tenant, None, run.tenant, run.token, self._timing.runner_ttl)
         return Answer(answer) is Answer.KEPT
-
-    def settle(
-        self, run: RunKey, end: Settlement, spacing: Spacing, *, most_handed: int = 1, most_runs: int = 0
-    ) -> Answer:
-        """End a run; see `settle_many`. `most_runs` is as in `begin_many`."""
-        (answer,) = self.settle_many([(run, end, spacing, most_runs)], most_handed=most_handed)
-        return answer
 
     def settle_many(
         self, runs: Sequence[tuple[RunKey, Settlement, Spacing, int]], *, most_handed: int = 1

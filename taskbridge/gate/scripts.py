@@ -124,7 +124,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "turns"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("turns",)),
-        Script("take", ("first", "next"), ("most_first", "most_next")),
+        Script("take", ("first", "next"), ("most_first", "most_next", "run_task")),
         Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms")),
     )

@@ -1,10 +1,10 @@
 -- A worker slot has time for more runs: take their messages, first events before the others. It ends before a message that
 -- is not a run's, or not as a script writes it: that is Celery's.
 -- KEYS: first next
--- ARGV: most_first most_next
+-- ARGV: most_first most_next run_task
 -- RETURNS: {firsts, nexts}: the messages of each queue as they lay there, the next one first
 local first_key, next_key = KEYS[1], KEYS[2]
-local most_first, most_next = tonumber(ARGV[1]), tonumber(ARGV[2])
+local most_first, most_next, run_task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 
 local function take(queue_key, most)
   local taken = {}
@@ -13,7 +13,7 @@ local function take(queue_key, most)
     if not message then
       break
     end
-    if not string.find(message, '"task": "taskbridge.run"', 1, true) or string.find(message, '"body_encoding"', 1, true) then
+    if not string.find(message, run_task, 1, true) or string.find(message, '"body_encoding"', 1, true) then
       redis.call("RPUSH", queue_key, message)
       break
     end

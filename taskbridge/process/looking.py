@@ -10,7 +10,7 @@ import redis
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Keys, client
-from taskbridge.gate.looking import Looking as Gate
+from taskbridge.gate.inspector import Inspector
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.settings import Settings
 from taskbridge.store import Pauses, Reader, Tenants, check_cluster, check_schema, check_version, know
@@ -79,9 +79,9 @@ class Looking:
         return Keys(self.settings.key_prefix)
 
     @cached_property
-    def gate(self) -> Gate:
+    def gate(self) -> Inspector:
         """The gate."""
-        return Gate(self.redis, self.keys)
+        return Inspector(self.redis, self.keys)
 
     @property
     def database(self) -> Database:

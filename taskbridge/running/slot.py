@@ -280,7 +280,7 @@ def _alone(runtime: Runtime, request: Any) -> Any:
     """Do what a run asks for, however long that takes; return what came of it, an error too."""
     try:
         if isinstance(request, Claim):
-            return runtime.cursors_of(request.key.pipeline).claim(*request)
+            return runtime.cursors_of(request.key.pipeline).claim(request)
         if isinstance(request, Advance):
             return advance(runtime.database, request.move)
         if isinstance(request, Settle):

@@ -80,7 +80,10 @@ class StaleToken(Exception):
 
 
 class Claim(NamedTuple):
-    """What `Cursors.claim` takes."""
+    """A run's claim of its cursor: which one, how many records to read, and what the gate has counted.
+
+    `bisecting` and `documents` are as in `Cursors.read`.
+    """
 
     key: RunKey
     limit: int
@@ -155,29 +158,20 @@ class Cursors:
         self._idle_timeout = f"{round(runner_ttl * 1000)}ms"
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def claim(
-        self,
-        key: RunKey,
-        limit: int,
-        events: int,
-        new_events: int,
-        runs: int,
-        bisecting: bool = True,
-        documents: bool = True,
-    ) -> Page:
-        """Make the token of `key` (pipeline, tenant, token) the cursor's owner, count the run, and read a batch.
+    def claim(self, claim: Claim) -> Page:
+        """Make the token of a claim the cursor's owner, count the run, and read a batch.
 
         Raises:
             StaleToken: a higher token owns the cursor.
             Unread: the cursor was claimed, and the batch could not be read.
         """
-        claim = Claim(key, limit, events, new_events, runs, bisecting, documents)
+        key, batch = claim.key, _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
         statement = (self._query("claim"), self._claiming(claim))
-        if not documents:
+        if not claim.documents:
             # The run before this one died, or its process is frozen. It may have stopped with the cursor locked.
             self._end_replaced(key)
         try:
-            page = self._claim(_Batch(key, limit, bisecting, documents), *statement)
+            page = self._claim(batch, *statement)
         except Unread:
             # The claim may have been rolled back with the read, and only the owner of the cursor can store the failure.
             if self._owner(key) != key.token:

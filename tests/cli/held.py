@@ -1,4 +1,4 @@
-"""A tenant that a back-off holds, made through the gate as a run that fails would."""
+"""Tenants that a back-off holds, and a circuit that they open, made through the gate as runs that fail would."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Gate, Keys, Outcome, Settlement
+from taskbridge.gate import Answer, Blame, Gate, Keys, Outcome, Settlement
 from taskbridge.gate.message import lua_message
 from taskbridge.integration.app import app
+from tests.runs import begin, settle
 
 RETRY_MS = 300_000
 
 
-def hold_back(client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "invoices") -> Gate:
+def hold_back(
+    client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "invoices", blame: Blame = Blame.NOBODY
+) -> Gate:
     """Let a run of the tenant fail, so that it waits five minutes; return the gate."""
     gate = Gate(client, keys, message=lua_message(app))
     gate.notify(pipeline, tenant, Spacing(delay=200))
     (runner,) = gate.look(pipeline, [tenant])
     assert runner.token is not None
-    assert gate.begin(RunKey(pipeline, tenant, runner.token)) is not None
-    answer = gate.settle(
-        RunKey(pipeline, tenant, runner.token), Settlement(Outcome.RETRY, retry_ms=RETRY_MS), Spacing(delay=200)
-    )
+    assert begin(gate, RunKey(pipeline, tenant, runner.token)) is not None
+    end = Settlement(Outcome.RETRY, retry_ms=RETRY_MS, blame=blame)
+    answer = settle(gate, RunKey(pipeline, tenant, runner.token), end, Spacing(delay=200))
     assert answer is Answer.HELD
     client.delete(*keys.queues)
     return gate
+
+
+def open_circuit(client: redis.Redis, keys: Keys, *tenants: str) -> None:
+    """Let a run of each tenant fail and blame the pipeline. One tenant alone opens no circuit."""
+    for tenant in tenants:
+        hold_back(client, keys, tenant, blame=Blame.PIPELINE)

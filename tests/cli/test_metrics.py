@@ -8,20 +8,18 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.gate import Blame, Gate, Keys, Outcome, Settlement
+from taskbridge.gate import Keys
 from taskbridge.observing.metrics import METRICS
 from taskbridge.store import Kind, Tails, record_invoice
 from tests.cli.alerts import alert, declare, write
 from tests.cli.files import line
 from tests.cli.files import write as write_invoices
+from tests.cli.held import open_circuit
 from tests.cli.program import Program
 from tests.cli.rounds import stood
 from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
-SPACING = LatencyNeutral().spacing
 OF_WORKERS = {one.name for one in METRICS if one.look.source == "its ticker"}
 
 
@@ -85,18 +83,7 @@ def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_re
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET discarded_at = now() WHERE external_id = '2'")
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = '3'")
     record_invoice(engine, "France", "4", {"changed": True})
-    # and an open circuit, since two tenants say so
-    gate = Gate(gate_redis, keys, publish=lambda *_: None)
-    for tenant in ("Malta", "Spain"):
-        gate.notify("invoices", tenant, SPACING)
-        (status,) = gate.look("invoices", [tenant])
-        assert status.token is not None
-        gate.begin(RunKey("invoices", tenant, status.token))
-        gate.settle(
-            RunKey("invoices", tenant, status.token),
-            Settlement(Outcome.RETRY, retry_ms=60_000, blame=Blame.PIPELINE),
-            SPACING,
-        )
+    open_circuit(gate_redis, keys, "Malta", "Spain")
     found = samples(taskbridge("metrics").stdout)
     assert (found["taskbridge_quarantined_records"], found["taskbridge_pending_records"]) == (1, 1)
     assert (found["taskbridge_circuit_open"], found["taskbridge_circuit_opened_total"]) == (1, 1)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Keys, Queue, State
-from taskbridge.store import Cursors, Pauses, record_invoice
+from taskbridge.store import Claim, Cursors, Pauses, record_invoice
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import events
 from tests.cli.files import line
@@ -45,7 +45,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 def handle(engine: Engine, tenant: str) -> None:
     """Do to the tenant's records what a run does."""
     cursors, key = Cursors(engine), RunKey("invoices", tenant, TOKEN)
-    page = cursors.claim(key, 100, events=1, new_events=1, runs=1)
+    page = cursors.claim(Claim(key, 100, events=1, new_events=1, runs=1))
     with cursors.transaction(key) as transaction:
         transaction.advance(page)
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from taskbridge.cli.main import cli
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Cursors, record_invoice
+from taskbridge.store import Claim, Cursors, record_invoice
 from tests.cli.files import line, write
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
@@ -39,7 +39,7 @@ def foreign(taskbridge: Program, engine: Engine) -> Program:
     for number in ("handled", "pending"):
         record_invoice(engine, "acme", number, {})
     key = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
-    page = Cursors(engine).claim(key, 1, events=1, new_events=1, runs=1)
+    page = Cursors(engine).claim(Claim(key, 1, events=1, new_events=1, runs=1))
     with Cursors(engine).transaction(key) as transaction:
         transaction.advance(page)
     with engine.begin() as connection:

@@ -10,16 +10,13 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.gate import Blame, Gate, Keys, Outcome, Queue, Settlement
+from taskbridge.gate import Keys, Queue
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
+from tests.cli.held import open_circuit
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.quarantined import put_in_quarantine
-
-SPACING = LatencyNeutral().spacing
 
 
 def age(iso: str) -> float:
@@ -210,17 +207,7 @@ def test_dropping_all_tables_must_be_confirmed(taskbridge: Program, engine: Engi
 
 
 def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
-    gate = Gate(gate_redis, keys, publish=lambda *_: None)
-    for tenant in ("France", "Spain"):  # one tenant alone opens no circuit
-        gate.notify("invoices", tenant, SPACING)
-        (status,) = gate.look("invoices", [tenant])
-        assert status.token is not None
-        gate.begin(RunKey("invoices", tenant, status.token))
-        gate.settle(
-            RunKey("invoices", tenant, status.token),
-            Settlement(Outcome.RETRY, retry_ms=60_000, blame=Blame.PIPELINE),
-            SPACING,
-        )
+    open_circuit(gate_redis, keys, "France", "Spain")
     shown = taskbridge("status").stdout
     assert "invoices: the circuit is open, since " in shown
     circuit = taskbridge("status", "--json").json["pipelines"]["invoices"]["circuit"]

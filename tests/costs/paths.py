@@ -21,6 +21,7 @@ from taskbridge.running.tail import base_round, tail_round
 from taskbridge.running.ticker import fire_due
 from taskbridge.store import record_invoice
 from tests.costs.meter import Meter
+from tests.runs import begin, settle
 
 Call = Callable[[], object]
 Path = Callable[[Meter, str], Call]
@@ -139,7 +140,7 @@ def heartbeat(meter: Meter, tenant: str) -> Call:
     _notify(meter, tenant, Answer.STARTED)
     message = meter.inline.message()
     assert message is not None
-    meter.runtime.gate.begin(RunKey(*message))
+    begin(meter.runtime.gate, RunKey(*message))
     return partial(_is_true, partial(meter.runtime.gate.beat, RunKey(*message)))
 
 
@@ -152,8 +153,8 @@ def ticker_with_many_due(meter: Meter, tenant: str) -> Call:
     gate = meter.runtime.gate
     _notify_many(meter, tenant, Answer.STARTED)
     while (message := meter.inline.message()) is not None:
-        gate.begin(RunKey(*message))
-        assert gate.settle(RunKey(*message), Settlement(Outcome.DONE), LONG.spacing) is Answer.LINGERING
+        begin(gate, RunKey(*message))
+        assert settle(gate, RunKey(*message), Settlement(Outcome.DONE), LONG.spacing) is Answer.LINGERING
     _notify_many(meter, tenant, Answer.DELAYED)
     meter.redis.zadd(meter.keys.due(INVOICES), dict.fromkeys(_names(tenant), 0))
     return partial(fire_due, meter.runtime)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final, NamedTuple
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "costs.md"
-MARK: Final = "<!-- costs -->"
+from tests.docs.printed import REFERENCE, Printed
+
+PART: Final = Printed(REFERENCE / "costs.md", "costs")
 
 
 TITLES: Final = (
@@ -74,16 +74,5 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-def shown(page: str) -> str:
-    """Return what stands between the marks of `page`."""
-    return page.split(MARK)[1].strip()
-
-
-def main() -> None:
-    """Write the table into the page."""
-    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(f"{before}{MARK}\n{markdown()}\n{MARK}{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PART.write(markdown())

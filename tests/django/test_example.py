@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from examples.warehouse import warehouse
 from taskbridge.embedded import Servers
 from taskbridge.testing.servers import fresh_database
 from tests.deployment import ROOT, Deployment, Worker
@@ -98,10 +99,8 @@ print("told", Shipment.objects.count(), Shipment.objects.aggregate(most=Max("tel
 def test_a_worker_of_the_shop_sends_each_order(
     deployment: Deployment, taskbridge_servers: Servers, tmp_path: Path
 ) -> None:
-    from tests.django.stock import stock  # noqa: PLC0415
-
-    with shop(taskbridge_servers, deployment.settings.redis_url) as environment, stock() as url:
-        environment["WAREHOUSE_URL"] = url
+    with shop(taskbridge_servers, deployment.settings.redis_url) as environment, warehouse() as stock:
+        environment["WAREHOUSE_URL"] = stock.url
         manage(environment, "migrate")
         manage(environment, "shell", "-c", PLACE)
         worker = Worker(environment, tmp_path / "shop.log", ["-n", "shop@test", "-c", "2"], app="shop")
@@ -111,6 +110,7 @@ def test_a_worker_of_the_shop_sends_each_order(
                 if "told 25 1" in (said := manage(environment, "shell", "-c", COUNT)):
                     break
             assert "told 25 1" in said, worker.text()
+            assert len(stock.orders) == 25
             assert "ERROR" not in worker.text()
         finally:
             worker.stop()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from taskbridge.common.limits import NAMES, OPTIONS, SETTINGS
+from tests.docs.printed import REFERENCE, Printed
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
-MARK: Final = "<!-- limits -->"
+PART: Final = Printed(REFERENCE / "settings.md", "limits")
 
 
 def table() -> str:
@@ -22,16 +21,5 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def shown(page: str) -> str:
-    """Return what stands between the marks of `page`."""
-    return page.split(MARK)[1].strip()
-
-
-def main() -> None:
-    """Write the tables into the page."""
-    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(f"{before}{MARK}\n{table()}\n{MARK}{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PART.write(table())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from taskbridge.observing.metrics import METRICS
+from tests.docs.printed import REFERENCE, Printed
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
-MARK: Final = "<!-- metrics -->"
+PART: Final = Printed(REFERENCE / "metrics.md", "metrics")
 
 
 def table() -> str:
@@ -21,16 +20,5 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def shown(page: str) -> str:
-    """Return what stands between the marks of `page`."""
-    return page.split(MARK)[1].strip()
-
-
-def main() -> None:
-    """Write the table into the page."""
-    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(f"{before}{MARK}\n{table()}\n{MARK}{after}", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    PART.write(table())

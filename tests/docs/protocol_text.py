@@ -11,6 +11,7 @@ from taskbridge.gate import admission
 from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.transitions import TRANSITIONS, Row, State
+from tests.docs.printed import Printed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "protocol.md"
 
@@ -119,20 +120,6 @@ PARTS = {
 """What prints that which stands between each pair of marks, such as `<!-- diagram -->`."""
 
 
-def parts(page: str) -> dict[str, str]:
-    """Return what stands between each pair of marks of `page`."""
-    return {part: page.split(f"<!-- {part} -->")[1].strip() for part in PARTS}
-
-
-def main() -> None:
-    """Write tables and diagram into the page."""
-    page = PAGE.read_text(encoding="utf-8")
-    for part, printed in PARTS.items():
-        mark = f"<!-- {part} -->"
-        before, _, after = page.split(mark)
-        page = f"{before}{mark}\n{printed()}\n{mark}{after}"
-    PAGE.write_text(page, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    for name, text_of in PARTS.items():
+        Printed(PAGE, name).write(text_of())

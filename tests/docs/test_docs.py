@@ -13,6 +13,7 @@ import pytest
 from taskbridge.cli.main import cli
 from taskbridge.settings import Settings
 from tests.docs import limits_text, protocol_text
+from tests.docs.printed import Printed
 
 COMMANDS = cli.all_commands()
 
@@ -180,12 +181,11 @@ def test_the_package_is_not_called_as_someone_elses() -> None:
 
 @pytest.mark.parametrize("part", protocol_text.PARTS)
 def test_the_protocol_page_shows_the_tables_that_the_code_has(part: str) -> None:
-    shown = protocol_text.parts(protocol_text.PAGE.read_text(encoding="utf-8"))
-    assert shown[part] == protocol_text.PARTS[part](), "run `make docs`"
+    assert Printed(protocol_text.PAGE, part).shown() == protocol_text.PARTS[part](), "run `make docs`"
 
 
 def test_the_limits_are_those_that_the_code_has() -> None:
-    assert limits_text.shown(limits_text.PAGE.read_text(encoding="utf-8")) == limits_text.table(), "run `make docs`"
+    assert limits_text.PART.shown() == limits_text.table(), "run `make docs`"
 
 
 def test_the_changelog_has_what_is_new_first_and_no_version_that_does_not_exist_yet() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 from taskbridge.observing.metrics import METRICS
 from tests.docs import metrics_text
-from tests.docs.metrics_text import PAGE
 from tests.scraping import SAMPLES
 
-DASHBOARD = PAGE.parents[2] / "examples" / "dashboard.json"
+DASHBOARD = metrics_text.PART.page.parents[2] / "examples" / "dashboard.json"
 
 
 def queries(panels: list[dict[str, Any]]) -> list[str]:
@@ -19,7 +18,7 @@ def queries(panels: list[dict[str, Any]]) -> list[str]:
 
 
 def test_the_page_shows_the_metrics_that_the_code_has() -> None:
-    assert metrics_text.shown(PAGE.read_text(encoding="utf-8")) == metrics_text.table(), "run `make docs`"
+    assert metrics_text.PART.shown() == metrics_text.table(), "run `make docs`"
 
 
 def test_a_metric_that_is_told_apart_by_tenant() -> None:

@@ -27,8 +27,9 @@ from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
 from taskbridge.gate import Answer, Queue
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
-from taskbridge.store import record_invoice
+from taskbridge.store import Claim, record_invoice
 from tests.failures.drill import Drill
+from tests.runs import begin
 from tests.waiting import wait_until
 
 NUMBERS = [f"{number:02}" for number in range(20)]
@@ -482,7 +483,7 @@ def dies(drill: Drill) -> None:
     """Let the next run begin and not come back, as if its process were killed; then let its deadline pass."""
     message = drill.inline.message()
     assert message is not None
-    drill.gate.begin(RunKey(*message))
+    begin(drill.gate, RunKey(*message))
     _, tenant, _ = message
     drill.replace_run(tenant)
 
@@ -535,10 +536,10 @@ def dies_after_a_claim(drill: Drill) -> None:
     message = drill.inline.message()
     assert message is not None
     pipeline, tenant, token = message
-    begun = drill.gate.begin(RunKey(*message))
+    begun = begin(drill.gate, RunKey(*message))
     assert not isinstance(begun, Answer)
     key = RunKey(pipeline, tenant, token)
-    drill.runtime.cursors_of("invoices").claim(key, 500, events=1, new_events=0, runs=1)
+    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, new_events=0, runs=1))
     if begun.died:
         drill.runtime.cursors_of("invoices").fail(key, "as the run would")
     drill.replace_run(tenant)

@@ -23,6 +23,7 @@ from taskbridge.gate import (
     Timing,
 )
 from taskbridge.testing.clock import InjectedClock
+from tests.runs import begin, settle
 
 PIPELINE = "invoices"
 SPACING = Spacing(delay=0)
@@ -57,7 +58,7 @@ class Crowd:
             self.gate.notify(PIPELINE, tenant, spacing)
 
     def begin(self, tenant: str) -> Begun | Answer:
-        return self.gate.begin(RunKey(PIPELINE, tenant, self.tokens[tenant]), most_runs=self.most_runs)
+        return begin(self.gate, RunKey(PIPELINE, tenant, self.tokens[tenant]), most_runs=self.most_runs)
 
     def begin_of(self, tenant: str) -> Begun | Answer:
         """Let the tenant have an event, and its run arrive."""
@@ -83,7 +84,7 @@ class Crowd:
     def settle(self, tenant: str, outcome: Outcome = Outcome.DONE, spacing: Spacing = SPACING, **how: Any) -> Answer:
         given = {name: how.pop(name) for name in ("most_runs", "most_handed") if name in how}
         key, most = RunKey(PIPELINE, tenant, self.tokens[tenant]), {"most_runs": self.most_runs} | given
-        return self.gate.settle(key, Settlement(outcome, **how), spacing, **most)
+        return settle(self.gate, key, Settlement(outcome, **how), spacing, **most)
 
     def fail(self, tenant: str, blame: Blame = Blame.DOWNSTREAM, retry_ms: int = 500, **how: Any) -> None:
         """End the tenant's run with a failure."""

@@ -45,6 +45,7 @@ from tests.model.reference import (
     Turns,
     step,
 )
+from tests.runs import begin, settle
 
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -179,7 +180,7 @@ class GateAndModel(RuleBasedStateMachine):
         subject = self.active[which]
         token = self._token(subject, age)
         before, shared = self.model[subject], self.shared[subject[0]]
-        begun = self.gate.begin(RunKey(*subject, token), most_runs=shared.most_runs)
+        begun = begin(self.gate, RunKey(*subject, token), most_runs=shared.most_runs)
         now_ms = self.gate.us // 1000
         if isinstance(begun, Begun):
             assert token not in self.holding[subject], "two runs hold one token"
@@ -222,7 +223,8 @@ class GateAndModel(RuleBasedStateMachine):
         counted = retry > 0
         # Where the clock never steps back, a later runner's token is at most a moment ahead.
         owner = _number(token) + (lead if self.clock_steps_back else 1)
-        answer = self.gate.settle(
+        answer = settle(
+            self.gate,
             RunKey(*subject, token),
             Settlement(
                 outcome,

@@ -17,6 +17,7 @@ from taskbridge.embedded import Servers
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Settlement, State
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.wire import COMMAND
+from tests.runs import begin, settle
 
 SPACING = Spacing(delay=200, lease=1_200)
 
@@ -66,17 +67,17 @@ def test_a_settle_that_is_sent_again_ends_nobody_elses_run(
     gate: Gate, retrying: redis.Redis, keys: Keys, tokens: list[str]
 ) -> None:
     gate.notify("invoices", "acme", SPACING)
-    gate.begin(RunKey("invoices", "acme", tokens[-1]))
+    begin(gate, RunKey("invoices", "acme", tokens[-1]))
     # The scripts publish themselves, so the next run's message is out although the reply is lost.
     clumsy = Gate(retrying, keys, publish=lambda *_: None)
 
     def next_run() -> None:
         token = gate.look("invoices", ["acme"])[0].token
         assert token is not None
-        assert isinstance(gate.begin(RunKey("invoices", "acme", token)), Begun)
+        assert isinstance(begin(gate, RunKey("invoices", "acme", token)), Begun)
 
     with losing_one_reply(retrying, meanwhile=next_run):
-        answer = clumsy.settle(RunKey("invoices", "acme", tokens[-1]), Settlement(Outcome.MORE), SPACING)
+        answer = settle(clumsy, RunKey("invoices", "acme", tokens[-1]), Settlement(Outcome.MORE), SPACING)
 
     (status,) = gate.look("invoices", ["acme"])
     assert answer is Answer.LOST
@@ -90,7 +91,7 @@ def test_a_begin_that_is_sent_again_starts_no_second_run(
     clumsy = Gate(retrying, keys, publish=lambda *_: None)
 
     with losing_one_reply(retrying):
-        begun = clumsy.begin(RunKey("invoices", "acme", tokens[-1]))
+        begun = begin(clumsy, RunKey("invoices", "acme", tokens[-1]))
 
     (status,) = gate.look("invoices", ["acme"])
     assert begun is Answer.REFUSED

@@ -16,6 +16,7 @@ from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder,
 from taskbridge.gate.gate import AT_ONCE
 from taskbridge.gate.message import lua_message
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
+from tests.runs import begin
 
 BURSTS = Spacing(delay=200, lease=1_200)
 TICKS = Spacing(delay=200, lease=1_200, empty_tick=200)
@@ -232,7 +233,7 @@ def test_who_is_found_starts_at_once_where_those_before_have_begun(
     token = gate.look(PIPELINE, ["t000"])[0].token
     assert token is not None
 
-    assert isinstance(gate.begin(RunKey(PIPELINE, "t000", token)), Begun)
+    assert isinstance(begin(gate, RunKey(PIPELINE, "t000", token)), Begun)
 
     assert gate.remind(PIPELINE, [Reminder("lone", 200)]) == [Answer.STARTED]
     assert queued() == ["t000", "lone"]

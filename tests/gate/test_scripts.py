@@ -24,6 +24,7 @@ from taskbridge.gate.constants import Constant
 from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.gate.wire import COMMAND
+from tests.runs import begin, settle
 
 SPACING = Spacing(delay=200, lease=1_200)
 LASTING = Spacing(delay=60_000, last_ttl=60_000)
@@ -252,13 +253,13 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
     forget()
     assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
     forget()
-    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
+    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
     forget()
     assert gate.beat(RunKey("invoices", "acme", run.token))
     forget()
     assert gate.permit(RunKey("invoices", "acme", run.token), 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
     forget()
-    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
+    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
     forget()
     assert gate.expire("invoices", ["acme", "other"]) == [Answer.NOT_DUE, Answer.NOT_DUE]
     forget()
@@ -282,9 +283,9 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
     for call in (
         lambda: gate.notify("invoices", "acme", SPACING),
         lambda: gate.notify_many([("invoices", "acme", SPACING)]),
-        lambda: gate.begin(RunKey("invoices", "acme", OWNER)),
+        lambda: begin(gate, RunKey("invoices", "acme", OWNER)),
         lambda: gate.beat(RunKey("invoices", "acme", OWNER)),
-        lambda: gate.settle(RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
+        lambda: settle(gate, RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
         lambda: gate.expire("invoices", ["acme"]),
     ):
         with pytest.raises(ValueError, match="99 is not a valid Answer"):
@@ -293,12 +294,12 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
 
 def test_an_outcome_that_this_version_does_not_know_changes_nothing(gate: Gate, run: Run) -> None:
     _queue(gate)
-    gate.begin(RunKey("invoices", "acme", run.token))
+    begin(gate, RunKey("invoices", "acme", run.token))
     before = gate.look("invoices", ["acme"])
 
     unknown: Any = "newer"
     with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
-        gate.settle(RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
+        settle(gate, RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
 
     assert gate.look("invoices", ["acme"]) == before
 
@@ -320,7 +321,7 @@ def _queued(gate: Gate, _: Run) -> None:
 
 def _running(gate: Gate, run: Run) -> None:
     _queue(gate)
-    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
+    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
 
 
 def _running_with_news(gate: Gate, run: Run) -> None:
@@ -330,13 +331,13 @@ def _running_with_news(gate: Gate, run: Run) -> None:
 
 def _waiting(gate: Gate, run: Run) -> None:
     _running(gate, run)
-    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
+    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
 
 
 def _held(gate: Gate, run: Run) -> None:
     _running(gate, run)
     assert (
-        gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
+        settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
         is Answer.HELD
     )
 
@@ -344,23 +345,23 @@ def _held(gate: Gate, run: Run) -> None:
 def _running_while_another_is_in_the_wait_queue(gate: Gate, run: Run) -> None:
     _queue(gate)
     first = run.token
-    assert isinstance(gate.begin(RunKey("invoices", "acme", first), most_runs=1), Begun)
+    assert isinstance(begin(gate, RunKey("invoices", "acme", first), most_runs=1), Begun)
     assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert gate.begin(RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
+    assert begin(gate, RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
     run.token = first
 
 
 def _queued_while_the_circuit_is_open(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert isinstance(gate.begin(RunKey("invoices", "other", run.token)), Begun)
-    gate.settle(RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
+    assert isinstance(begin(gate, RunKey("invoices", "other", run.token)), Begun)
+    settle(gate, RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
     _queue(gate)
 
 
 def _lately_run(gate: Gate, run: Run) -> None:
     assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
-    assert isinstance(gate.begin(RunKey("invoices", "acme", run.token)), Begun)
-    assert gate.settle(RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
+    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
+    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
 
 
 SITUATIONS = (
@@ -379,8 +380,8 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
     {
         "notify": lambda gate, _: gate.notify("invoices", "acme", SPACING),
         "notify with a delay since the last run": lambda gate, _: gate.notify("invoices", "acme", LASTING),
-        "begin": lambda gate, token: gate.begin(RunKey("invoices", "acme", token)),
-        "begin under a cap": lambda gate, token: gate.begin(RunKey("invoices", "acme", token), most_runs=1),
+        "begin": lambda gate, token: begin(gate, RunKey("invoices", "acme", token)),
+        "begin under a cap": lambda gate, token: begin(gate, RunKey("invoices", "acme", token), most_runs=1),
         "permit": lambda gate, token: gate.permit(
             RunKey("invoices", "acme", token), 3, 1, *(Limits.of("", (f"1/{at}", f"1 calls/{at}")) for at in "sm")
         ),
@@ -392,50 +393,55 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "hold_tail": lambda gate, _: gate.hold_tail("invoices", 700),
     }
     | {
-        f"settle: {outcome}": lambda gate, token, outcome=outcome: gate.settle(
-            RunKey("invoices", "acme", token), Settlement(outcome, owner=OWNER), SPACING
+        f"settle: {outcome}": lambda gate, token, outcome=outcome: settle(
+            gate, RunKey("invoices", "acme", token), Settlement(outcome, owner=OWNER), SPACING
         )
         for outcome in Outcome
     }
     | {
-        f"settle: retry, blaming {blame}": lambda gate, token, blame=blame: gate.settle(
-            RunKey("invoices", "acme", token), Settlement(Outcome.RETRY, blame=blame), SPACING
+        f"settle: retry, blaming {blame}": lambda gate, token, blame=blame: settle(
+            gate, RunKey("invoices", "acme", token), Settlement(Outcome.RETRY, blame=blame), SPACING
         )
         for blame in Blame
     }
 )
 
 
-def _commands(packed: Iterable[bytes] | bytes) -> Iterator[bytes]:
-    """Return the name of each command in what a client sends: arrays of strings, each with its length before it."""
+def _commands(packed: Iterable[bytes] | bytes) -> Iterator[list[bytes]]:
+    """Return the words of each command in what a client sends: arrays of strings, each with its length before it."""
     data = packed if isinstance(packed, bytes) else b"".join(packed)
     while data:
         count, _, data = data.partition(b"\r\n")
         assert count.startswith(b"*")
-        for at in range(int(count[1:])):
+        words = []
+        for _ in range(int(count[1:])):
             length, _, data = data.partition(b"\r\n")
-            if at == 0:
-                yield data[: int(length[1:])].upper()
+            words.append(data[: int(length[1:])])
             data = data[int(length[1:]) + 2 :]
+        yield words
 
 
 @contextmanager
-def counted(client: redis.Redis) -> Iterator[list[list[bytes]]]:
+def listening(client: redis.Redis) -> Iterator[list[list[list[bytes]]]]:
     """What `client` sends, as it leaves: one list of commands for each time that it sends and waits."""
-    sent: list[list[bytes]] = []
+    sent: list[list[list[bytes]]] = []
     client.ping()
     connection: Any = client.connection_pool.get_connection(*COMMAND)
     client.connection_pool.release(connection)
     kind = type(connection)
     send = kind.send_packed_command
 
-    def counting(self: Any, command: Any, check_health: bool = True) -> Any:
+    def noting(self: Any, command: Any, check_health: bool = True) -> Any:
         sent.append(list(_commands(command)))
         return send(self, command, check_health)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send_packed_command", counting)
+        patch.setattr(kind, "send_packed_command", noting)
         yield sent
+
+
+def _names(sent: list[list[list[bytes]]]) -> list[list[bytes]]:
+    return [[words[0].upper() for words in commands] for commands in sent]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__).strip("_"))
@@ -447,11 +453,11 @@ def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
         redis_client.script_load(gate._scripts[name].script)
     situation(gate, run)
 
-    with counted(redis_client) as sent:
+    with listening(redis_client) as sent:
         CALLS[call](gate, run.token or OWNER)
 
     calls_another = call.startswith("settle") and situation is _running_while_another_is_in_the_wait_queue
-    assert sent == [[b"EVALSHA"]] * (2 if calls_another else 1)
+    assert _names(sent) == [[b"EVALSHA"]] * (2 if calls_another else 1)
 
 
 def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, redis_client: redis.Redis) -> None:
@@ -460,14 +466,15 @@ def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, re
     gate.expire("invoices", ["warm"])
     gate.remind("invoices", [Reminder("warm", 0)])
 
-    with counted(redis_client) as sent:
+    with listening(redis_client) as sent:
         gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
         gate.expire("invoices", tenants)
         gate.look("invoices", tenants)
         gate.remind("invoices", [Reminder(f"tenant {at}", 0) for at in range(250)])
 
-    assert [len(commands) for commands in sent] == [1, 50, 150, 3]
-    assert set(sent[0] + sent[1] + sent[3]) == {b"EVALSHA"}
+    names = _names(sent)
+    assert [len(commands) for commands in names] == [1, 50, 150, 3]
+    assert set(names[0] + names[1] + names[3]) == {b"EVALSHA"}
 
 
 # Tenants with names that mean something to somebody
@@ -516,7 +523,7 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
             tokens[pipeline, tenant] = run.token
 
     for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
-        begun = gate.begin(RunKey(pipeline, tenant, token))
+        begun = begin(gate, RunKey(pipeline, tenant, token))
         assert isinstance(begun, Begun)
         assert begun[:4] == (1, 1, 1, 0)
         running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)
@@ -524,6 +531,24 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
 
     for pipeline in PIPELINES:
         assert sorted(gate.active(pipeline)) == sorted(TENANTS)
+
+
+@pytest.mark.parametrize("spacing", [SPACING, LASTING], ids=["since the burst", "since the last run"])
+@pytest.mark.parametrize("prefix", ["sync", "shop"])
+def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, prefix: str, spacing: Spacing
+) -> None:
+    monkeypatch.setattr("taskbridge.gate.gate._nonce", lambda: "5eed00")
+    gate = Gate(redis_client, Keys(prefix), publish=lambda *_: None, queue_prefix="broker:")
+    redis_client.script_load(gate._scripts["notify"].script)
+
+    for pipeline in PIPELINES:
+        for tenant in TENANTS:
+            with listening(redis_client) as sent:
+                gate.notify(pipeline, tenant, spacing)
+                gate.notify_many([(pipeline, tenant, spacing)])
+            alone, one_of_many = sent
+            assert alone == one_of_many, (pipeline, tenant)
 
 
 # A queue is the broker's, and its name has no colon.

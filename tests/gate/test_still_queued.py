@@ -11,6 +11,7 @@ from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, Settlement, Timing
 from taskbridge.gate.message import lua_message
 from taskbridge.testing.clock import InjectedClock
+from tests.runs import begin, settle
 
 PIPELINE = "invoices"
 SPACING = Spacing(delay=0)
@@ -83,11 +84,11 @@ def test_a_message_of_the_other_queue_is_published_again_however_many_first_even
     gate: InjectedClock, redis_client: redis.Redis, keys: Keys
 ) -> None:
     gate.notify(PIPELINE, "a", SPACING)
-    assert isinstance(gate.begin(RunKey(PIPELINE, "a", token(gate, "a"))), Begun)
+    assert isinstance(begin(gate, RunKey(PIPELINE, "a", token(gate, "a"))), Begun)
     redis_client.rpop(keys.queue(Queue.FIRST))
     gate.notify(PIPELINE, "b", SPACING)
     key = RunKey(PIPELINE, "a", token(gate, "a"))
-    assert gate.settle(key, Settlement(Outcome.STOPPED), SPACING) is Answer.CONTINUED
+    assert settle(gate, key, Settlement(Outcome.STOPPED), SPACING) is Answer.CONTINUED
     redis_client.delete(keys.queue(Queue.NEXT))
     passes(gate, TIMING.republish)
 
@@ -111,10 +112,10 @@ def test_who_comes_next_after_a_run_that_did_not_do_all(
     for tenant in ("a", "b"):
         gate.notify(PIPELINE, tenant, SPACING)
         runs.append(RunKey(PIPELINE, tenant, token(gate, tenant)))
-        assert isinstance(gate.begin(runs[-1]), Begun)
+        assert isinstance(begin(gate, runs[-1]), Begun)
     redis_client.delete(keys.queue(Queue.FIRST))
-    gate.settle(runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
-    gate.settle(runs[0], Settlement(outcome), SPACING, most_handed=9)
+    settle(gate, runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
+    settle(gate, runs[0], Settlement(outcome), SPACING, most_handed=9)
 
     assert [message.run.tenant for message in gate.take(0, 9)] == order
 
@@ -124,8 +125,8 @@ def test_who_comes_next_after_a_run_that_did_not_do_all(
 def give_back(gate: InjectedClock, tenant: str, took: int = 0) -> None:
     """Begin the tenant's run, and stop it after `took` records."""
     key = RunKey(PIPELINE, tenant, token(gate, tenant))
-    assert isinstance(gate.begin(key), Begun)
-    assert gate.settle(key, Settlement(Outcome.STOPPED, took=took), SPACING) is Answer.CONTINUED
+    assert isinstance(begin(gate, key), Begun)
+    assert settle(gate, key, Settlement(Outcome.STOPPED, took=took), SPACING) is Answer.CONTINUED
 
 
 def waiting(gate: InjectedClock) -> dict[Queue, list[str]]:
@@ -171,12 +172,12 @@ def test_another_that_is_given_back_is_the_next_of_the_continuations(
         give_back(gate, "a", took=1)
     else:
         key = RunKey(PIPELINE, "a", token(gate, "a"))
-        assert isinstance(gate.begin(key), Begun)
+        assert isinstance(begin(gate, key), Begun)
         if how == "the run before it died":
             passes(gate, TIMING.runner_ttl)
             assert gate.expire(PIPELINE, ["a"]) == [Answer.REISSUED]
         else:
-            gate.settle(key, Settlement(Outcome.MORE), SPACING)
+            settle(gate, key, Settlement(Outcome.MORE), SPACING)
         redis_client.delete(*keys.queues)
         # Lost, so it comes again, however many first events wait.
         gate.notify(PIPELINE, "b", SPACING)

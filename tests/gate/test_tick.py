@@ -9,6 +9,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Begun, Gate, Keys
 from taskbridge.gate.gate import MOST_SENT
+from tests.runs import begin
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=60_000, last_ttl=120_000)
@@ -77,7 +78,7 @@ def test_a_queue_that_is_long_enough_gets_no_more(
 
     token = gates[0].look("invoices", ["t000"])[0].token
     assert token is not None
-    assert isinstance(gates[0].begin(RunKey("invoices", "t000", token)), Begun)
+    assert isinstance(begin(gates[0], RunKey("invoices", "t000", token)), Begun)
 
     assert gates[0].tick("invoices", 10)[0] == ["late"]
 

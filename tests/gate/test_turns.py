@@ -13,6 +13,7 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.running.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
+from tests.runs import begin, settle
 
 MANY = 300
 RUN_MS = 1_000
@@ -233,8 +234,8 @@ def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
     for pipeline in ("one", "two"):
         for name in ("x", "y", "z"):
             crowd.gate.notify(pipeline, name, SPACING)
-            crowd.gate.begin(RunKey(pipeline, name, crowd.tokens[name]))
-            crowd.gate.settle(RunKey(pipeline, name, crowd.tokens[name]), Settlement(Outcome.MORE), SPACING)
+            begin(crowd.gate, RunKey(pipeline, name, crowd.tokens[name]))
+            settle(crowd.gate, RunKey(pipeline, name, crowd.tokens[name]), Settlement(Outcome.MORE), SPACING)
 
     assert crowd.gate.turns(10) == (1, ["one:y", "two:x", "one:z", "two:y", "two:z"])
 
@@ -251,8 +252,8 @@ def served(crowd: Crowd, count: int) -> list[str]:
         pipeline, _, tenant = member.partition(":")
         crowd.gate.publish_turns([member])
         key = RunKey(pipeline, tenant, crowd.tokens[tenant])
-        assert isinstance(crowd.gate.begin(key), Begun)
-        crowd.gate.settle(key, Settlement(Outcome.DONE), SPACING, most_handed=0)
+        assert isinstance(begin(crowd.gate, key), Begun)
+        settle(crowd.gate, key, Settlement(Outcome.DONE), SPACING, most_handed=0)
         members.append(member)
     return members
 
@@ -338,11 +339,11 @@ def test_a_ticker_gives_turns_where_no_run_ends(deployment: Deployment) -> None:
         runtime.gate.notify("invoices", name, SPACING)
         token = runtime.gate.look("invoices", [name])[0].token
         assert token is not None
-        assert isinstance(runtime.gate.begin(RunKey("invoices", name, token)), Begun)
-        runtime.gate.settle(RunKey("invoices", name, token), Settlement(Outcome.MORE), SPACING)
+        assert isinstance(begin(runtime.gate, RunKey("invoices", name, token)), Begun)
+        settle(runtime.gate, RunKey("invoices", name, token), Settlement(Outcome.MORE), SPACING)
     token = runtime.gate.look("invoices", ["a"])[0].token
     assert token is not None
-    runtime.gate.begin(RunKey("invoices", "a", token))
+    begin(runtime.gate, RunKey("invoices", "a", token))
 
     fire_due(runtime)
 

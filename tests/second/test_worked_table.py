@@ -13,6 +13,7 @@ from taskbridge.gate import Answer, Begun
 from taskbridge.producing.notify import notify
 from taskbridge.store import count_unmatched, read_unmatched
 from tests.deployment import Deployment
+from tests.runs import begin
 from tests.second.world import ERROR, MINUTE, PIPELINE, World
 
 
@@ -118,7 +119,7 @@ def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> No
     world.record("WARNING", "A")
     message = world.inline.message()
     assert message is not None
-    begun = world.gate.begin(RunKey(*message))
+    begun = begin(world.gate, RunKey(*message))
     assert isinstance(begun, Begun)
     world.record("ERROR", "A")
     world.gate.us += 5_000_000

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
-from taskbridge.store import Adopted, Cursors, adopt, adoption
+from taskbridge.store import Adopted, Claim, Cursors, adopt, adoption
 
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric(10, 2), note text)"
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -45,7 +45,7 @@ class Reader:
     def records(self, tenant: str, limit: int = 1000) -> list[Record]:
         """One batch, handled."""
         who = RunKey(self.pipeline, tenant, TOKEN)
-        page = self.cursors.claim(who, limit, events=1, new_events=1, runs=1)
+        page = self.cursors.claim(Claim(who, limit, events=1, new_events=1, runs=1))
         with self.cursors.transaction(who) as transaction:
             transaction.advance(page)
         return list(page.decoded)

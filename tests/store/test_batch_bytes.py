@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.store import Cursors, Page, record_invoice
+from taskbridge.store import Claim, Cursors, Page, record_invoice
 
 KEY = RunKey(INVOICES, "acme", "t")
 LARGE = 200_000
@@ -24,7 +24,7 @@ def write(engine: Engine, *texts: str) -> None:
 
 
 def claim(cursors: Cursors, limit: int = 500) -> Page:
-    return cursors.claim(KEY, limit, events=1, new_events=1, runs=1)
+    return cursors.claim(Claim(KEY, limit, events=1, new_events=1, runs=1))
 
 
 def sweep(cursors: Cursors, limit: int = 500) -> list[Page]:

@@ -17,6 +17,7 @@ from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import (
+    Claim,
     CursorLost,
     Cursors,
     Page,
@@ -65,7 +66,7 @@ def cursors(engine: Engine, pipeline: str) -> Cursors:
 
 
 def claim(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> Page:
-    return cursors(engine, pipeline).claim(key(pipeline, tenant, token), limit, events=1, new_events=1, runs=1)
+    return cursors(engine, pipeline).claim(Claim(key(pipeline, tenant, token), limit, events=1, new_events=1, runs=1))
 
 
 def advance(engine: Engine, pipeline: str, tenant: str, page: Page, token: str = OLD) -> list[str]:

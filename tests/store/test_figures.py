@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import (
     Backlog,
+    Claim,
     Counters,
     CursorLost,
     Cursors,
@@ -63,7 +64,7 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
 
     assert agree() == 6
     # in the middle of a sweep, while one comes that is not of it
-    page = cursors.claim(key(1), 2, **NOT_YET)
+    page = cursors.claim(Claim(key(1), 2, **NOT_YET))
     advance(cursors, key(1), page)
     record_invoice(engine, "acme", "late", {})
     assert agree() == 5
@@ -96,7 +97,7 @@ def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine:
         )
         connection.exec_driver_sql("ALTER TABLE taskbridge.records ENABLE TRIGGER USER")
     assert 1_000 <= look(engine)[1].oldest_seconds < 1_100
-    advance(cursors, key(1), cursors.claim(key(1), 1, **NOT_YET))
+    advance(cursors, key(1), cursors.claim(Claim(key(1), 1, **NOT_YET)))
     assert 500 <= look(engine)[1].oldest_seconds < 600
     advance(cursors, key(1), cursors.read(key(1), 5))
     record_invoice(engine, "acme", "1", {"version": 2})
@@ -118,22 +119,22 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
         for number in range(3):
             record_invoice(engine, tenant, str(number), {})
     # given a burst of two runs, whose first batch has one record put into quarantine, and a burst that fails twice
-    page = cursors.claim(key(1), 2, **NOT_YET)
+    page = cursors.claim(Claim(key(1), 2, **NOT_YET))
     advance(cursors, key(1), page, Quarantined({"0": "no"}, "rejected"), ms=7)
     for _ in range(2):  # a run may claim twice, and counts once
-        page = cursors.claim(key(2), 2, events=4, new_events=1, runs=2)
+        page = cursors.claim(Claim(key(2), 2, events=4, new_events=1, runs=2))
     advance(cursors, key(2), page)
     for number, runs in ((3, 1), (4, 2)):
-        cursors.claim(key(number, "bolt"), 2, events=1, new_events=2 - runs, runs=runs)
+        cursors.claim(Claim(key(number, "bolt"), 2, events=1, new_events=2 - runs, runs=runs))
         cursors.fail(key(number, "bolt"), "ValueError: no")
     with pytest.raises(CursorLost):
         cursors.fail(key(1, "bolt"), "of a run that was replaced")
     # and later a burst of each
-    advance(cursors, key(5), cursors.claim(key(5), 2, events=1, new_events=1, runs=1), ms=30_000)
+    advance(cursors, key(5), cursors.claim(Claim(key(5), 2, events=1, new_events=1, runs=1)), ms=30_000)
     one, _ = look(engine)
     assert one[:-1] == (6, 3, 5, 3, 3, 2)
     assert look(engine)[1].failing == 1
     assert (one.first_events.counts, one.first_events.sum_ms) == ([0, 1, *[0] * 9, 1], 30_007)
     # and a success ends the failing
-    advance(cursors, key(6, "bolt"), cursors.claim(key(6, "bolt"), 5, events=1, new_events=0, runs=3))
+    advance(cursors, key(6, "bolt"), cursors.claim(Claim(key(6, "bolt"), 5, events=1, new_events=0, runs=3)))
     assert look(engine)[1].failing == 0

@@ -14,7 +14,7 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
+from taskbridge.store import Claim, Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
 from taskbridge.store.sessions import driving
 
 TOKEN = f"{1:016d}-aaaaaaaaaaaa"
@@ -37,7 +37,7 @@ def moves(engine: Engine, tenants: list[str]) -> list[Move]:
     cursors, found = Cursors(engine), []
     for tenant in tenants:
         record_invoice(engine, tenant, "1", {"number": "%s '"})
-        page = cursors.claim(key(tenant), 10, events=1, new_events=1, runs=1)
+        page = cursors.claim(Claim(key(tenant), 10, events=1, new_events=1, runs=1))
         with cursors.transaction(key(tenant)) as transaction:
             found.append(transaction.move(page))
     return found

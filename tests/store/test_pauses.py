@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match
-from taskbridge.store import Cursors, Page, Pauses, Quarantine, Records, Tenants, know, record_invoice
+from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Records, Tenants, know, record_invoice
 from tests.quarantined import put_in_quarantine, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -30,7 +30,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 
 def read(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> Page:
     key = RunKey(pipeline, tenant, TOKEN)
-    return cursors.claim(key, limit, events=1, new_events=1, runs=1)
+    return cursors.claim(Claim(key, limit, events=1, new_events=1, runs=1))
 
 
 def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> list[str]:

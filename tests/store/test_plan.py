@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Cursors
+from taskbridge.store import Claim, Cursors
 from taskbridge.store.queries import query
 
 ROWS, TENANTS = 60_000, 600
@@ -93,7 +93,7 @@ def test_a_sweep_reads_by_its_index_where_nothing_is_known_of_the_table(engine: 
         )
     cursors = Cursors(engine)
     for number in range(1, 21):
-        page = cursors.claim(RunKey("invoices", f"tenant-{number}", "t"), 500, 1, 1, 1)
+        page = cursors.claim(Claim(RunKey("invoices", f"tenant-{number}", "t"), 500, 1, 1, 1))
         assert len(page.records) == 1
     with engine.connect() as connection:
         connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")

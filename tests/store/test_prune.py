@@ -17,7 +17,17 @@ from sqlalchemy import Connection, Engine, event
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match
-from taskbridge.store import Cursors, Prune, Records, count_unmatched, know, prune, read_unmatched, record_invoice
+from taskbridge.store import (
+    Claim,
+    Cursors,
+    Prune,
+    Records,
+    count_unmatched,
+    know,
+    prune,
+    read_unmatched,
+    record_invoice,
+)
 from taskbridge.store.queries import query
 from tests.quarantined import revision_of
 from tests.store.test_cursor import wait_for_lock
@@ -85,7 +95,7 @@ def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 10
     know(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
     key = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
-    page = cursors.claim(key, limit, events=1, new_events=1, runs=1)
+    page = cursors.claim(Claim(key, limit, events=1, new_events=1, runs=1))
     with cursors.transaction(key) as transaction:
         transaction.advance(page)
 

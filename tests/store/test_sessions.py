@@ -65,7 +65,7 @@ def silent(engine: Engine) -> Iterator[None]:
 
 
 def claim(cursors: Cursors, tenant: str = "acme", token: str = OLD, limit: int = 100) -> Page:
-    return cursors.claim(key(tenant, token), limit, events=1, new_events=1, runs=1)
+    return cursors.claim(Claim(key(tenant, token), limit, events=1, new_events=1, runs=1))
 
 
 def advance(cursors: Cursors, page: Page, token: str = OLD) -> list[str]:
@@ -272,7 +272,7 @@ def test_who_follows_a_run_that_died_does_not_wait_for_what_it_has_locked(engine
         values = {"new_events": 1, "burst_runs": 1, "burst_events": 1, "session": session_name(key())}
         connection.exec_driver_sql(query("claim"), {**key()._asdict(), **values})
         successor = Claim(key(token=NEW), 10, events=1, new_events=1, runs=1, documents=False)
-        claiming = threads.submit(Cursors(engine).claim, *successor)
+        claiming = threads.submit(Cursors(engine).claim, successor)
         try:
             assert [record.external_id for record in claiming.result(BOUND).records] == ["1"]
         finally:

@@ -23,7 +23,7 @@ def test_a_redis_that_is_too_old_is_refused(
 ) -> None:
     face = Gate(redis_client, keys, publish=lambda *_: None)
     face.check_version()
-    monkeypatch.setattr("taskbridge.gate.looking.OLDEST_REDIS", (99, 1))
+    monkeypatch.setattr("taskbridge.gate.inspector.OLDEST_REDIS", (99, 1))
     with pytest.raises(Unavailable, match=r"Redis [\d.]+ is too old: upgrade it to 99.1 or newer"):
         face.check_version()
 

@@ -13,7 +13,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys
 from taskbridge.gate.state import State
 
-__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Looking", "RunnerStatus", "Survey"]
+__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "RunnerStatus", "Survey"]
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
@@ -86,8 +86,8 @@ class RunnerStatus:
     """What it waits for; None: it is not held."""
 
 
-class Looking:
-    """The part of the gate that only looks."""
+class Inspector:
+    """The part of the gate that changes nothing: it says how tenants and pipelines stand."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client = client
