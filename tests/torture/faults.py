@@ -16,6 +16,7 @@ from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work
 from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
+from tests.torture.producer import LONGEST_CALL
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.torture.server_clock import compiler
@@ -82,6 +83,11 @@ TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
+# The circuit closes when a probe's call is over, and whose record that takes is up to the wait queue.
+PROBED = Bound(
+    f"{BACKOFF.formula} + {LONGEST_CALL:g} s for the probe's call",
+    lambda settings, lasted: BACKOFF.seconds(settings, lasted) + LONGEST_CALL,
+)
 FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
 SILENCE = Bound(
     f"statement_timeout + {GRACE:g} s + circuit's first wait, and two tries where a coroutine keeps its event loop",
@@ -109,11 +115,8 @@ class Fault:
     since: str
     bound: Bound
     strike: Callable[[Scene, Planned], Struck]
-
-    @property
-    def opens_circuit(self) -> bool:
-        """Whether all handlers fail meanwhile, so that the pipeline's circuit opens."""
-        return self.bound is BACKOFF
+    opens_circuit: bool = False
+    """Whether so many runs fail meanwhile that the pipeline's circuit opens."""
 
     @property
     def forgets(self) -> bool:
@@ -156,16 +159,36 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", BASE, servers.redis_clock),
     "postgres_fast": Fault(
-        "postgres", "Postgres stopped (fast), started", "it answers again", BACKOFF, servers.postgres_fast
+        "postgres",
+        "Postgres stopped (fast), started",
+        "it answers again",
+        BACKOFF,
+        servers.postgres_fast,
+        opens_circuit=True,
     ),
     "postgres_immediate": Fault(
-        "postgres", "Postgres stopped (immediate), started", "it answers again", BACKOFF, servers.postgres_immediate
+        "postgres",
+        "Postgres stopped (immediate), started",
+        "it answers again",
+        BACKOFF,
+        servers.postgres_immediate,
+        opens_circuit=True,
     ),
     "sessions_terminated": Fault(
-        "postgres", "all sessions of Postgres terminated", "the command", BACKOFF, servers.sessions_terminated
+        "postgres",
+        "all sessions of Postgres terminated",
+        "the command",
+        BACKOFF,
+        servers.sessions_terminated,
+        opens_circuit=True,
     ),
     "session_silent": Fault(
-        "postgres", "SIGSTOP of a session in its handler", "SIGCONT or SIGKILL", BACKOFF, servers.session_silent
+        "postgres",
+        "SIGSTOP of a session in its handler",
+        "SIGCONT or SIGKILL",
+        BACKOFF,
+        servers.session_silent,
+        opens_circuit=True,
     ),
     "sessions_silent": Fault(
         "postgres", "SIGSTOP of one process's idle sessions", "SIGSTOP", SILENCE, servers.sessions_silent
@@ -222,7 +245,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "lease_outlasted": Fault("handler", "a handler outlasts the lease", "its end", TICK, work.lease_outlasted),
     "handler_failed": Fault("handler", "a handler raises once", "the error", FIRST_WAIT, work.handler_failed),
     "downstream_down": Fault(
-        "handler", "what all handlers call is down", "it is up again", BACKOFF, work.downstream_down
+        "handler", "what all handlers call is down", "it is up again", PROBED, work.downstream_down, opens_circuit=True
     ),
     **{
         f"record_{act}": Fault("record", f"a record {title}", "its commit", bound, work.record_acts(act))

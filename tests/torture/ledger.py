@@ -37,7 +37,8 @@ class Ledger:
     def __init__(self, books: Path) -> None:
         self._books = books
         self._read: dict[Path, int] = {}
-        self._open: dict[tuple[Path, str, str], Delivery] = {}
+        self._open: dict[tuple[Path, int], Delivery] = {}
+        """Calls of the handler that are not over, by the number that their process gave them."""
         self._by_tenant: dict[str, list[Delivery]] = defaultdict(list)
         self._reading = threading.Lock()
         self.mixed: list[str] = []
@@ -89,21 +90,21 @@ class Ledger:
         return True
 
     def _take(self, path: Path, line: dict[str, Any]) -> None:
-        tenant, key = line["tenant"], (path, line["tenant"], line["token"])
+        tenant = line["tenant"]
         if line["what"] == "tried":
             number, revision = line["record"]
             self.tries[tenant, number, revision] += 1
         elif line["what"] == "mixed":
             self.mixed.append(f"{tenant}: {line['records']}")
         elif line["what"] == "ended":
-            self._open[key].ended = line["at"]
+            self._open[path, line["call"]].ended = line["at"]
         elif line["what"] == "left":
             # It may have met an error before it began with its records.
-            if key in self._open:
-                self._open.pop(key).left = line["at"]
+            if one := self._open.pop((path, line["call"]), None):
+                one.left = line["at"]
         else:
             records = [(number, revision) for number, revision in line["records"]]
             one = Delivery(line["worker"], line["token"], line["position"], line["session"], records, line["at"])
-            self._open[key] = one
+            self._open[path, line["call"]] = one
             self._by_tenant[tenant].append(one)
             self.versions[tenant].update(line["versions"])

@@ -9,6 +9,7 @@ are two advances from it. A batch that updates its row of `torture_totals` holds
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -50,6 +51,10 @@ def _note_ticker(**_: Any) -> None:
     (BOOKS / f"ticker-{vars(runtime_of(app).gate)['_ticker']}").write_text(WORKER)
 
 
+_calls = itertools.count()
+"""Numbers of calls. One that was given up at its time limit may go on beside the next one of the same run's token."""
+
+
 @cache
 def _ledger(pid: int) -> int:
     return os.open(BOOKS / f"{WORKER}-{pid}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -70,23 +75,25 @@ def write(batch: Batch, what: str, **more: Any) -> None:
 
 def handle(batch: Batch) -> None:
     """Do what the documents ask for, and note when the call is over, also by an error."""
+    call = next(_calls)
     try:
-        for seconds in _handle(batch):
+        for seconds in _handle(batch, call):
             time.sleep(seconds)
     finally:
-        write(batch, "left")
+        write(batch, "left", call=call)
 
 
 async def handle_async(batch: Batch) -> None:
     """Do the same in a coroutine: while it waits, the others of its process go on."""
+    call = next(_calls)
     try:
-        for seconds in _handle(batch):
+        for seconds in _handle(batch, call):
             await asyncio.sleep(seconds)
     finally:
-        write(batch, "left")
+        write(batch, "left", call=call)
 
 
-def _handle(batch: Batch) -> Iterator[float]:
+def _handle(batch: Batch, call: int) -> Iterator[float]:
     """Do what the documents ask for, then write the journal; what is yielded are the seconds to wait for."""
     if any(record.document.get("totals") for record in batch):
         batch.connection.exec_driver_sql(
@@ -100,7 +107,7 @@ def _handle(batch: Batch) -> Iterator[float]:
     ).one()
     records = [(record.external_id, record.revision) for record in batch]
     versions = [record.document["version"] for record in batch]
-    write(batch, "began", position=position, session=session, records=records, versions=versions)
+    write(batch, "began", call=call, position=position, session=session, records=records, versions=versions)
     if DOWN.exists():
         raise ConnectionError("the downstream is down")
     for record in batch:
@@ -118,7 +125,7 @@ def _handle(batch: Batch) -> Iterator[float]:
         (batch.tenant, position, batch.token),
     )
     journal(batch)
-    write(batch, "ended")
+    write(batch, "ended", call=call)
 
 
 pipeline(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,16 +81,29 @@ def test_where_the_supervisor_did_not_look_there_is_no_excuse() -> None:
 
 
 def test_a_call_is_over_when_its_handler_raised(tmp_path: Path) -> None:
-    lines = [
-        {"what": "began", "at": 1.0, "position": 0, "session": 1, "records": [["a", 1]], "versions": [1]},
-        {"what": "left", "at": 1.5},
-    ]
-    book = tmp_path / "w1-1.jsonl"
-    book.write_text("".join(json.dumps({"worker": "w1", "tenant": "t", "token": "k", **one}) + "\n" for one in lines))
-    ledger = Ledger(tmp_path)
+    ledger = written(tmp_path, began(0, 1.0), {"what": "left", "call": 0, "at": 1.5})
 
     (delivery,) = ledger.of("t")
 
     assert (delivery.ended, delivery.left) == (None, 1.5)
     assert ledger.between(1.4, 9.0) == [delivery]
     assert ledger.between(1.6, 9.0) == []
+
+
+def test_a_call_that_goes_on_after_its_time_limit_is_told_from_the_next_one_of_its_run(tmp_path: Path) -> None:
+    ended = [{"what": what, "call": call, "at": call + 5.0} for call in (1, 0) for what in ("ended", "left")]
+
+    ledger = written(tmp_path, began(0, 1.0), began(1, 2.0), *ended)
+
+    assert [(one.began, one.ended, one.left) for one in ledger.of("t")] == [(1.0, 5.0, 5.0), (2.0, 6.0, 6.0)]
+
+
+def began(call: int, at: float) -> dict[str, Any]:
+    known = {"position": 0, "session": 1, "records": [["a", 1]], "versions": [1]}
+    return {"what": "began", "call": call, "at": at, **known}
+
+
+def written(books: Path, *lines: dict[str, Any]) -> Ledger:
+    whose = {"worker": "w1", "tenant": "t", "token": "k"}
+    (books / "w1-1.jsonl").write_text("".join(json.dumps({**whose, **line}) + "\n" for line in lines))
+    return Ledger(books)
