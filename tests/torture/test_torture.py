@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from sqlalchemy import create_engine
 
@@ -18,10 +20,11 @@ from taskbridge.running import tail
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
 from tests.deployment import ROOT
+from tests.torture.arenas import Order, in_arenas
 from tests.torture.faults import FAULTS
 from tests.torture.guards import EVERY, GUARDS, TEXTS, take_out
 from tests.torture.schedule import draw
-from tests.waiting import TIME_FACTOR
+from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -116,6 +119,43 @@ def test_a_schedule_whose_arena_cannot_be_opened_gets_one_more_and_no_third(tmp_
     ]
     assert len(tries.read_text().splitlines()) == 3
     assert "BROKEN" in said
+
+
+@pytest.mark.timeout(120)
+def test_an_arena_that_hangs_is_ended_with_all_that_it_started_and_the_next_one_is_begun() -> None:
+    """Where a schedule may not even take as long as its servers need, each of them counts as hung."""
+    started: set[psutil.Process] = set()
+    done = threading.Event()
+
+    def note() -> None:
+        while not done.wait(0.05):
+            started.update(psutil.Process().children(recursive=True))
+
+    noting = threading.Thread(target=note)
+    noting.start()
+    try:
+        results = [*in_arenas(Order(only=("producer_died",)), [1, 2], 1, within=4.0)]
+    finally:
+        done.set()
+        noting.join()
+
+    assert [result.seed for result in results] == [1, 2]
+    for result in results:
+        (violation,) = result.violations
+        assert violation.startswith("harness failed: no result within 4 s")
+    assert len(started) > 4
+    # multiprocessing keeps one for this process.
+    ours = [one for one in psutil.Process().children() if "resource_tracker" in " ".join(one.cmdline())]
+    left = started - {*ours}
+    wait_until(lambda: not any(map(_runs, left)), "all have ended")
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it runs; one that has ended may wait for its parent to ask."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_schedule_is_drawn_from_its_seed_alone() -> None:
