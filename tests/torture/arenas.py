@@ -134,7 +134,7 @@ class _Arena:
         with suppress(psutil.Error):
             own = psutil.Process(self._process.pid)
             with suppress(OSError, subprocess.TimeoutExpired):
-                dump = [Path(sys.executable).with_name("py-spy"), "dump", "--pid", str(own.pid)]
+                dump = [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(own.pid)]
                 stood = subprocess.run(dump, capture_output=True, text=True, check=False, timeout=30).stdout
             own.suspend()  # it would start others in their place
             for one in (*own.children(recursive=True), own):

@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.torture.arena import FIRST_WORKERS, Arena
 from tests.torture.faults import FAULTS, ONE_MORE_OUTAGE, OUTAGES
+from tests.torture.kinds import kind_of, tenant_named
 from tests.torture.producer import Producer, Truth, Writer
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
@@ -80,15 +81,17 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     result = Result(schedule.seed)
     prefix = f"s{schedule.seed}-"
     truth = Truth()
-    scene = Scene(arena, Writer(truth), prefix)
-    tenants = [f"{prefix}tenant{number}" for number in range(schedule.tenants)]
+    scene = Scene(arena, Writer(truth), prefix, schedule.seed)
+    tenants, plain = (
+        [tenant_named(f"{prefix}{what}", number, kind_of(first + number)) for number in range(schedule.tenants)]
+        for what, first in (("tenant", schedule.seed), ("plain", schedule.seed + 1))
+    )
     # Where the circuit opens, an invoice with an outage of its own may be its probe and keep it open for longer.
     outages = not any(FAULTS[planned.fault].opens_circuit for group in schedule.groups for planned in group)
     producers = [
         Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer, outages=outages)
         for number in range(2)
     ]
-    plain = [f"{prefix}plain{number}" for number in range(schedule.tenants)]
     producers.append(Producer("sql", f"{schedule.seed}/sql", plain, scene.writer, outages=outages, plain=True))
     for producer in producers:
         producer.start()

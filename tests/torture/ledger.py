@@ -21,8 +21,9 @@ class Delivery:
     worker: str
     token: str
     position: int
+    """Where its cursor stood; 0 where the handler had no session."""
     session: int
-    """The process id of its session of Postgres."""
+    """The process id of its session of Postgres; 0: it had none."""
     records: list[tuple[str, int]]
     began: float
     ended: float | None = None
@@ -46,6 +47,10 @@ class Ledger:
         """The versions of its invoices that each tenant's handlers were given."""
         self.tries: Counter[tuple[str, str, int]] = Counter()
         """How often each record did what its document asks for, by (tenant, number, revision)."""
+        self.parcels: list[tuple[str, str, int, str]] = []
+        """(tenant, number, revision, token) of all that handlers of parcels were done with, in the order of reading."""
+        self.parcel_ends: Counter[tuple[str, str, int]] = Counter()
+        """How often they were done with each, by (tenant, number, revision)."""
 
     def of(self, tenant: str) -> list[Delivery]:
         """Return the tenant's deliveries so far, in the order of their begin."""
@@ -98,6 +103,9 @@ class Ledger:
             self.mixed.append(f"{tenant}: {line['records']}")
         elif line["what"] == "ended":
             self._open[path, line["call"]].ended = line["at"]
+            for number, revision in line.get("parcels", ()):
+                self.parcels.append((tenant, number, revision, line["token"]))
+                self.parcel_ends[tenant, number, revision] += 1
         elif line["what"] == "left":
             # It may have met an error before it began with its records.
             if one := self._open.pop((path, line["call"]), None):

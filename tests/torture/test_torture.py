@@ -153,7 +153,7 @@ def test_an_arena_that_hangs_is_ended_with_all_that_it_started_and_the_next_one_
 def _runs(process: psutil.Process) -> bool:
     """Whether it runs; one that has ended may wait for its parent to ask."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
