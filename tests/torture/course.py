@@ -39,8 +39,13 @@ class Recovery:
     together: bool
 
     @property
+    def beyond(self) -> float:
+        """By how many seconds it was later than its bound and the machine's stalls; less than 0: it was in time."""
+        return (self.recovered or 0.0) - self.bound - self.stalled
+
+    @property
     def is_late(self) -> bool:
-        return self.recovered is not None and self.recovered > self.bound + self.stalled
+        return self.beyond > 0
 
     @property
     def was_stalled(self) -> bool:
@@ -137,14 +142,16 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         # Where the circuit was open, or deadlines got lost, the crowd and its witnesses stand in one line.
         behind = not one.crowd or any(FAULTS[other].opens_circuit or FAULTS[other].forgets for other in struck)
         bound = (sum(bounds.values()) + more if together else bounds[name]) + (turns if behind else 0.0)
-        known = []
+        known: list[Recovery] = []
         for tenant in one.tenants:
+            own_bound = bound + one.longer.get(tenant, 0.0)
             counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))
-            seconds = _recovery(scene, one, tenant, counted_from, bound, margin)
+            seconds = _recovery(scene, one, tenant, counted_from, own_bound, margin)
             if seconds is not None:
-                known.append((seconds, scene.arena.stalls.between(counted_from, counted_from + seconds)))
-        worst, stalled = max(known, key=lambda times: times[0] - times[1], default=(None, 0.0))
-        recoveries.append(Recovery(name, round(bound, 3), worst and round(worst, 3), round(stalled, 3), together))
+                stalled = scene.arena.stalls.between(counted_from, counted_from + seconds)
+                known.append(Recovery(name, round(own_bound, 3), round(seconds, 3), round(stalled, 3), together))
+        none = Recovery(name, round(bound, 3), None, 0.0, together)
+        recoveries.append(max(known, key=lambda recovery: recovery.beyond, default=none))
     for one in struck.values():
         one.undo()
     return recoveries

@@ -12,6 +12,7 @@ from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.bounded import GRACE
+from tests.torture import strikes_cursors as cursors
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work
@@ -20,10 +21,9 @@ from tests.torture.producer import LONGEST_CALL
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.torture.server_clock import compiler
+from tests.torture.strikes_cursors import CIRCUIT_OPENS_FOR
 
 __all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "ONE_MORE_OUTAGE", "OUTAGES", "Fault", "available", "tries"]
-
-CIRCUIT_OPENS_FOR: Final = 1.0  # CIRCUIT_WAIT_MS of circuit.lua
 
 
 def tries(records: int, alone: int) -> int:
@@ -92,6 +92,12 @@ FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
 SILENCE = Bound(
     f"statement_timeout + {GRACE:g} s + circuit's first wait, and two tries where a coroutine keeps its event loop",
     lambda settings, lasted: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR + lasted,
+)
+# What `longer` of the fault adds for each tenant is in the words only.
+CURSORS = Bound(
+    "run budget; who was locked: + circuit's first wait; others: + 0.1 s for each that is locked and two more, and "
+    "where more than two are + lock + circuit's first wait",
+    lambda settings, _: settings.run_budget,
 )
 TURN = Bound(
     f"tick + run budget + {work.FLOOD_CALL:g} s for a call",
@@ -238,6 +244,14 @@ FAULTS: Final[dict[str, Fault]] = {
     "tail_rewound": Fault("postgres", "tail and base set back beside plain SQL", "the commit", TAIL, tail.tail_rewound),
     "tail_deleted": Fault(
         "postgres", "tail, base or both deleted beside plain SQL", "the command", BASE, tail.tail_deleted
+    ),
+    "cursors_locked": Fault(
+        "postgres",
+        "1 to 8 cursors are locked while their tenants and 60 others have events",
+        "the release, or the commit for who is not locked",
+        CURSORS,
+        cursors.cursors_locked,
+        opens_circuit=True,
     ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late

@@ -94,7 +94,7 @@ class Struck:
     `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next delivery.
     `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
     `holds_others`: for how many seconds more than by its own bound it may hold up a tenant that another fault met.
-    `undo` is called when they were waited for.
+    `longer`: by how many seconds the bound is longer for some tenants. `undo` is called when they were waited for.
     """
 
     since: float
@@ -105,3 +105,4 @@ class Struck:
     holds_others: float = 0.0
     undo: Callable[[], None] = nothing
     own: Mapping[str, float] = field(default_factory=dict)
+    longer: Mapping[str, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from sqlalchemy import create_engine
 from taskbridge.gate import gate
 from taskbridge.gate.scripts import SCRIPTS, render
 from taskbridge.running import tail
+from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
 from tests.deployment import ROOT
@@ -181,7 +182,8 @@ def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((store, "query"), (gate, "render"), (tail, "tail_page"), (tail, "base_page")):
+    pages = (tail, "tail_page"), (tail, "base_page")
+    for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "IMPATIENT")):
         monkeypatch.setitem(vars(module), name, vars(module)[name])
     before = _what_workers_use()
 
@@ -193,4 +195,5 @@ def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -
 def _what_workers_use() -> list[object]:
     query = store.queries(create_engine("postgresql+psycopg://"))
     texts = [query(name) for name in ("advance", "end_replaced")]
-    return [*texts, *(vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS), tail.tail_page, tail.base_page]
+    scripts = [vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS]
+    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["IMPATIENT"]]
