@@ -115,6 +115,14 @@ class Arena:
         )
         return int(count)
 
+    def count_pending(self, prefix: str) -> int:
+        """Return how many records of these tenants no cursor has passed; a parcel may have been delivered before."""
+        ((count,),) = self.rows(
+            "SELECT count(*) FROM taskbridge.record_states WHERE tenant LIKE %(tenants)s AND state = 'pending'",
+            tenants=f"{prefix}%",
+        )
+        return int(count)
+
     def copy_parcels(self) -> None:
         """Copy from the ledger into `deliveries` what handlers of parcels were done with since the last time."""
         self.ledger.read()

@@ -203,6 +203,8 @@ def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
     while True:
         left, unsettled = leftovers(arena), arena.count_unsettled(prefix)
         if not left and not unsettled:
+            unsettled = arena.count_pending(prefix)
+        if not left and not unsettled:
             return
         if len(left) + unsettled < fewest:
             deadline, fewest = time.monotonic() + STUCK_AFTER, len(left) + unsettled

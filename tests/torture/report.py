@@ -168,13 +168,13 @@ After each schedule these hold, or it is a violation:
 | kind | what must hold |
 | --- | --- |
 | lost | every committed record was delivered in its latest revision |
-| doubled | no revision of an invoice was delivered twice; none of a parcel again, but {extra} times for each fault |
+| doubled | no revision of an invoice was delivered twice, one of a parcel again at most {extra} times for each fault |
 | double advance | no two batches of a tenant of `invoices` advanced from one position of its cursor |
 | mixed | no batch holds another tenant's record |
 | rolled back | no handler is given what was rolled back, in whole or to a savepoint |
 | wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
-| stuck | all is handled, no runner is left, and no key in Redis that never expires, but for the broker's own |
+| stuck | all is handled, and its cursor is past it; no runner is left, and no key without an end but the broker's own |
 | late | each fault's tenants go on within the bound |
 
 A schedule that comes to no verdict, because a part of the torture itself raises an exception or gives no result within
