@@ -174,7 +174,7 @@ After each schedule these hold, or it is a violation:
 | rolled back | no handler is given what was rolled back, in whole or to a savepoint |
 | wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
-| stuck | all is handled, and its cursor is past it; no runner is left, and no key without an end but the broker's own |
+| stuck | all is handled, all cursors are past it, no runner is left, no key that never expires but the broker's own |
 | late | each fault's tenants go on within the bound |
 
 A schedule that comes to no verdict, because a part of the torture itself raises an exception or gives no result within
