@@ -28,6 +28,8 @@ EARLY: Final = 40
 """Others that have their events together with those that are locked."""
 BEHIND: Final = 24
 """Of these, how many come before the first that is locked. Slots begin with these and take the next together."""
+CALL: Final = 0.04
+"""Seconds of a call in which its tenant's cursor is locked."""
 LOCK_TRIED: Final = 0.05
 """Seconds for which runs that began together try a lock: `IMPATIENT` of taskbridge/store/sessions.py."""
 LEAST_SLOTS: Final = len(FIRST_WORKERS)
@@ -39,7 +41,9 @@ SETTLED_AFTER: Final = 0.4
 def cursors_locked(scene: Scene, planned: Planned) -> Struck:
     """Lock cursors of some tenants that have a new event, while others have one too, of both pipelines.
 
-    Most of the others have theirs with those that are locked, the rest while runs of those already wait.
+    Most of the others have theirs with those that are locked, the rest while runs of those already wait. Half of the
+    times the lock comes before the events, and runs meet it when they claim. Else it comes while a handler is called,
+    whose run meets it when it advances.
     """
     count, seconds = 1 + int(MOST_LOCKED * planned.part**2), 0.5 + 2.5 * (planned.part * 100 % 1.0)
     tenants = [scene.new_tenant() for _ in range(count + OTHERS)]
@@ -47,15 +51,20 @@ def cursors_locked(scene: Scene, planned: Planned) -> Struck:
     mixed = [*early[:BEHIND], *(one for pair in zip(locked, early[BEHIND:], strict=False) for one in pair)]
     mixed += [one for one in early if one not in mixed]
     committed: dict[str, float] = {}
+    is_later = round(planned.part * 1000) % 2 == 1
+    may_write = threading.Event()
 
     def send(those: Sequence[str], number: str) -> None:
-        when = scene.writer.commit(*(scene.writer.invoice(tenant, number) for tenant in those))
+        slow = {tenant: {"seconds": CALL} for tenant in locked if is_later and number == "second"}
+        invoices = [scene.writer.invoice(one, number, behaviour=slow.get(one, {})) for one in those]
+        when = scene.writer.commit(*invoices)
         committed.update(dict.fromkeys(those, when or time.monotonic()))
         for pipeline, ours in by_pipeline([*those]).items():
             with suppress(Unavailable):  # another fault may strike Redis; then the tail finds them
                 notify_many(app, ours, pipeline)
 
     def send_both() -> None:
+        may_write.wait()
         send(mixed, "second")
         time.sleep(seconds / 2)
         send(late, "second")
@@ -63,10 +72,15 @@ def cursors_locked(scene: Scene, planned: Planned) -> Struck:
     send(tenants, "first")
     _await_first_runs(scene, tenants)
     scene.arena.workers.wait_until_ready(LEAST_SLOTS)
+    sending = threading.Thread(target=send_both, daemon=True)
+    sending.start()
+    if is_later:
+        before = time.monotonic()
+        may_write.set()
+        _await_call(scene, locked, before)
     with scene.arena.in_spite_of_outages(lambda: _lock(scene, locked)):
         began = time.monotonic()
-        sending = threading.Thread(target=send_both)
-        sending.start()
+        may_write.set()
         time.sleep(seconds)
     released = time.monotonic()
     sending.join()
@@ -99,6 +113,14 @@ def _await_first_runs(scene: Scene, tenants: Sequence[str]) -> None:
     for tenant in tenants:
         scene.arena.ledger.wait_for(tenant, _has_ended, max(0.0, deadline - time.monotonic()))
     time.sleep(SETTLED_AFTER)
+
+
+def _await_call(scene: Scene, tenants: Sequence[str], since: float) -> None:
+    """Wait until a handler is called for one of them, or for 2 s."""
+    while time.monotonic() < since + 2.0:
+        if any(one.began >= since for tenant in tenants for one in scene.arena.ledger.of(tenant)):
+            return
+        time.sleep(0.002)
 
 
 def _has_ended(found: list[Delivery]) -> bool:
