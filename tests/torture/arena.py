@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from taskbridge import app
+from taskbridge import LatencyNeutral, app, pipeline
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
+from tests.torture.kinds import PARCELS
 from tests.torture.ledger import Ledger
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.stalls import Stalls, observe
@@ -59,6 +60,8 @@ class Arena:
         self.engine = connect(self.postgres.url)
         self._down = 0
         self._counting = threading.Lock()
+        self._copied = 0
+        self._copying = threading.Lock()
 
     @contextmanager
     def down(self) -> Iterator[None]:
@@ -100,6 +103,7 @@ class Arena:
 
     def count_unsettled(self, prefix: str) -> int:
         """Return how many invoices of these tenants are not where they can end, in their newest revision."""
+        self.copy_parcels()
         ((count,),) = self.rows(
             "SELECT count(*) FROM taskbridge.records i WHERE tenant LIKE %(tenants)s AND NOT EXISTS ("
             "SELECT FROM taskbridge.deliveries d "
@@ -110,6 +114,34 @@ class Arena:
             tenants=f"{prefix}%",
         )
         return int(count)
+
+    def count_pending(self, prefix: str) -> int:
+        """Return how many records of these tenants no cursor has passed; a parcel may have been delivered before."""
+        ((count,),) = self.rows(
+            "SELECT count(*) FROM taskbridge.record_states WHERE tenant LIKE %(tenants)s AND state = 'pending'",
+            tenants=f"{prefix}%",
+        )
+        return int(count)
+
+    def copy_parcels(self) -> None:
+        """Copy from the ledger into `deliveries` what handlers of parcels were done with since the last time."""
+        self.ledger.read()
+        with self._copying:
+            new = self.ledger.parcels[self._copied :]
+            if new:
+                tenants, numbers, revisions, tokens = (list(column) for column in zip(*new, strict=True))
+                self.rows(
+                    "INSERT INTO taskbridge.deliveries (pipeline, tenant, external_id, revision, token) "
+                    "SELECT %(pipeline)s, n.* FROM "
+                    "unnest(%(tenants)s::text[], %(numbers)s::text[], %(revisions)s::bigint[], %(tokens)s::text[]) n "
+                    "ON CONFLICT DO NOTHING RETURNING id",
+                    pipeline=PARCELS,
+                    tenants=tenants,
+                    numbers=numbers,
+                    revisions=revisions,
+                    tokens=tokens,
+                )
+            self._copied += len(new)
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
         """Return a statement's rows; tried again where Postgres has dropped the connection."""
@@ -150,6 +182,7 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         if keep is not None:
             stack.callback(_keep, directory, keep)
         _prepare_database(postgres.url)
+        pipeline(PARCELS, policy=LatencyNeutral())(_never_called)  # so that events can be sent to it
         runtime = runtime_of(app)
         stack.callback(runtime.forget)
         outside = {
@@ -167,6 +200,10 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         yield made
 
 
+def _never_called(_: object) -> None:
+    """Stand for the handler of the workers."""
+
+
 def _prepare_database(url: str) -> None:
     engine = connect(url)
     migrate(engine)
@@ -174,6 +211,11 @@ def _prepare_database(url: str) -> None:
         # Not unique on purpose: it must be able to show that two batches advanced from one position.
         connection.exec_driver_sql("CREATE TABLE torture_advances (tenant text, position bigint, token text)")
         connection.exec_driver_sql("CREATE INDEX ON torture_advances (tenant, position)")
+        # Of what is copied from the ledger, each revision comes once.
+        connection.exec_driver_sql(
+            "CREATE UNIQUE INDEX torture_parcels ON taskbridge.deliveries (tenant, external_id, revision) "
+            f"WHERE pipeline = '{PARCELS}'"
+        )
         connection.exec_driver_sql("CREATE TABLE torture_totals (tenant text PRIMARY KEY, taken bigint)")
         connection.exec_driver_sql(
             "CREATE TABLE torture_promises (kept text REFERENCES torture_totals DEFERRABLE INITIALLY DEFERRED)"

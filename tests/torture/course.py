@@ -10,6 +10,7 @@ from typing import Final
 
 from tests.torture.arena import FIRST_WORKERS, Arena
 from tests.torture.faults import FAULTS, ONE_MORE_OUTAGE, OUTAGES
+from tests.torture.kinds import kind_of, tenant_named
 from tests.torture.producer import Producer, Truth, Writer
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
@@ -38,8 +39,13 @@ class Recovery:
     together: bool
 
     @property
+    def beyond(self) -> float:
+        """By how many seconds it was later than its bound and the machine's stalls; less than 0: it was in time."""
+        return (self.recovered or 0.0) - self.bound - self.stalled
+
+    @property
     def is_late(self) -> bool:
-        return self.recovered is not None and self.recovered > self.bound + self.stalled
+        return self.beyond > 0
 
     @property
     def was_stalled(self) -> bool:
@@ -80,15 +86,17 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     result = Result(schedule.seed)
     prefix = f"s{schedule.seed}-"
     truth = Truth()
-    scene = Scene(arena, Writer(truth), prefix)
-    tenants = [f"{prefix}tenant{number}" for number in range(schedule.tenants)]
+    scene = Scene(arena, Writer(truth), prefix, schedule.seed)
+    tenants, plain = (
+        [tenant_named(f"{prefix}{what}", number, kind_of(first + number)) for number in range(schedule.tenants)]
+        for what, first in (("tenant", schedule.seed), ("plain", schedule.seed + 1))
+    )
     # Where the circuit opens, an invoice with an outage of its own may be its probe and keep it open for longer.
     outages = not any(FAULTS[planned.fault].opens_circuit for group in schedule.groups for planned in group)
     producers = [
         Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer, outages=outages)
         for number in range(2)
     ]
-    plain = [f"{prefix}plain{number}" for number in range(schedule.tenants)]
     producers.append(Producer("sql", f"{schedule.seed}/sql", plain, scene.writer, outages=outages, plain=True))
     for producer in producers:
         producer.start()
@@ -134,14 +142,16 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         # Where the circuit was open, or deadlines got lost, the crowd and its witnesses stand in one line.
         behind = not one.crowd or any(FAULTS[other].opens_circuit or FAULTS[other].forgets for other in struck)
         bound = (sum(bounds.values()) + more if together else bounds[name]) + (turns if behind else 0.0)
-        known = []
+        known: list[Recovery] = []
         for tenant in one.tenants:
+            own_bound = bound + one.longer.get(tenant, 0.0)
             counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))
-            seconds = _recovery(scene, one, tenant, counted_from, bound, margin)
+            seconds = _recovery(scene, one, tenant, counted_from, own_bound, margin)
             if seconds is not None:
-                known.append((seconds, scene.arena.stalls.between(counted_from, counted_from + seconds)))
-        worst, stalled = max(known, key=lambda times: times[0] - times[1], default=(None, 0.0))
-        recoveries.append(Recovery(name, round(bound, 3), worst and round(worst, 3), round(stalled, 3), together))
+                stalled = scene.arena.stalls.between(counted_from, counted_from + seconds)
+                known.append(Recovery(name, round(own_bound, 3), round(seconds, 3), round(stalled, 3), together))
+        none = Recovery(name, round(bound, 3), None, 0.0, together)
+        recoveries.append(max(known, key=lambda recovery: recovery.beyond, default=none))
     for one in struck.values():
         one.undo()
     return recoveries
@@ -192,6 +202,8 @@ def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
     deadline, fewest = time.monotonic() + STUCK_AFTER, math.inf
     while True:
         left, unsettled = leftovers(arena), arena.count_unsettled(prefix)
+        if not left and not unsettled:
+            unsettled = arena.count_pending(prefix)
         if not left and not unsettled:
             return
         if len(left) + unsettled < fewest:

@@ -12,17 +12,18 @@ from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.bounded import GRACE
+from tests.torture import strikes_cursors as cursors
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
 from tests.torture import strikes_work as work
 from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
+from tests.torture.producer import LONGEST_CALL
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.torture.server_clock import compiler
+from tests.torture.strikes_cursors import CIRCUIT_OPENS_FOR
 
 __all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "ONE_MORE_OUTAGE", "OUTAGES", "Fault", "available", "tries"]
-
-CIRCUIT_OPENS_FOR: Final = 1.0  # CIRCUIT_WAIT_MS of circuit.lua
 
 
 def tries(records: int, alone: int) -> int:
@@ -82,10 +83,21 @@ TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
+# The circuit closes when a probe's call is over, and whose record that takes is up to the wait queue.
+PROBED = Bound(
+    f"{BACKOFF.formula} + {LONGEST_CALL:g} s for the probe's call",
+    lambda settings, lasted: BACKOFF.seconds(settings, lasted) + LONGEST_CALL,
+)
 FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
 SILENCE = Bound(
     f"statement_timeout + {GRACE:g} s + circuit's first wait, and two tries where a coroutine keeps its event loop",
     lambda settings, lasted: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR + lasted,
+)
+# What `longer` of the fault adds for each tenant is in the words only.
+CURSORS = Bound(
+    "run budget; who was locked: + circuit's first wait; others: + 0.1 s for each that is locked and two more, and "
+    "where more than two are + lock + circuit's first wait",
+    lambda settings, _: settings.run_budget,
 )
 TURN = Bound(
     f"tick + run budget + {work.FLOOD_CALL:g} s for a call",
@@ -109,11 +121,8 @@ class Fault:
     since: str
     bound: Bound
     strike: Callable[[Scene, Planned], Struck]
-
-    @property
-    def opens_circuit(self) -> bool:
-        """Whether all handlers fail meanwhile, so that the pipeline's circuit opens."""
-        return self.bound is BACKOFF
+    opens_circuit: bool = False
+    """Whether so many runs fail meanwhile that the pipeline's circuit opens."""
 
     @property
     def forgets(self) -> bool:
@@ -156,16 +165,36 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "redis_clock": Fault("redis", "Redis's clock steps back by an hour", "the step", BASE, servers.redis_clock),
     "postgres_fast": Fault(
-        "postgres", "Postgres stopped (fast), started", "it answers again", BACKOFF, servers.postgres_fast
+        "postgres",
+        "Postgres stopped (fast), started",
+        "it answers again",
+        BACKOFF,
+        servers.postgres_fast,
+        opens_circuit=True,
     ),
     "postgres_immediate": Fault(
-        "postgres", "Postgres stopped (immediate), started", "it answers again", BACKOFF, servers.postgres_immediate
+        "postgres",
+        "Postgres stopped (immediate), started",
+        "it answers again",
+        BACKOFF,
+        servers.postgres_immediate,
+        opens_circuit=True,
     ),
     "sessions_terminated": Fault(
-        "postgres", "all sessions of Postgres terminated", "the command", BACKOFF, servers.sessions_terminated
+        "postgres",
+        "all sessions of Postgres terminated",
+        "the command",
+        BACKOFF,
+        servers.sessions_terminated,
+        opens_circuit=True,
     ),
     "session_silent": Fault(
-        "postgres", "SIGSTOP of a session in its handler", "SIGCONT or SIGKILL", BACKOFF, servers.session_silent
+        "postgres",
+        "SIGSTOP of a session in its handler",
+        "SIGCONT or SIGKILL",
+        BACKOFF,
+        servers.session_silent,
+        opens_circuit=True,
     ),
     "sessions_silent": Fault(
         "postgres", "SIGSTOP of one process's idle sessions", "SIGSTOP", SILENCE, servers.sessions_silent
@@ -216,13 +245,21 @@ FAULTS: Final[dict[str, Fault]] = {
     "tail_deleted": Fault(
         "postgres", "tail, base or both deleted beside plain SQL", "the command", BASE, tail.tail_deleted
     ),
+    "cursors_locked": Fault(
+        "postgres",
+        "1 to 8 cursors are locked while their tenants and 60 others have events",
+        "the release, or the commit for who is not locked",
+        CURSORS,
+        cursors.cursors_locked,
+        opens_circuit=True,
+    ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late
     ),
     "lease_outlasted": Fault("handler", "a handler outlasts the lease", "its end", TICK, work.lease_outlasted),
     "handler_failed": Fault("handler", "a handler raises once", "the error", FIRST_WAIT, work.handler_failed),
     "downstream_down": Fault(
-        "handler", "what all handlers call is down", "it is up again", BACKOFF, work.downstream_down
+        "handler", "what all handlers call is down", "it is up again", PROBED, work.downstream_down, opens_circuit=True
     ),
     **{
         f"record_{act}": Fault("record", f"a record {title}", "its commit", bound, work.record_acts(act))

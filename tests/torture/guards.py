@@ -9,7 +9,8 @@ from typing import Any
 
 from taskbridge.gate import gate
 from taskbridge.running import tail
-from taskbridge.store import queries
+from taskbridge.store import cursor, queries
+from taskbridge.store.sessions import PATIENT
 
 __all__ = ["GUARDS", "take_out"]
 
@@ -28,7 +29,9 @@ PAGES = {
     "tail": ("tail_page", (False, None), tail.Rounds._tail_of),
     "base": ("base_page", ([], None), tail.Rounds._base_of),
 }
-GUARDS = (*TEXTS, *PAGES)
+LOCK_TIMEOUT = "lock-timeout"
+"""Runs that begin together claim their cursors, and wait for no lock."""
+GUARDS = (*TEXTS, *PAGES, LOCK_TIMEOUT)
 
 
 def take_out(guard: str) -> None:
@@ -37,6 +40,10 @@ def take_out(guard: str) -> None:
         page, answer, reader = PAGES[guard]
         assert page in reader.__code__.co_names, f"{reader.__name__} no longer calls {page}"
         vars(tail)[page] = lambda *_, **__: answer
+        return
+    if guard == LOCK_TIMEOUT:
+        assert "IMPATIENT" in cursor.Cursors._claim_at_once.__code__.co_names, "claims no longer have a lock_timeout"
+        vars(cursor)["IMPATIENT"] = PATIENT
         return
     name, present, instead = TEXTS[guard]
 

@@ -21,8 +21,9 @@ class Delivery:
     worker: str
     token: str
     position: int
+    """Where its cursor stood; 0 where the handler had no session."""
     session: int
-    """The process id of its session of Postgres."""
+    """The process id of its session of Postgres; 0: it had none."""
     records: list[tuple[str, int]]
     began: float
     ended: float | None = None
@@ -37,7 +38,8 @@ class Ledger:
     def __init__(self, books: Path) -> None:
         self._books = books
         self._read: dict[Path, int] = {}
-        self._open: dict[tuple[Path, str, str], Delivery] = {}
+        self._open: dict[tuple[Path, int], Delivery] = {}
+        """Calls of the handler that are not over, by the number that their process gave them."""
         self._by_tenant: dict[str, list[Delivery]] = defaultdict(list)
         self._reading = threading.Lock()
         self.mixed: list[str] = []
@@ -45,6 +47,10 @@ class Ledger:
         """The versions of its invoices that each tenant's handlers were given."""
         self.tries: Counter[tuple[str, str, int]] = Counter()
         """How often each record did what its document asks for, by (tenant, number, revision)."""
+        self.parcels: list[tuple[str, str, int, str]] = []
+        """(tenant, number, revision, token) of all that handlers of parcels were done with, in the order of reading."""
+        self.parcel_ends: Counter[tuple[str, str, int]] = Counter()
+        """How often they were done with each, by (tenant, number, revision)."""
 
     def of(self, tenant: str) -> list[Delivery]:
         """Return the tenant's deliveries so far, in the order of their begin."""
@@ -89,21 +95,24 @@ class Ledger:
         return True
 
     def _take(self, path: Path, line: dict[str, Any]) -> None:
-        tenant, key = line["tenant"], (path, line["tenant"], line["token"])
+        tenant = line["tenant"]
         if line["what"] == "tried":
             number, revision = line["record"]
             self.tries[tenant, number, revision] += 1
         elif line["what"] == "mixed":
             self.mixed.append(f"{tenant}: {line['records']}")
         elif line["what"] == "ended":
-            self._open[key].ended = line["at"]
+            self._open[path, line["call"]].ended = line["at"]
+            for number, revision in line.get("parcels", ()):
+                self.parcels.append((tenant, number, revision, line["token"]))
+                self.parcel_ends[tenant, number, revision] += 1
         elif line["what"] == "left":
             # It may have met an error before it began with its records.
-            if key in self._open:
-                self._open.pop(key).left = line["at"]
+            if one := self._open.pop((path, line["call"]), None):
+                one.left = line["at"]
         else:
             records = [(number, revision) for number, revision in line["records"]]
             one = Delivery(line["worker"], line["token"], line["position"], line["session"], records, line["at"])
-            self._open[key] = one
+            self._open[path, line["call"]] = one
             self._by_tenant[tenant].append(one)
             self.versions[tenant].update(line["versions"])

@@ -1,14 +1,18 @@
-"""The pipeline that the workers of an arena run. What it does with a record stands in the record's document.
+"""The pipelines that the workers of an arena run. What they do with a record stands in the record's document.
 
-It keeps two books. The ledger is outside the project's tables and outside Postgres: a file per process, a line per
+They keep two books. The ledger is outside the project's tables and outside Postgres: a file per process, a line per
 begin and end of a delivery, and per record that does something out of the ordinary. `torture_advances` is written in
 the transaction that advances the cursor, with the position that the batch was read at, so two rows with one position
 are two advances from it. A batch that updates its row of `torture_totals` holds a lock that its successor needs.
+
+Both have one handler. For `parcels` it does not touch the batch's connection, unless a document asks for that, and the
+second book is not kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -24,6 +28,7 @@ from taskbridge.handlers.journal import journal
 from taskbridge.process.runtime import runtime_of
 from tests.torture import clock, guards
 from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
+from tests.torture.kinds import INVOICES, PARCELS, PIPELINES
 
 BOOKS = Path(os.environ["TORTURE_BOOKS"])
 WORKER = os.environ["TORTURE_WORKER"]
@@ -50,6 +55,10 @@ def _note_ticker(**_: Any) -> None:
     (BOOKS / f"ticker-{vars(runtime_of(app).gate)['_ticker']}").write_text(WORKER)
 
 
+_calls = itertools.count()
+"""Numbers of calls. One that was given up at its time limit may go on beside the next one of the same run's token."""
+
+
 @cache
 def _ledger(pid: int) -> int:
     return os.open(BOOKS / f"{WORKER}-{pid}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -70,37 +79,36 @@ def write(batch: Batch, what: str, **more: Any) -> None:
 
 def handle(batch: Batch) -> None:
     """Do what the documents ask for, and note when the call is over, also by an error."""
+    call = next(_calls)
     try:
-        for seconds in _handle(batch):
+        for seconds in _handle(batch, call):
             time.sleep(seconds)
     finally:
-        write(batch, "left")
+        write(batch, "left", call=call)
 
 
 async def handle_async(batch: Batch) -> None:
     """Do the same in a coroutine: while it waits, the others of its process go on."""
+    call = next(_calls)
     try:
-        for seconds in _handle(batch):
+        for seconds in _handle(batch, call):
             await asyncio.sleep(seconds)
     finally:
-        write(batch, "left")
+        write(batch, "left", call=call)
 
 
-def _handle(batch: Batch) -> Iterator[float]:
+def _handle(batch: Batch, call: int) -> Iterator[float]:
     """Do what the documents ask for, then write the journal; what is yielded are the seconds to wait for."""
-    if any(record.document.get("totals") for record in batch):
+    if has_totals := any(record.document.get("totals") for record in batch):
         batch.connection.exec_driver_sql(
             "INSERT INTO torture_totals AS t VALUES (%s, %s) "
             "ON CONFLICT (tenant) DO UPDATE SET taken = t.taken + excluded.taken",
             (batch.tenant, len(batch)),
         )
-    position, session = batch.connection.exec_driver_sql(
-        "SELECT sweeps, pg_backend_pid() FROM taskbridge.sync_cursors WHERE pipeline = %s AND tenant = %s",
-        (batch.pipeline, batch.tenant),
-    ).one()
+    position, session = _standing(batch) if batch.pipeline == INVOICES or has_totals else (0, 0)
     records = [(record.external_id, record.revision) for record in batch]
     versions = [record.document["version"] for record in batch]
-    write(batch, "began", position=position, session=session, records=records, versions=versions)
+    write(batch, "began", call=call, position=position, session=session, records=records, versions=versions)
     if DOWN.exists():
         raise ConnectionError("the downstream is down")
     for record in batch:
@@ -113,21 +121,35 @@ def _handle(batch: Batch) -> Iterator[float]:
             _do(batch, record)
         except Leave:
             return
+    if batch.pipeline == PARCELS:
+        done = [one for one in records if one[0] not in batch.rejected]
+        write(batch, "ended", call=call, parcels=done)
+        return
     batch.connection.exec_driver_sql(
         "INSERT INTO torture_advances (tenant, position, token) VALUES (%s, %s, %s)",
         (batch.tenant, position, batch.token),
     )
     journal(batch)
-    write(batch, "ended")
+    write(batch, "ended", call=call)
 
 
-pipeline(
-    "invoices",
-    policy=LatencyNeutral(),
-    batch_size=BATCH_SIZE,
-    max_attempts=MAX_ATTEMPTS,
-    soft_time_limit=SOFT_TIME_LIMIT,
-)(handle_async if "TORTURE_ASYNC" in os.environ else handle)
+def _standing(batch: Batch) -> tuple[int, int]:
+    """Return where the cursor stands, and the process id of the batch's session."""
+    found = batch.connection.exec_driver_sql(
+        "SELECT sweeps, pg_backend_pid() FROM taskbridge.sync_cursors WHERE pipeline = %s AND tenant = %s",
+        (batch.pipeline, batch.tenant),
+    ).one()
+    return found[0], found[1]
+
+
+for name in PIPELINES:
+    pipeline(
+        name,
+        policy=LatencyNeutral(),
+        batch_size=BATCH_SIZE,
+        max_attempts=MAX_ATTEMPTS,
+        soft_time_limit=SOFT_TIME_LIMIT,
+    )(handle_async if "TORTURE_ASYNC" in os.environ else handle)
 
 
 def _do(batch: Batch, record: Record) -> None:

@@ -16,9 +16,10 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge import app, notify_event, record_invoice
+from taskbridge import app, notify_event, record, record_invoice
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import runtime_of
+from tests.torture.kinds import INVOICES, pipeline_of
 
 __all__ = ["LONGEST_CALL", "PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
 
@@ -53,6 +54,11 @@ class Invoice:
     @property
     def document(self) -> dict[str, Any]:
         return {"tenant": self.tenant, "version": self.version, **self.behaviour}
+
+    @property
+    def source(self) -> str:
+        """The source that it belongs to: one of parcels is called an invoice here too."""
+        return pipeline_of(self.tenant)
 
     @property
     def text(self) -> str:
@@ -143,7 +149,7 @@ class Writer:
         """Send one event; say whether it was taken. A producer that gives up leaves its records to be found."""
         for _ in range(tries):
             try:
-                notify_event.delay(tenant)
+                notify_event.delay(tenant, pipeline_of(tenant))
             except Unavailable:
                 time.sleep(0.1)
             else:
@@ -155,20 +161,23 @@ def _write(connection: Connection, invoices: Sequence[Invoice]) -> None:
     """Write as producers do, and by plain SQL what they could not: many at once, or what Python cannot decode."""
     if len(invoices) <= LARGEST_PART and all(one.undecodable is None for one in invoices):
         for one in invoices:
-            record_invoice(one.tenant, one.number, one.document, connection)
+            if one.source == INVOICES:
+                record_invoice(one.tenant, one.number, one.document, connection)
+            else:
+                record(one.tenant, one.number, one.document, source=one.source, connection=connection)
         return
-    columns = [[one.tenant for one in invoices], [one.number for one in invoices], [one.text for one in invoices]]
+    rows = zip(*((one.source, one.tenant, one.number, one.text) for one in invoices), strict=True)
     connection.exec_driver_sql(
         "INSERT INTO taskbridge.records (source, tenant, key, document) "
-        "SELECT 'invoices', n.* FROM unnest(%s::text[], %s::text[], %s::jsonb[]) n",
-        tuple(columns),
+        "SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::jsonb[])",
+        tuple([*column] for column in rows),
     )
 
 
 def _by(statement: str, *more: str) -> Write:
     def write(connection: Connection, invoices: Sequence[Invoice]) -> None:
         for one in invoices:
-            connection.exec_driver_sql(statement, (one.tenant, one.number, one.text))
+            connection.exec_driver_sql(statement, (one.source, one.tenant, one.number, one.text))
         for other in more:
             connection.exec_driver_sql(other)
 
@@ -176,12 +185,12 @@ def _by(statement: str, *more: str) -> Write:
 
 
 _INSERT: Final = (
-    "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', %s, %s, %s::jsonb) "
+    "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES (%s, %s, %s, %s::jsonb) "
     "ON CONFLICT (source, tenant, key) DO UPDATE SET document = excluded.document"
 )
 PLAIN: Final[tuple[Write, ...]] = (
     _by(_INSERT),
-    _by("SELECT taskbridge.record('invoices', %s, %s, %s::jsonb)"),
+    _by("SELECT taskbridge.record(%s, %s, %s, %s::jsonb)"),
     _by(_INSERT, "NOTIFY taskbridge"),
 )
 """How programs write that know nothing but SQL; the last one wakes workers that listen."""

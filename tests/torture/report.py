@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from taskbridge.settings import Settings
 from tests.torture.arena import SETTINGS
+from tests.torture.arenas import WITHIN
 from tests.torture.course import HARNESS_FAILED, Recovery, Result
 from tests.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
 from tests.torture.producer import LONGEST_CALL
@@ -60,7 +61,7 @@ def summary(results: Sequence[Result]) -> str:
     stalled = [one for one in recoveries if one.was_stalled]
     return (
         f"{len(results)} schedules, {len(recoveries)} faults, "
-        f"{sum(result.committed for result in results)} invoices, "
+        f"{sum(result.committed for result in results)} records, "
         f"{sum(result.delivered for result in results)} deliveries.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
@@ -93,6 +94,7 @@ def page(results: Sequence[Result], seed: int, margin: float) -> str:
         longest=LONGEST_CALL,
         outage=ONE_MORE_OUTAGE,
         extra=TRIES_PER_FAULT,
+        within=WITHIN / 60,
     )
 
 
@@ -124,6 +126,10 @@ Run: {count} schedules, seed {seed}. Settings, most of them scaled down so that 
 {settings}.
 Workers: three, with the pools prefork, threads and solo and batches of up to 1 to 50 records, replaced as the faults
 strike them. Every other one listens (`TASKBRIDGE_TAIL_LISTENS`); a part of the plain SQL announces its commits.
+Pipelines: two, each with a source of its own; every other tenant is of the other one. The handler of `invoices` writes
+in the transaction that advances the cursor. That of `parcels` uses no connection of the batch, as if it called an HTTP
+API with idempotency keys, and what it has done is in a file. So runs that began together advance their cursors in one
+exchange, and runs of both sources share a slot.
 
 A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
 invoices and bursts, short transactions and long ones, some notified twice, too early or never. As many tenants have
@@ -141,13 +147,19 @@ its tenant. Seconds in which fewer than two workers were ready do not count: one
 all that were ready had calls of {long:g} s and more in each slot when the tenant's run became due, the time until the
 first slot came free does not count either, once and up to {longest:g} s, which is the longest call that producers ask
 for. In the bounds, {margin:g} s is for what every recovery needs: a look of the ticker, a message, a worker that
-reconnects. Each try of a record has {look:g} s of its own for it.
+reconnects. Each try of a record has {look:g} s of its own for it. Where what all handlers call is down, the circuit
+closes when a probe's call is over, and that may be one of the longest.
+Where cursors are locked, runs that began together try each lock for 50 ms: in one exchange for each source, then one by
+one, and so for their advances. Who is locked comes last, and waits in the slot for up to `TASKBRIDGE_STATEMENT_TIMEOUT`
+for each try, then for its back-off. Where more than two are locked, all slots of a worker may wait like this, and so do
+the messages that the worker has; and where three runs fail, the circuit may open.
 A recovery is late if it is beyond its bound by more than the machine itself stood still meanwhile: a process that only
 sleeps notes by how much its sleeps are too long.
 "Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
 backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added. Where
 messages get lost for so long that one which was published again is lost too, the next wait for it is added. Where
 sessions fall silent, one may be in the handler of another fault's tenant: `TASKBRIDGE_TRANSACTION_TIMEOUT` is added.
+Where cursors are locked, the lock and the circuit's first wait are added.
 Where a server is away while a record is searched whose back-off doubles from the first try on, it doubles once more:
 {outage:g} s are added.
 
@@ -155,18 +167,18 @@ After each schedule these hold, or it is a violation:
 
 | kind | what must hold |
 | --- | --- |
-| lost | every committed invoice is in `deliveries` in its latest revision |
-| doubled | no revision of an invoice is in `deliveries` twice |
-| double advance | no two batches of a tenant advanced from one position of its cursor |
+| lost | every committed record was delivered in its latest revision |
+| doubled | no revision of an invoice was delivered twice, one of a parcel again at most {extra} times for each fault |
+| double advance | no two batches of a tenant of `invoices` advanced from one position of its cursor |
 | mixed | no batch holds another tenant's record |
 | rolled back | no handler is given what was rolled back, in whole or to a savepoint |
 | wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
-| stuck | all is handled, no runner is left, and no key in Redis that never expires, but for the broker's own |
+| stuck | all is handled, all cursors are past it, no runner is left, no key that never expires but the broker's own |
 | late | each fault's tenants go on within the bound |
 
-A schedule that comes to no verdict, because a part of the torture itself raises an exception, counts as "harness
-failed"; the run goes on with the next one and ends with status 1.
+A schedule that comes to no verdict, because a part of the torture itself raises an exception or gives no result within
+{within:g} minutes, counts as "harness failed"; the run goes on with the next one and ends with status 1.
 
 Workers that end by themselves are started again, as a supervisor would. Celery ends a worker whose Redis refuses its
 writes, and a worker that starts while Postgres or Redis is away says so and ends.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Keys
 from tests.torture.arena import Arena
+from tests.torture.kinds import kind_of, tenant_named
 from tests.torture.producer import Invoice, Writer
 from tests.torture.workers import Worker
 from tests.waiting import wait_until
@@ -34,24 +34,27 @@ class Scene:
     writer: Writer
     prefix: str
     """First part of the names of this schedule's tenants."""
+    seed: int
     _names: Iterator[int] = field(default_factory=itertools.count)
 
-    def new_tenant(self) -> str:
-        return f"{self.prefix}witness{next(self._names)}"
+    def new_tenant(self, pipeline: str | None = None) -> str:
+        """Return a tenant of this pipeline; None: every other one is of the other pipeline."""
+        number = next(self._names)
+        return tenant_named(f"{self.prefix}witness", number, pipeline or kind_of(self.seed + number))
 
     def some(self, tenant: str, count: int = 6, **behaviour: Any) -> list[Invoice]:
         return [self.writer.invoice(tenant, str(number), behaviour=behaviour) for number in range(count)]
 
-    def busy(self, count: int = 6, **behaviour: Any) -> str:
+    def busy(self, count: int = 6, *, pipeline: str | None = None, **behaviour: Any) -> str:
         """Return a new tenant that was notified of `count` records."""
-        tenant = self.new_tenant()
+        tenant = self.new_tenant(pipeline)
         self.writer.commit(*self.some(tenant, count, **behaviour))
         self.writer.notify(tenant, tries=50)
         return tenant
 
-    def working(self, moment: float, seconds: float = 0.6, **behaviour: Any) -> str:
+    def working(self, moment: float, seconds: float = 0.6, *, pipeline: str | None = None, **behaviour: Any) -> str:
         """Return a new tenant in mid-run, with work for `seconds`: its first delivery began `moment` ago."""
-        tenant = self.busy(round(seconds * 10), seconds=0.1, **behaviour)
+        tenant = self.busy(round(seconds * 10), pipeline=pipeline, seconds=0.1, **behaviour)
         self.arena.ledger.wait_for(tenant, bool, 2.0)
         time.sleep(moment)
         return tenant
@@ -66,11 +69,11 @@ class Scene:
         """Return the worker that has the tenant's batch, else any; at least one other is ready."""
         return self._worker(lambda: self.arena.ledger.under_way(tenant))
 
-    def tail_worker(self) -> Worker:
-        """Return the worker that looks after the tail, else any; at least one other is ready."""
+    def tail_worker(self, pipeline: str) -> Worker:
+        """Return the worker that looks after the pipeline's tail, else any; at least one other is ready."""
 
         def name() -> str | None:
-            held: Any = self.arena.redis.client.get(Keys().tailing(INVOICES)) or ""
+            held: Any = self.arena.redis.client.get(Keys().tailing(pipeline)) or ""
             noted = self.arena.books / f"ticker-{held.partition(' ')[0]}"
             return noted.read_text() if noted.exists() else None
 
@@ -91,7 +94,7 @@ class Struck:
     `lasted`: how long it did. `to_the_end`: the bound is for all their records, and not for their next delivery.
     `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
     `holds_others`: for how many seconds more than by its own bound it may hold up a tenant that another fault met.
-    `undo` is called when they were waited for.
+    `longer`: by how many seconds the bound is longer for some tenants. `undo` is called when they were waited for.
     """
 
     since: float
@@ -102,3 +105,4 @@ class Struck:
     holds_others: float = 0.0
     undo: Callable[[], None] = nothing
     own: Mapping[str, float] = field(default_factory=dict)
+    longer: Mapping[str, float] = field(default_factory=dict)

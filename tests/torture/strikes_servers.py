@@ -13,6 +13,7 @@ import psutil
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from tests.torture.acts import SOFT_TIME_LIMIT
+from tests.torture.kinds import INVOICES
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
 from tests.waiting import wait_until
@@ -141,7 +142,8 @@ def session_silent(scene: Scene, planned: Planned) -> Struck:
     arena = scene.arena
     tenant = scene.working(planned.moment, totals=True)
     found = arena.ledger.of(tenant)
-    sessions = [one.session for one in found if one.ended is None] or [one.session for one in found]
+    had = [one for one in found if one.session]
+    sessions = [one.session for one in had if one.ended is None] or [one.session for one in had]
     struck, end = time.monotonic(), _silence(scene, sessions[-1:], killed=planned.part < 0.5)
     time.sleep(1.0 + planned.part)
     end()
@@ -150,7 +152,7 @@ def session_silent(scene: Scene, planned: Planned) -> Struck:
 
 def sessions_silent(scene: Scene, planned: Planned) -> Struck:
     """Stop the sessions of one process, between their transactions: its next claims and reads get no answer."""
-    tenant = scene.working(planned.moment)
+    tenant = scene.working(planned.moment, pipeline=INVOICES)
     worker, delivered = scene.worker_of(tenant), scene.arena.ledger.of(tenant)
     at_port = {
         port: pid

@@ -9,21 +9,26 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Keys
 from taskbridge.running.tail import HOLDS_LONGER
+from tests.torture.kinds import PIPELINES, kind_of
 from tests.torture.producer import PLAIN
 from tests.torture.scene import Scene, Struck, nothing
 from tests.torture.schedule import Planned
 from tests.torture.strikes_work import POLICY
 
 
-def _written(scene: Scene, planned: Planned, strike: Callable[[], object] = nothing) -> Struck:
-    """Write records by plain SQL in each way, then in a transaction that lasts. The first come before `strike`."""
+def _written(
+    scene: Scene, planned: Planned, strike: Callable[[], object] = nothing, pipeline: str | None = None
+) -> Struck:
+    """Write records by plain SQL in each way, then in a transaction that lasts. The first come before `strike`.
+
+    `pipeline`: whose tail was struck; None: those of both.
+    """
     committed: dict[str, float] = {}
 
     def write(number: int, *, hold: float = 0.0) -> None:
-        tenant = scene.new_tenant()
+        tenant = scene.new_tenant(pipeline)
         void = scene.some(tenant, 8) if hold else ()
         when = scene.writer.commit(*scene.some(tenant), hold=hold, write=PLAIN[number], void=void)
         committed[tenant] = when or time.monotonic()
@@ -63,38 +68,45 @@ def written_in_run(scene: Scene, planned: Planned) -> Struck:
     return Struck(min(own.values()), tuple(own), own=own)
 
 
+def _drawn(planned: Planned) -> str:
+    return kind_of(round(planned.part * 1000))
+
+
 def tail_killed(scene: Scene, planned: Planned) -> Struck:
     time.sleep(planned.moment)
-    scene.arena.workers.kill(scene.tail_worker(), planned.successor)
-    return _written(scene, planned)
+    pipeline = _drawn(planned)
+    scene.arena.workers.kill(scene.tail_worker(pipeline), planned.successor)
+    return _written(scene, planned, pipeline=pipeline)
 
 
 def tail_frozen(scene: Scene, planned: Planned) -> Struck:
     """Freeze it for longer than its hold lasts; it wakes up in the middle of what it did."""
     time.sleep(planned.moment)
-    worker = scene.tail_worker()
+    pipeline = _drawn(planned)
+    worker = scene.tail_worker(pipeline)
     seconds = scene.arena.settings.tail_interval + HOLDS_LONGER + 0.5 + planned.part
     freezing = threading.Thread(target=scene.arena.workers.freeze, args=(worker, seconds))
     freezing.start()
     while not worker.frozen:
         time.sleep(0.001)
-    struck = _written(scene, planned)
+    struck = _written(scene, planned, pipeline=pipeline)
     freezing.join()
     return struck
 
 
 def tail_rewound(scene: Scene, planned: Planned) -> Struck:
     """Set T and B back to what they were before some records were handled."""
-    stored = scene.arena.rows("SELECT kind, snapshot::text FROM taskbridge.tails")
+    stored = scene.arena.rows("SELECT pipeline, kind, snapshot::text FROM taskbridge.tails")
     scene.working(0.5 + planned.part)
-    kinds, snapshots = zip(*stored, strict=True)
+    pipelines, kinds, snapshots = (list(column) for column in zip(*stored, strict=True))
     rewind = partial(
         scene.arena.rows,
         "UPDATE taskbridge.tails t SET snapshot = o.snapshot::pg_snapshot "
-        "FROM unnest(%(kinds)s::text[], %(snapshots)s::text[]) o (kind, snapshot) WHERE t.kind = o.kind "
-        "RETURNING t.kind",
-        kinds=[*kinds],
-        snapshots=[*snapshots],
+        "FROM unnest(%(pipelines)s::text[], %(kinds)s::text[], %(snapshots)s::text[]) o (pipeline, kind, snapshot) "
+        "WHERE (t.pipeline, t.kind) = (o.pipeline, o.kind) RETURNING t.kind",
+        pipelines=pipelines,
+        kinds=kinds,
+        snapshots=snapshots,
     )
     return _written(scene, planned, rewind)
 
@@ -125,7 +137,7 @@ def tail_locked(scene: Scene, planned: Planned) -> Struck:
 
 def hold_deleted(scene: Scene, planned: Planned) -> Struck:
     time.sleep(planned.moment)
-    return _written(scene, planned, partial(scene.arena.redis.client.delete, Keys().tailing(INVOICES)))
+    return _written(scene, planned, partial(scene.arena.redis.client.delete, *map(Keys().tailing, PIPELINES)))
 
 
 def listeners_terminated(scene: Scene, planned: Planned) -> Struck:

@@ -14,11 +14,11 @@ import redis
 from benchmarks.queued import run_in
 from taskbridge import LatencyNeutral, app
 from taskbridge.declaring.failures import FIRST_BACKOFF
-from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Queue, RunnerStatus, State
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from tests.torture.acts import ACTS, UNDECODABLE
+from tests.torture.kinds import INVOICES, by_pipeline, kind_of, pipeline_of, tenant_named
 from tests.torture.ledger import Delivery
 from tests.torture.producer import Expected
 from tests.torture.scene import Scene, Struck
@@ -194,7 +194,9 @@ def record_acts(act: str) -> Callable[[Scene, Planned], Struck]:
     def strike(scene: Scene, planned: Planned) -> Struck:
         time.sleep(planned.moment)
         behaviour = {"act": act, "variant": round(planned.part * 1000) % len(ACTS[act].variants)}
-        return _beside_others(scene, planned, behaviour=behaviour, expected=ACTS[act].end)
+        # What a handler of parcels has done is done, whether its transaction commits or not.
+        pipeline = INVOICES if act == "commits_badly" else None
+        return _beside_others(scene, planned, pipeline, behaviour=behaviour, expected=ACTS[act].end)
 
     return strike
 
@@ -202,11 +204,11 @@ def record_acts(act: str) -> Callable[[Scene, Planned], Struck]:
 def record_undecodable(scene: Scene, planned: Planned) -> Struck:
     time.sleep(planned.moment)
     text = UNDECODABLE[round(planned.part * 1000) % len(UNDECODABLE)]
-    return _beside_others(scene, planned, undecodable=text, expected=Expected.QUARANTINED)
+    return _beside_others(scene, planned, None, undecodable=text, expected=Expected.QUARANTINED)
 
 
-def _beside_others(scene: Scene, planned: Planned, **what: Any) -> Struck:
-    tenant = scene.new_tenant()
+def _beside_others(scene: Scene, planned: Planned, pipeline: str | None, **what: Any) -> Struck:
+    tenant = scene.new_tenant(pipeline)
     records = scene.some(tenant, RECORDS_OF_FATAL - 1)
     # Never the last: what comes after it shows that it is the record and not the downstream.
     records.insert(int(planned.part * (RECORDS_OF_FATAL - 1)), scene.writer.invoice(tenant, "odd", **what))
@@ -230,7 +232,7 @@ NOTIFIED: Final = 0.2
 def tenants_flood(scene: Scene, planned: Planned) -> Struck:
     """Let hundreds or thousands of tenants have a backlog, and look at deadlines of others: ticks and a back-off."""
     count = 10_000 if planned.part > 0.97 else round(150 + 300 * planned.part)
-    flood = [f"{scene.prefix}flood{number}" for number in range(count)]
+    flood = [tenant_named(f"{scene.prefix}flood", number, kind_of(number)) for number in range(count)]
     each = max(2, FLOOD_RECORDS * 500 // max(count, 500))
     deadlines: dict[str, float] = {}
 
@@ -260,7 +262,7 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
             )
         )
         if planned.moment < NOTIFIED:
-            scene.arena.in_spite_of_outages(partial(notify_many, app, flood))
+            scene.arena.in_spite_of_outages(partial(_notify, flood))
         scene.arena.wait_for_runs(flood)  # where nobody notified they are found, all of them at once
         if planned.moment < NOTIFIED:
             # Other first events come in their order, behind those of the flood. Then it has its turns.
@@ -279,9 +281,14 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
     )
 
 
+def _notify(tenants: list[str]) -> None:
+    for pipeline, those in by_pipeline(tenants).items():
+        notify_many(app, those, pipeline)
+
+
 def _once_settled(scene: Scene, tenant: str) -> RunnerStatus:
     """Return how the tenant stands when its run has settled, or after 5 s."""
-    look = partial(runtime_of(app).gate.look, INVOICES, [tenant])
+    look = partial(runtime_of(app).gate.look, pipeline_of(tenant), [tenant])
     deadline = time.monotonic() + 5.0
     while (looked := scene.arena.in_spite_of_outages(look)[0]).state in ON and time.monotonic() < deadline:
         time.sleep(0.03)

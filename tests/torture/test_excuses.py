@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.torture.kinds import PIPELINES, by_pipeline, kind_of, pipeline_of, tenant_named
 from tests.torture.ledger import Delivery, Ledger
 from tests.torture.producer import LONGEST_CALL
+from tests.torture.strikes_cursors import held_by_locks
 from tests.torture.workers import Look, longest_full
 
 SLOTS = {"w1": 3, "w2": 3, "w3": 1}
@@ -80,16 +84,55 @@ def test_where_the_supervisor_did_not_look_there_is_no_excuse() -> None:
 
 
 def test_a_call_is_over_when_its_handler_raised(tmp_path: Path) -> None:
-    lines = [
-        {"what": "began", "at": 1.0, "position": 0, "session": 1, "records": [["a", 1]], "versions": [1]},
-        {"what": "left", "at": 1.5},
-    ]
-    book = tmp_path / "w1-1.jsonl"
-    book.write_text("".join(json.dumps({"worker": "w1", "tenant": "t", "token": "k", **one}) + "\n" for one in lines))
-    ledger = Ledger(tmp_path)
+    ledger = written(tmp_path, began(0, 1.0), {"what": "left", "call": 0, "at": 1.5})
 
     (delivery,) = ledger.of("t")
 
     assert (delivery.ended, delivery.left) == (None, 1.5)
     assert ledger.between(1.4, 9.0) == [delivery]
     assert ledger.between(1.6, 9.0) == []
+
+
+def test_a_call_that_goes_on_after_its_time_limit_is_told_from_the_next_one_of_its_run(tmp_path: Path) -> None:
+    ended = [{"what": what, "call": call, "at": call + 5.0} for call in (1, 0) for what in ("ended", "left")]
+
+    ledger = written(tmp_path, began(0, 1.0), began(1, 2.0), *ended)
+
+    assert [(one.began, one.ended, one.left) for one in ledger.of("t")] == [(1.0, 5.0, 5.0), (2.0, 6.0, 6.0)]
+
+
+def test_how_often_a_parcel_was_delivered_is_in_the_ledger(tmp_path: Path) -> None:
+    ended = {"what": "ended", "at": 2.0, "parcels": [["a", 1]]}
+
+    ledger = written(tmp_path, began(0, 1.0), {**ended, "call": 0}, began(1, 1.0), {**ended, "call": 1})
+    ledger.read()
+
+    assert ledger.parcels == [("t", "a", 1, "k")] * 2
+    assert ledger.parcel_ends == {("t", "a", 1): 2}
+
+
+def test_a_tenant_belongs_to_the_pipeline_that_it_is_named_for_and_no_name_begins_with_another() -> None:
+    named = {tenant_named("s1-witness", number, kind_of(number)): kind_of(number) for number in range(1200)}
+
+    assert {name: pipeline_of(name) for name in named} == named
+    assert [*by_pipeline([*named])] == [*PIPELINES]
+    assert [len(those) for those in by_pipeline([*named]).values()] == [600, 600]
+    names = sorted(named)
+    assert not any(later.startswith(name) for name, later in pairwise(names))
+
+
+def test_few_locked_cursors_hold_up_others_for_less_than_the_lock_and_more_for_longer() -> None:
+    assert held_by_locks(1, 3.0) == pytest.approx(0.3)
+    assert held_by_locks(2, 3.0) == pytest.approx(0.4)
+    assert held_by_locks(3, 3.0) == pytest.approx(0.5 + 3.0 + 1.0)
+
+
+def began(call: int, at: float) -> dict[str, Any]:
+    known = {"position": 0, "session": 1, "records": [["a", 1]], "versions": [1]}
+    return {"what": "began", "call": call, "at": at, **known}
+
+
+def written(books: Path, *lines: dict[str, Any]) -> Ledger:
+    whose = {"worker": "w1", "tenant": "t", "token": "k"}
+    (books / "w1-1.jsonl").write_text("".join(json.dumps({**whose, **line}) + "\n" for line in lines))
+    return Ledger(books)

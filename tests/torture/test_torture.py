@@ -6,22 +6,26 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from sqlalchemy import create_engine
 
 from taskbridge.gate import gate
 from taskbridge.gate.scripts import SCRIPTS, render
 from taskbridge.running import tail
+from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
 from tests.deployment import ROOT
+from tests.torture.arenas import Order, in_arenas
 from tests.torture.faults import FAULTS
 from tests.torture.guards import EVERY, GUARDS, TEXTS, take_out
 from tests.torture.schedule import draw
-from tests.waiting import TIME_FACTOR
+from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -118,6 +122,43 @@ def test_a_schedule_whose_arena_cannot_be_opened_gets_one_more_and_no_third(tmp_
     assert "BROKEN" in said
 
 
+@pytest.mark.timeout(120)
+def test_an_arena_that_hangs_is_ended_with_all_that_it_started_and_the_next_one_is_begun() -> None:
+    """Where a schedule may not even take as long as its servers need, each of them counts as hung."""
+    started: set[psutil.Process] = set()
+    done = threading.Event()
+
+    def note() -> None:
+        while not done.wait(0.05):
+            started.update(psutil.Process().children(recursive=True))
+
+    noting = threading.Thread(target=note)
+    noting.start()
+    try:
+        results = [*in_arenas(Order(only=("producer_died",)), [1, 2], 1, within=4.0)]
+    finally:
+        done.set()
+        noting.join()
+
+    assert [result.seed for result in results] == [1, 2]
+    for result in results:
+        (violation,) = result.violations
+        assert violation.startswith("harness failed: no result within 4 s")
+    assert len(started) > 4
+    # multiprocessing keeps one for this process.
+    ours = [one for one in psutil.Process().children() if "resource_tracker" in " ".join(one.cmdline())]
+    left = started - {*ours}
+    wait_until(lambda: not any(map(_runs, left)), "all have ended")
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it runs; one that has ended may wait for its parent to ask."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_schedule_is_drawn_from_its_seed_alone() -> None:
     subjects = {name: fault.subject for name, fault in FAULTS.items()}
 
@@ -141,7 +182,8 @@ def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((store, "query"), (gate, "render"), (tail, "tail_page"), (tail, "base_page")):
+    pages = (tail, "tail_page"), (tail, "base_page")
+    for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "IMPATIENT")):
         monkeypatch.setitem(vars(module), name, vars(module)[name])
     before = _what_workers_use()
 
@@ -153,4 +195,5 @@ def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -
 def _what_workers_use() -> list[object]:
     query = store.queries(create_engine("postgresql+psycopg://"))
     texts = [query(name) for name in ("advance", "end_replaced")]
-    return [*texts, *(vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS), tail.tail_page, tail.base_page]
+    scripts = [vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS]
+    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["IMPATIENT"]]

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from taskbridge import app
-from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.process.runtime import runtime_of
 from tests.torture.arena import Arena
 from tests.torture.faults import LEAST_DEATHS, tries
+from tests.torture.kinds import PIPELINES
 from tests.torture.producer import Expected, Fact, Truth
 
 __all__ = ["Stock", "judge", "leftovers"]
 
 LARGEST_BATCH: Final = 50
 TRIES_PER_FAULT: Final = 4
-"""How often a record is tried once more because of another fault: a run that it ends, a probe of the circuit."""
+"""How often a record is tried once more because of another fault: a run that it ends, a probe of the circuit.
+
+So often is a parcel delivered once more, too.
+"""
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Stock:
 
 def _take_stock(arena: Arena, prefix: str) -> Stock:
     """Look once."""
+    arena.copy_parcels()
     tenants = {"tenants": f"{prefix}%"}
     stock = Stock(
         {
@@ -76,6 +80,12 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
     for (tenant, number, revision), tokens in stock.deliveries.items():
         if len(tokens) > 1:
             wrong.append(f"doubled: {tenant} {number} revision {revision} was delivered by {' and '.join(tokens)}")
+    most = 1 + faults * TRIES_PER_FAULT
+    wrong += [
+        f"doubled: {tenant} {number} revision {revision} was delivered {count} times, bound {most}"
+        for (tenant, number, revision), count in arena.ledger.parcel_ends.items()
+        if tenant.startswith(prefix) and count > most
+    ]
     wrong += [
         f"double advance: {tenant} from position {position} by {' and '.join(tokens)}"
         for tenant, position, tokens in arena.rows(
@@ -121,6 +131,6 @@ def leftovers(arena: Arena) -> list[str]:
     client: Any = arena.redis.client
     ours = [key for key in client.scan_iter() if not key.startswith(("_kombu.", "unacked"))]
     return [
-        *(f"runner {tenant}" for tenant in runtime_of(app).gate.active(INVOICES)),
+        *(f"runner {tenant}" for pipeline in PIPELINES for tenant in runtime_of(app).gate.active(pipeline)),
         *(f"key {key}" for key in ours if client.ttl(key) == -1),
     ]
