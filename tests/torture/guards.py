@@ -17,7 +17,7 @@ __all__ = ["GUARDS", "take_out"]
 # Per guard: the text that is patched (`.sql` or `.lua`; EVERY: all scripts), what stands there, and what replaces it.
 EVERY = "every script"
 TEXTS = {
-    "owner": ("advance", "AND owner = %(token)s AND sweeps = %(sweeps)s", ""),
+    "owner": ("moves_cursor", "AND c.owner = m.token AND c.sweeps = m.sweeps", ""),
     "counter": ("settle", "if events > swept then", "if false then"),
     "end": ("expire", "and events == swept and", "and"),
     "begin-token": ("begin", 'if state ~= "queued" or current ~= token then', 'if state ~= "queued" then'),
