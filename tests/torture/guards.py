@@ -17,13 +17,15 @@ __all__ = ["GUARDS", "take_out"]
 # Per guard: the text that is patched (`.sql` or `.lua`; EVERY: all scripts), what stands there, and what replaces it.
 EVERY = "every script"
 TEXTS = {
-    "owner": ("moves_cursor", "AND c.owner = m.token AND c.sweeps = m.sweeps", ""),
+    "owner": ("advance", "AND c.owner = m.token AND c.sweeps = m.sweeps", ""),
     "counter": ("settle", "if events > swept then", "if false then"),
     "end": ("expire", "and events == swept and", "and"),
     "begin-token": ("begin", 'if state ~= "queued" or current ~= token then', 'if state ~= "queued" then'),
     "end-replaced": ("end_replaced", "WHERE application_name LIKE", "WHERE false AND application_name LIKE"),
     "clock": (EVERY, "behind_us = math.max(0, (clock[2] or 0) - us)", "behind_us = 0"),
 }
+# Texts that hold the same part.
+ALIKE = {"advance": ("advance", "advance_together")}
 # Per guard: the page that is never read, what it answers instead, and who reads it.
 PAGES = {
     "tail": ("tail_page", (False, None), tail.Rounds._tail_of),
@@ -55,7 +57,7 @@ def take_out(guard: str) -> None:
 
     def patched_query(asked: str, *schema: Any, **more: Any) -> str:
         text: str = query(asked, *schema, **more)
-        return patched(text) if asked == name else text
+        return patched(text) if asked in ALIKE.get(name, (name,)) else text
 
     def patched_render(script: Any, publish: str) -> str:
         text: str = render(script, publish)
