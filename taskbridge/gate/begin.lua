@@ -73,7 +73,7 @@ if open_until then
   probe = turn > 0 and 2 ^ (turn - 1) or 0
 end
 
-redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "earliest", "reminded")
+redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "earliest", "reminded", "queue")
 -- People read the count of events, so a reminder is taken off it again. A burst has one event at the least.
 if runner[11] and (events > 1 or tonumber(runs) > 0) then
   events = events - 1

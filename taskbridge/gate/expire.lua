@@ -35,12 +35,11 @@ if waits_for_turn and not is_called then
   return { POSTPONED }
 end
 
--- Whether the run's message waits in the queue of first events still, since an older one, or itself, is at its head. Those
--- that were given back to its `front` are as old as can be.
+-- Whether the run's message waits in the queue of first events still, since an older one, or itself, is at its head.
 local function still_queued()
-  local head = queue and redis.call("LINDEX", first_key, -1)
+  local head = queue == "first" and redis.call("LINDEX", first_key, -1)
   local published = head and string.match(head, '"id": "%d+%-%x+%.(%d+)"')
-  return published and (queue == "first" and published <= string.sub(token, 1, 16) or tonumber(published) == 0)
+  return published and published <= string.sub(token, 1, 16)
 end
 
 -- A deadline before the lease's end is a tick of a pipeline with `sweep_empty_ticks`: that one starts a run.
@@ -67,7 +66,6 @@ else
     answer = REISSUED
     -- The next run is told: what this one delivered may be why it died.
     redis.call("HSET", runner_key, "died", 1)
-    redis.call("HDEL", runner_key, "queue")
   end
 end
 if held then

@@ -56,19 +56,7 @@ SCRIPTS: dict[str, Script] = {
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",
-            (
-                "due",
-                "runner",
-                "last",
-                "queue",
-                "first",
-                "circuit",
-                "running",
-                "wait_queue",
-                "turns",
-                "shares",
-                "handed",
-            ),
+            ("due", "runner", "last", "queue", "circuit", "running", "wait_queue", "turns", "shares", "handed"),
             (
                 "pipeline",
                 "tenant",

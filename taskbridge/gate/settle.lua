@@ -1,13 +1,13 @@
 -- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
 -- the cursor has an owner with a higher token (`stale`).
--- KEYS: due runner last queue first circuit running wait_queue turns shares handed
+-- KEYS: due runner last queue circuit running wait_queue turns shares handed
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms owner all_wait counted empty_tick_ms last_ttl_ms republish_ms most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the slot of this run as the third element, if one waits in the queue, and as the fourth who
 -- is next among those that wait for their turn, if a turn is to be given
-local due_key, runner_key, last_key, queue_key, first_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local circuit_key, running_key, wait_queue_key = KEYS[6], KEYS[7], KEYS[8]
-local turns_key, shares_key, handed_key = KEYS[9], KEYS[10], KEYS[11]
+local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local circuit_key, running_key, wait_queue_key = KEYS[5], KEYS[6], KEYS[7]
+local turns_key, shares_key, handed_key = KEYS[8], KEYS[9], KEYS[10]
 local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
 local owner, all_wait, counted = ARGV[10], ARGV[11] == "1", ARGV[12] == "1"
@@ -17,21 +17,18 @@ local most_runs, nonce, us = tonumber(ARGV[17]), ARGV[18], clock_us(ARGV[19])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
-  "lease", "failures", "queue")
+  "lease", "failures")
 local state, current, events, swept, began, pending_ms =
   runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
-local before, lease_end, failures, queue = tonumber(runner[7]), tonumber(runner[8]), runner[9], runner[10]
+local before, lease_end, failures = tonumber(runner[7]), tonumber(runner[8]), runner[9]
 if state ~= "running" or current ~= token then
   return { LOST }
 end
 
--- A run that did nothing leaves to the next one what it was told when it began.
-local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
-
-local function continue(answer, floor, key, published_us, at_front)
+local function continue(answer, floor, at_front)
   local next_token = new_token(us, floor, nonce)
   queue_run(due_key, runner_key, tenant, next_token, republish_ms, us)
-  publish(key or queue_key, pipeline, tenant, next_token, published_us or us, at_front)
+  publish(queue_key, pipeline, tenant, next_token, us, at_front)
   return { answer, next_token }
 end
 
@@ -43,18 +40,7 @@ end
 
 local function continue_now(at_front)
   note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
-  return continue(CONTINUED, token, queue_key, us, at_front)
-end
-
--- Its turn is not over: it is the next of its queue, which is that of first events where it did nothing. There its message
--- is older than all those behind it; see `expire.lua`. Where the broker is another server, it is the last of the queue of
--- continuations.
-local function continue_first()
-  if did_nothing and queue then
-    redis.call("HSET", runner_key, "queue", "front")
-    return continue(CONTINUED, token, first_key, 0, true)
-  end
-  return continue_now(true)
+  return continue(CONTINUED, token, at_front)
 end
 
 -- There is more to do: at once, or behind others that wait for this run's slot or for their turn.
@@ -95,7 +81,8 @@ local function settle()
   if outcome == "more" then
     return continue_in_turn()
   elseif outcome == "stopped" then
-    return continue_first()
+    -- Its turn is not over: nobody goes before it. Where the broker is another server, it is the last of its queue.
+    return continue_now(true)
   elseif outcome == "stale" then
     return continue(REISSUED, owner)
   elseif outcome == "retry" then
@@ -142,16 +129,16 @@ if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
+-- A run that did nothing leaves to the next one what it was told when it began.
+local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
 if reply[1] ~= FINISHED and not did_nothing then
-  redis.call("HDEL", runner_key, "first", "died", "queue")
+  redis.call("HDEL", runner_key, "first")
 elseif did_nothing and last_ttl_ms > 0 then
   restore_last_run()
 end
-if did_nothing and counted then
+-- The next run is told of a death until one has counted it. Where Postgres was away, this one could not.
+if reply[1] ~= FINISHED and (counted or not did_nothing and outcome ~= "retry") then
   redis.call("HDEL", runner_key, "died")
-end
-if outcome == "stale" then
-  redis.call("HDEL", runner_key, "queue")
 end
 if failures and outcome ~= "retry" and not did_nothing then
   redis.call("HDEL", runner_key, "failures")

@@ -245,15 +245,7 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_R, Verb.MORE, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
-    Row(
-        _R,
-        Verb.STOPPED,
-        (_C.CURRENT,),
-        _Q,
-        Answer.CONTINUED,
-        "new token; publish in front of the queue of first events, if it came from there and the run did nothing, else "
-        "in front of the continuation queue",
-    ),
+    Row(_R, Verb.STOPPED, (_C.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     *_everywhere(Verb.STOPPED, Answer.LOST, "none: another run took over"),
     Row(
         _R,

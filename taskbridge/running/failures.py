@@ -96,7 +96,6 @@ def after_death(run: Run, page: Page) -> Ending | None:
     # Errors do not count: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
     ending, failures = _judged(run, page, bisection, DIED, enough=enough)
-    run.counted_death = True
     if ending is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
@@ -166,6 +165,7 @@ def probe(run: Run) -> Steps[Ending]:
     if run.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
         run.cursors.fail(run.key, DIED)
+        run.counted_death = True
         return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
     _, wait_ms = permitted(run, page.first(1))
     if wait_ms:
@@ -209,6 +209,7 @@ def _judged(
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
     failures = run.cursors.fail(run.key, text, bisection)
+    run.counted_death = run.begun.died
     if evidence is None:
         return None, failures
     try:

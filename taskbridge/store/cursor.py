@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
@@ -169,7 +169,7 @@ class Cursors:
         statement = (self._query("claim"), self._claiming(claim))
         if not claim.documents:
             # The run before this one died, or its process is frozen. It may have stopped with the cursor locked.
-            self._end_replaced(key)
+            self._try_to_end_replaced(key)
         try:
             page = self._claim(batch, *statement)
         except Unread:
@@ -220,15 +220,17 @@ class Cursors:
     def _claim_at_once(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim and read in a transaction for each, all sent at once."""
         rows = self._rows
-        with driving(self._engine) as driver:
-            cursors = [driver.cursor() for _ in claims]
+        cursors: list[psycopg.Cursor[Any]] = []
+        # Those before one that takes too long are committed. It has no page, and neither have those after it.
+        with suppress(QueryCanceled), driving(self._engine) as driver:
+            cursors += [driver.cursor() for _ in claims]
             with driver.pipeline():
                 driver.execute(IMPATIENT)
                 for claim, cursor in zip(claims, cursors, strict=True):
                     batch = _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
                     self._send(driver, cursor, rows, batch, self._query("claim"), self._claiming(claim))
                 driver.execute(PATIENT)
-            pages = [cursor.fetchall() for cursor in cursors]
+        pages = [cursor.fetchall() if cursor.pgresult is not None else [] for cursor in cursors]
         return [
             # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.
             page_of(claim.key, page, whole=True)
@@ -243,8 +245,20 @@ class Cursors:
 
     def _end_replaced(self, key: RunKey) -> bool:
         """End the sessions of runs that this one replaced, and its own others; return whether there were any."""
-        with self._autocommit.connect() as connection:
-            return any(connection.exec_driver_sql(self._query("end_replaced"), successor_of(key)).scalars().all())
+
+        def end() -> bool:
+            with driving(self._engine) as driver:
+                ended = driver.execute(self._query("end_replaced"), successor_of(key)).fetchall()
+            return any(is_ended for (is_ended,) in ended)
+
+        return with_second_try(end)
+
+    def _try_to_end_replaced(self, key: RunKey) -> None:
+        """Do so, where Postgres lets it. Else what is tried next ends them at its own beginning."""
+        try:
+            self._end_replaced(key)
+        except (DBAPIError, psycopg.Error) as error:
+            log.warning("the session of tenant %r may go on: %s", key.tenant, error_text(error))
 
     def read(self, key: RunKey, limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
         """Read up to `limit` records after the cursor; if `bisecting`, fewer while a bad one is looked for.
@@ -405,11 +419,7 @@ class Cursors:
                 # Other sessions of the pool may be silent too, and each would cost a record one of its tries.
                 distrust(self._engine)
                 # The session's statement would go on, and its locks would keep what is tried next waiting.
-                try:
-                    self._end_replaced(key)
-                except (DBAPIError, psycopg.Error) as error:
-                    # Postgres may be what failed. What is tried next ends the session at its own beginning.
-                    log.warning("the session of tenant %r may go on: %s", key.tenant, error_text(error))
+                self._try_to_end_replaced(key)
 
     def fail(self, key: RunKey, error: str, bisection: Bisection | None = None, unread: int | None = None) -> int:
         """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.

@@ -364,6 +364,23 @@ def test_a_document_that_takes_too_long_keeps_no_other_run_waiting(
     assert tried == ["a"]
 
 
+@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
+def test_a_claim_that_takes_too_long_is_no_fault_of_those_that_began_with_it(inline: Inline) -> None:
+    called = note_calls(inline)
+    with inline.deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF new.tenant = 'c' THEN PERFORM pg_sleep(30); END IF; RETURN new; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER slow BEFORE INSERT ON taskbridge.sync_cursors FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    save(inline)
+    assert failed(run_together(inline)) == ["c"]
+    assert called == ["a", "b", "d"]
+    assert handled(inline) == {"a": 1, "b": 1, "d": 1}
+
+
 def test_runs_whose_cursors_nobody_locked_are_settled_before_one_waits_for_a_lock(
     inline: Inline, threads: ThreadPoolExecutor, locks: Locks
 ) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
-from taskbridge.gate import Answer, Queue
+from taskbridge.gate import Answer, Keys
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
 from taskbridge.store import Claim, record_invoice
@@ -261,7 +262,7 @@ def test_runs_that_began_together_do_not_wait_when_the_process_is_told_to_end(dr
         drill.save(tenant, "a")
     with pytest.raises(KeyboardInterrupt):
         slot.run_together(drill.runtime, [message.run for message in drill.runtime.gate.take(5, 0)])
-    queued: Any = drill.deployment.redis.lrange(Queue.FIRST.value, 0, -1)
+    queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
     for tenant in tenants:
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
 
@@ -498,6 +499,85 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     assert failed == 1
     assert error.startswith("the run before this one did not end: its process died")
     assert drill.errors == []
+
+
+class Killer:
+    """Lets a drill's process be killed by its handler again and again: nobody hears of such a run."""
+
+    def __init__(self, drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._drill = drill
+        self._killed = False
+        settle_many = drill.gate.settle_many
+        monkeypatch.setattr(
+            drill.gate, "settle_many", lambda *runs, **how: [] if self._killed else settle_many(*runs, **how)
+        )
+
+    def kill(self) -> None:
+        """Call this in the handler."""
+        self._killed = True
+        raise KeyboardInterrupt
+
+    def run_one(self) -> bool:
+        """Do the next run, when its time has come; return whether its process was killed."""
+        drill = self._drill
+        while (message := drill.inline.message()) is None:
+            drill.gate.pass_to(min(status.deadline_ms or 0 for status in drill.standing()))
+            drill.gate.expire("invoices", drill.gate.active("invoices"))
+        self._killed = False
+        try:
+            slot.run_tenant(drill.runtime, *message)
+        except KeyboardInterrupt:
+            if self._killed:
+                drill.replace_run(message[1])
+        except Exception as error:
+            drill.errors.append(error)
+        return self._killed
+
+
+def test_a_record_that_takes_its_process_and_the_sessions_of_postgres_with_it_ends_in_quarantine(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory runs out, or a backend crashes: the run that counts the death finds broken connections."""
+    killer = Killer(drill, monkeypatch)
+
+    def handle(batch: Batch) -> None:
+        if any(record.external_id == BAD for record in batch):
+            killer.kill()
+        journal(batch)
+
+    drill.handle(handle)
+    drill.save("acme", BAD, "08")
+    for _ in range(40):
+        if killer.run_one():
+            with drill.deployment.engine.connect() as connection:
+                connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        if drill.states() == {"handled": 1, "quarantined": 1}:
+            return
+    pytest.fail(f"{drill.states()}")
+
+
+def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_tries_another_record(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer, deaths = Killer(drill, monkeypatch), 0
+
+    def handle(batch: Batch) -> None:
+        if any(record.external_id == BAD for record in batch):
+            killer.kill()
+        if deaths == 7:
+            raise WorkerTerminate
+
+    drill.handle(handle)
+    drill.save("acme", BAD, "08")
+    while deaths < 7:
+        deaths += killer.run_one()
+    with suppress(WorkerTerminate):
+        killer.run_one()
+    assert drill.deployment.rows("SELECT failed_runs, deaths FROM taskbridge.sync_cursors") == [(7, 5)]
+    assert "died" not in drill.deployment.redis.hgetall(Keys().runner("invoices", "acme"))
 
 
 def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Drill) -> None:

@@ -373,7 +373,7 @@ def test_a_run_learns_once_that_the_one_before_it_died(crowd: Crowd) -> None:
 
     assert isinstance(begun, Begun)
     assert begun.died
-    crowd.settle("a", Outcome.RETRY, retry_ms=10)
+    crowd.settle("a", Outcome.RETRY, retry_ms=10, counted=True)
     assert not crowd.start("b").died
     crowd.come("a")
     begun = crowd.begin("a")
@@ -381,7 +381,7 @@ def test_a_run_learns_once_that_the_one_before_it_died(crowd: Crowd) -> None:
     assert not begun.died
 
 
-@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.STALE])
+@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.STALE, Outcome.RETRY])
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_death_is_told_until_a_run_has_counted_it(crowd: Crowd, outcome: Outcome, counted: bool) -> None:
     crowd.start("a")
@@ -389,6 +389,7 @@ def test_a_death_is_told_until_a_run_has_counted_it(crowd: Crowd, outcome: Outco
     crowd.begin("a")
 
     crowd.settle("a", outcome, took=0, counted=counted, owner=crowd.tokens["a"])
+    crowd.come("a")
 
     begun = crowd.begin("a")
     assert isinstance(begun, Begun)

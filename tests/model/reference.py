@@ -43,8 +43,7 @@ PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answe
 class Tenant:
     """One tenant. Times and spans are milliseconds, a token is the microsecond that it stands for; None: not set.
 
-    `lease` is the end of the lease that was alive when the run began. `queue`: where in the queue of first events its
-    message is, None: in the other one.
+    `lease` is the end of the lease that was alive when the run began.
 
     An idle tenant has nothing but its lease, its last run and, where its hash was lost, a deadline.
     """
@@ -73,7 +72,7 @@ class Tenant:
     reminded: bool = False
     lease: int | None = None
     died: bool = False
-    queue: str | None = None
+    first_queue: bool = False
 
     @property
     def is_first_event(self) -> bool:
@@ -423,7 +422,7 @@ def _learned(tenant: Tenant, after: Tenant, event: Settle, now: _Now) -> Tenant:
     if event.outcome is Outcome.STALE or event.gives_back:
         began = tenant.before if now.spacing.last_ttl else after.began
         return replace(after, failures=tenant.failures, began=began, died=tenant.died and not event.counted)
-    return replace(after, first=None, died=False, queue=None)
+    return replace(after, first=None, died=event.outcome is Outcome.RETRY and tenant.died and not event.counted)
 
 
 def _set_deadline(tenant: Tenant, now: _Now) -> None:
@@ -468,7 +467,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
-        Condition.STILL_QUEUED: tenant.queue == "first" and _is_behind(now.shared.turns.head, tenant.token),
+        Condition.STILL_QUEUED: tenant.first_queue and _is_behind(now.shared.turns.head, tenant.token),
         Condition.IN_TURNS: in_turns and not early and not called,
         Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
         Condition.NO_SLOT: now.admitting is not None and now.admitting[1].effect is not Effect.TAKE,
@@ -587,7 +586,7 @@ def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
     return replace(tenant, token=token, republish=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
 
 
-def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False, first: bool = False) -> None:
+def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
     """Count a message that a deadline, a turn or a reminder published."""
     turns = now.shared.turns
     if isinstance(event, Deadline):
@@ -598,7 +597,7 @@ def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False,
             turns.reminded[now.subject] = deadline
         else:
             now.shared.sent[now.name] = deadline
-    elif isinstance(event, Settle) and event.outcome is not Outcome.STALE and not first:
+    elif isinstance(event, Settle) and event.outcome is not Outcome.STALE:
         turns.handed[now.subject] = deadline
     elif isinstance(event, Remind):
         turns.reminded[now.subject] = deadline
@@ -608,12 +607,10 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     """Publish a new run: its token is above the tenant's last one, or above the one that owned the cursor."""
     floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
-    queue = "first" if isinstance(event, Notify | Remind) else None
-    if isinstance(event, Settle) and event.gives_back and tenant.queue:
-        queue = "front"
-    _note_queued(event, now.ms + now.timing.republish, now, first=queue is not None)
+    _note_queued(event, now.ms + now.timing.republish, now)
     died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
-    return replace(_queued(tenant, now, token, now.timing.republish), died=died, queue=queue)
+    first = isinstance(event, Notify | Remind)
+    return replace(_queued(tenant, now, token, now.timing.republish), died=died, first_queue=first)
 
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
@@ -651,6 +648,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         events=events,
         swept=events,
         reminded=False,
+        first_queue=False,
         began=now.ms,
         before=tenant.began,
         earliest=None,
