@@ -77,8 +77,13 @@ class Bounded(psycopg.Connection[Any]):
 
 
 def of_the_socket(given: Container[str], statement_timeout: float | None) -> dict[str, Any]:
-    """Return how a dead peer is noticed while a session is idle, or a long statement runs; `given` is the URL's own."""
+    """Return how a dead peer is noticed while a session is idle, or a long statement runs; `given` is the URL's own.
+
+    Also the encoding of its texts: a role or a database may have another one for its sessions, and not all of these can
+    hold every name or document.
+    """
     values: dict[str, Any] = {
+        "client_encoding": "UTF8",
         "connect_timeout": 5,
         "keepalives_idle": 10,
         "keepalives_interval": 5,

@@ -128,6 +128,19 @@ def test_one_whose_cursor_is_anothers_moves_nothing_and_the_others_move(engine: 
     assert handled(engine) == ["a", "b", "d", "e"]
 
 
+def test_the_encoding_that_a_database_has_for_its_sessions_is_not_ours(engine: Engine) -> None:
+    """In this one, the second byte of some letters is a backslash, and others cannot be written at all."""
+    with engine.begin() as connection:
+        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+        connection.exec_driver_sql(f"ALTER DATABASE \"{name}\" SET client_encoding = 'SJIS'")
+    here = connect(engine.url.render_as_string(hide_password=False))
+    try:
+        assert advance_together(here, moves(here, ["\u8868", "\u00e9\u0142"])) == [False, False]
+    finally:
+        here.dispose()
+    assert handled(engine) == ["\u00e9\u0142", "\u8868"]
+
+
 @pytest.mark.parametrize("count", [1, 16])
 def test_a_shared_advance_reads_no_other_cursor(engine: Engine, count: int) -> None:
     advances = moves(engine, [f"tenant {at}" for at in range(count)])
