@@ -169,18 +169,17 @@ def with_second_try(work: Callable[[], T]) -> T:
 
 
 def in_one_message(
-    driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any], *, lock_timeout: str, **settings: str
+    driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any], **settings: str
 ) -> list[tuple[Any, ...]]:
     """Do one statement under these settings of Postgres, as a transaction of its own, and return its rows.
 
     All of it is one message, with the values in the text. A pipeline or a transaction is several: a process that
     freezes between two of them keeps what it has locked, for as long as it is frozen.
     """
-    limits = {"lock_timeout": lock_timeout, **settings}
-    before = "".join(f"SET LOCAL {name} = '{value}'; " for name, value in limits.items())
+    before = "".join(f"SET LOCAL {name} = '{value}'; " for name, value in settings.items())
     with psycopg.ClientCursor(driver) as cursor:
         cursor.execute(before + statement, values)
-        for _ in limits:
+        for _ in settings:
             cursor.nextset()
         return cursor.fetchall() if cursor.description else []
 

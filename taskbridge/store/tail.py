@@ -188,10 +188,12 @@ class Tails:
 
     def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
         """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
+        seconds = self._seconds_of(kind) + more_seconds
         values = {"pipeline": pipeline, "kind": kind.value, "seen": found.seen, "before": found.before}
-        with self._lent(self._seconds_of(kind) + more_seconds) as connection:
-            # No round waits for the disk; see `plan_of_rounds.sql`.
-            in_one_message(connection, self._query("tail_keep"), values, lock_timeout=LOCKED, synchronous_commit="off")
+        # No round waits for the disk; see `plan_of_rounds.sql`.
+        settings = {**_limits(seconds), "synchronous_commit": "off"}
+        with self._lent(seconds) as connection:
+            in_one_message(connection, self._query("tail_keep"), values, **settings)
         return found._replace(before=found.seen)
 
     def _seconds_of(self, kind: Kind) -> float:
@@ -233,10 +235,9 @@ class Tails:
     @contextmanager
     def _limited(self, seconds: float, mode: str = "READ COMMITTED") -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection in a transaction that ends in so many seconds, all of it in one round trip."""
-        limits = {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
         with self._lent(seconds) as connection, connection.pipeline():
             connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
-            connection.execute(self._query("plan_of_rounds"), limits)
+            connection.execute(self._query("plan_of_rounds"), _limits(seconds))
             yield connection
             connection.execute("COMMIT")
 
@@ -247,6 +248,10 @@ class Tails:
             if isinstance(connection, Bounded):
                 connection.answer_timeout = seconds + GRACE
             yield connection
+
+
+def _limits(seconds: float) -> dict[str, str]:
+    return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
 
 
 def _found(previous: Found | None, before: str, now: str, rows: list[tuple[Any, ...]], most_open: int) -> Found:

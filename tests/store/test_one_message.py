@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.errors import QueryCanceled
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Claim, Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
@@ -97,17 +97,32 @@ def test_to_keep_what_a_round_has_seen_is_one_message(engine: Engine, tmp_path: 
         assert connection.exec_driver_sql(asked).scalar() == found.seen
 
 
+def test_the_server_ends_what_takes_too_long_in_a_message(engine: Engine) -> None:
+    tails = Tails(engine, seconds=0.5)
+    tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    found = tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    with engine.begin() as connection:
+        sleep_at_updates(connection, "tails", "true")
+    with pytest.raises(QueryCanceled):
+        tails.keep(Kind.TAIL, "invoices", found)
+
+
+def sleep_at_updates(connection: Connection, table: str, condition: str) -> None:
+    """Let each update of a row take half a minute if it meets the condition."""
+    connection.exec_driver_sql(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF {condition} THEN PERFORM pg_sleep(30); END IF; RETURN new; END $$"
+    )
+    connection.exec_driver_sql(
+        f"CREATE TRIGGER slow BEFORE UPDATE ON taskbridge.{table} FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+
+
 def test_an_advance_that_takes_too_long_says_nothing_of_those_before_it(engine: Engine, bounded: Engine) -> None:
     """They are committed: their runs have not failed."""
     advances = moves(engine, TENANTS)
     with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN IF new.tenant = 'c' THEN PERFORM pg_sleep(30); END IF; RETURN new; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER slow BEFORE UPDATE ON taskbridge.sync_cursors FOR EACH ROW EXECUTE FUNCTION slow()"
-        )
+        sleep_at_updates(connection, "sync_cursors", "new.tenant = 'c'")
     with engine.connect() as other:
         # So each of them has to be advanced alone.
         other.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'b' FOR UPDATE")
