@@ -90,7 +90,13 @@ class Gate(Inspector):
         return found if len(tenants) == 1 else _in_order([pipeline for pipeline, *_ in events], found)
 
     def remind(
-        self, pipeline: str, reminders: Sequence[Reminder], *, by_base: bool = False, most_reminded: int = 1
+        self,
+        pipeline: str,
+        reminders: Sequence[Reminder],
+        *,
+        by_base: bool = False,
+        most_reminded: int = 1,
+        keeps_last: bool = True,
     ) -> list[Answer]:
         """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
@@ -100,9 +106,13 @@ class Gate(Inspector):
 
         `by_base`: a base round found them. A run that is under way may be handling them, so it is not told; a tenant
         without one waits for its turn. Without `by_base` a run that is under way is followed by another.
+
+        `keeps_last`: the pipeline's delays count from the last run, so Redis is asked for it.
         """
         told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
-        return self._for_each("remind", {pipeline: ((self._timing.republish, most_reminded, int(by_base)), told)})
+        return self._for_each(
+            "remind", {pipeline: ((self._timing.republish, most_reminded, int(by_base), int(keeps_last)), told)}
+        )
 
     def _for_each(
         self, name: str, work: Mapping[str, tuple[tuple[str | int, ...], Sequence[tuple[str | int, ...]]]]

@@ -5,12 +5,12 @@
 -- is under way may be handling those, so it is not told.
 -- KEYS: due queue turns shares reminded
 -- KEYS OF EACH: runner last
--- ARGV: pipeline republish_ms most_reminded by_base nonce now_ms
+-- ARGV: pipeline republish_ms most_reminded by_base keeps_last nonce now_ms
 -- ARGV OF EACH: tenant delay_ms last_ms
 -- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
 local due_key, queue_key, turns_key, shares_key, reminded_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local pipeline, republish_ms, most_reminded = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local by_base, nonce, us = ARGV[4] == "1", ARGV[5], clock_us(ARGV[6])
+local by_base, keeps_last, nonce, us = ARGV[4] == "1", ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
 
 -- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
 local room = by_base and 0 or most_reminded - queued(reminded_key, milliseconds(us))
@@ -39,7 +39,9 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local fresh = {}
   if not state then
     fresh = { "events", "1", "swept", "0", "reminded", "1", "runs", "0", "first", text(now), "delay", text(delay_ms) }
-    began, earliest = last_run(last_key)
+    if keeps_last then
+      began, earliest = last_run(last_key)
+    end
     -- A clock of Postgres that is ahead says nothing; and Redis may have come back with an older one.
     if last_ms and last_ms > now then
       last_ms = began or now
@@ -82,9 +84,9 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
 end
 
 local replies = {}
-for at = 1, (#ARGV - 6) / 3 do
+for at = 1, (#ARGV - 7) / 3 do
   local runner_key, last_key = KEYS[2 * at + 4], KEYS[2 * at + 5]
-  local tenant, delay_ms, last_ms = ARGV[3 * at + 4], tonumber(ARGV[3 * at + 5]), tonumber(ARGV[3 * at + 6])
+  local tenant, delay_ms, last_ms = ARGV[3 * at + 5], tonumber(ARGV[3 * at + 6]), tonumber(ARGV[3 * at + 7])
   -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
   replies[2 * at - 1], replies[2 * at] = remind(runner_key, last_key, tenant, delay_ms, last_ms, us + at - 1)
 end

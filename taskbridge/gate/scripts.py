@@ -42,7 +42,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "remind",
             ("due", "queue", "turns", "shares", "reminded"),
-            ("pipeline", "republish_ms", "most_reminded", "by_base", "nonce", "now_ms"),
+            ("pipeline", "republish_ms", "most_reminded", "by_base", "keeps_last", "nonce", "now_ms"),
             uses=("queueing", "last", "turns"),
             keys_of_each=("runner", "last"),
             args_of_each=("tenant", "delay_ms", "last_ms"),

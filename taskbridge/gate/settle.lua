@@ -131,14 +131,18 @@ end
 local reply = settle()
 -- A run that did nothing leaves to the next one what it was told when it began.
 local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
-if reply[1] ~= FINISHED and not did_nothing then
-  redis.call("HDEL", runner_key, "first")
-elseif did_nothing and last_ttl_ms > 0 then
+local forgotten = {}
+if not did_nothing then
+  forgotten[1] = "first"
+elseif last_ttl_ms > 0 then
   restore_last_run()
 end
 -- The next run is told of a death until one has counted it. Where Postgres was away, this one could not.
-if reply[1] ~= FINISHED and (counted or not did_nothing and outcome ~= "retry") then
-  redis.call("HDEL", runner_key, "died")
+if counted or not did_nothing and outcome ~= "retry" then
+  forgotten[#forgotten + 1] = "died"
+end
+if reply[1] ~= FINISHED and forgotten[1] then
+  redis.call("HDEL", runner_key, unpack(forgotten))
 end
 if failures and outcome ~= "retry" and not did_nothing then
   redis.call("HDEL", runner_key, "failures")

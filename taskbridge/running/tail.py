@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -61,7 +61,9 @@ LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
 """Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
 SHARE: Final = 100
-"""A base round is followed by a rest that is so many times as long."""
+"""A base round is followed by a rest that is so many times as long as the quickest of the last ones."""
+LENGTHS: Final = 4
+"""How many of them are compared."""
 LONGEST_REST: Final = 30.0
 """Seconds of the longest rest after a base round, where the base interval is not longer."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, NoAnswer)
@@ -164,7 +166,9 @@ def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_base:
     reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in waiting]
     answers: list[Answer] = []
     if reminders:
-        answers = runtime.gate.remind(pipeline, reminders, by_base=by_base, most_reminded=runtime.most_handed)
+        answers = runtime.gate.remind(
+            pipeline, reminders, by_base=by_base, most_reminded=runtime.most_handed, keeps_last=keeps_last
+        )
     begin = (Answer.STARTED, Answer.POSTPONED)
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
 
@@ -181,7 +185,7 @@ class _Standing:
     `hold`: as the gate gave it last. `renews_until`: so long it is renewed while a page is under way. `lost`: how
     often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: the retries and
     last runs that go with the base round. `started`: how many tenants this base round gave a run. `worked`: seconds of
-    this base round, and `worked_before` of the one before. `extra` and `base_extra`: seconds that the next page of the
+    this base round, and `lengths` of the last ones. `extra` and `base_extra`: seconds that the next page of the
     tail or the base may take longer than usual.
     """
 
@@ -200,7 +204,7 @@ class _Standing:
     base_extra: float = 0.0
     started: int = 0
     worked: float = 0.0
-    worked_before: float = 0.0
+    lengths: deque[float] = field(default_factory=lambda: deque([0.0] * LENGTHS, LENGTHS))
 
 
 @dataclass(slots=True)
@@ -323,9 +327,9 @@ class Rounds:
         standing.base = page
         if page is not None:
             return LEAST_REST
-        # The quicker of two rounds counts: one may take long because a process or a server stood still.
-        share = SHARE * min(standing.worked, standing.worked_before)
-        standing.worked, standing.worked_before = 0.0, standing.worked
+        # The quickest counts: some may take long because a process or a server stood still, or others were at work.
+        standing.lengths.append(standing.worked)
+        standing.worked, share = 0.0, SHARE * min(standing.lengths)
         standing.base_at = standing.base_stored_at = time.monotonic()
         standing.base_at += max(interval, min(LONGEST_REST, share))
         if standing.started:
