@@ -32,7 +32,8 @@ _SETTINGS = {
     "shared_buffers": "64MB",
     "max_prepared_transactions": "10",
 }
-_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+# Of servers for tests. Their files may lie in memory, so the write-ahead log has a bound.
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "max_wal_size": "256MB"}
 
 
 class Postgres:

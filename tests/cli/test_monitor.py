@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import psycopg
 import pytest
 from rich.console import Console
 
-from taskbridge.cli import monitor
+from taskbridge.cli import console, monitor
 from taskbridge.cli.monitor import Monitor
 from taskbridge.cli.tenants import busiest, totals
 from taskbridge.process.runtime import Runtime, runtime_of
@@ -81,6 +82,15 @@ def test_where_there_is_no_terminal_a_line_has_the_totals_and_who_fails(
     assert "invoices: 3 runners, 3 pending, 0 in quarantine, 1 tenants failing; " in shown
     assert "; invoices: 1 tenants fail; tenant-1000: ValueError: boom" in shown
     assert max(found) <= LINES
+
+
+def test_the_live_table_has_who_fails_below_it(crowded: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(width=100, height=LINES, force_terminal=True, file=io.StringIO(), record=True)
+    monkeypatch.setattr(console, "stderr", lambda: terminal)
+    shown = Monitor(crowded, workers=None, ours=False)  # type: ignore[arg-type]
+    with shown.shown():
+        shown._look()
+    assert "invoices: 1 tenants fail; tenant-1000: ValueError: boom" in terminal.export_text()
 
 
 def test_few_tenants_are_all_shown_those_without_a_record_too(deployment: Deployment) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
 from taskbridge.store import record_invoice
-from tests.cli.held import hold_back
+from tests.cli.held import hold_back, open_circuit
 from tests.cli.program import Program
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
@@ -68,6 +68,13 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
     assert taskbridge("unmatched", "list", "--json").json == {"unmatched": {"elsewhere": 1}}
     (record,) = taskbridge("unmatched", "list", "elsewhere", "--json").json["records"]
     assert record["reason"] == "why"
+
+
+def test_doctor_warns_of_an_open_circuit(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
+    open_circuit(gate_redis, keys, "France", "Spain")
+    ended = taskbridge("doctor", "--strict")
+    assert ended.status == 1
+    assert "invoices: the circuit is open, 0 probes failed" in ended.stdout
 
 
 def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is_well(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -179,3 +180,22 @@ def test_a_fork_that_python_was_not_told_of_reads_no_reply_of_its_parent(servers
     )
 
     assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_pool_of_few_connections(redis_client: redis.Redis, keys: Keys, most: int) -> None:
+    """Threads wait for one another, and none for ever."""
+    options = redis_client.connection_pool.connection_kwargs
+    url = f"redis://:{options['password']}@{options['host']}:{options['port']}/{options.get('db', 0)}"
+    gate = Gate(client(f"{url}?max_connections={most}"), keys, publish=lambda *_: None)
+
+    def work(name: str) -> None:
+        for _ in range(20):
+            gate.notify("invoices", name, SPACING)
+            gate.look("invoices", [name])
+            gate.tick("invoices", 1)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, ["t0", "t1", "t2", "t3"]))
+
+    assert [status.events for status in gate.look("invoices", ["t0", "t3"])] == [20, 20]

@@ -297,10 +297,14 @@ def test_a_round_takes_no_transaction_id(engine: Engine, tails: Tails) -> None:
         with engine.connect() as connection:
             return int(connection.exec_driver_sql("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").scalar_one())
 
-    before = next_id()
-    tails.look(Kind.TAIL, PIPELINE, SOURCE, 200)
-    tails.look(Kind.BASE, PIPELINE, SOURCE, 200)
-    assert next_id() == before
+    def ids_of_two_rounds() -> int:
+        before = next_id()
+        tails.look(Kind.TAIL, PIPELINE, SOURCE, 200)
+        tails.look(Kind.BASE, PIPELINE, SOURCE, 200)
+        return next_id() - before
+
+    # Autovacuum may take some at any time, and a round would take one each time.
+    assert min(ids_of_two_rounds() for _ in range(10)) == 0
 
 
 # Random histories

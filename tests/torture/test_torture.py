@@ -122,7 +122,8 @@ def test_a_schedule_whose_arena_cannot_be_opened_gets_one_more_and_no_third(tmp_
     assert "BROKEN" in said
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_an_arena_that_hangs_is_ended_with_all_that_it_started_and_the_next_one_is_begun() -> None:
     """Where a schedule may not even take as long as its servers need, each of them counts as hung."""
     started: set[psutil.Process] = set()
@@ -148,7 +149,7 @@ def test_an_arena_that_hangs_is_ended_with_all_that_it_started_and_the_next_one_
     # multiprocessing keeps one for this process.
     ours = [one for one in psutil.Process().children() if "resource_tracker" in " ".join(one.cmdline())]
     left = started - {*ours}
-    wait_until(lambda: not any(map(_runs, left)), "all have ended")
+    wait_until(lambda: not any(map(_runs, left)), "all have ended", 60)
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -67,6 +67,11 @@ def test_a_server_that_is_there_and_refuses_something(error: Exception) -> None:
     [
         (redis.exceptions.ReadOnlyError(), True),
         (redis.exceptions.ClusterDownError(""), True),
+        (redis.exceptions.MasterDownError("Link with MASTER is down"), True),
+        (redis.exceptions.BusyLoadingError(), True),
+        (redis.exceptions.MovedError("3999 127.0.0.1:6381"), True),
+        (redis.ResponseError("ERR user_script:7: MASTERDOWN Link with MASTER is down."), True),
+        (redis.ResponseError("ERR user_script:7: MOVED 3999 127.0.0.1:6381"), True),
         (redis.ResponseError("ERR user_script:7: READONLY You can't write against a read only replica."), True),
         (redis.ResponseError("ERR user_script:7: unknown command"), False),
         ([1, "READONLY"], False),
