@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from taskbridge.embedded import Servers
 from taskbridge.gate import Keys
 from taskbridge.store import connect
 from tests.deployment import Deployment
-from tests.memory import temporary_files_in_memory
+from tests.memory import keep_temporary_files_in_memory
 
 pytest_plugins = ["taskbridge.testing.plugin"]
 
@@ -23,9 +22,7 @@ pytest_plugins = ["taskbridge.testing.plugin"]
 def pytest_configure(config: pytest.Config) -> None:
     """Let temporary files lie in memory; workers of pytest-xdist inherit where."""
     if not hasattr(config, "workerinput"):
-        files = ExitStack()
-        files.enter_context(temporary_files_in_memory())
-        config.add_cleanup(files.close)
+        keep_temporary_files_in_memory()
 
 
 @pytest.fixture(scope="session")

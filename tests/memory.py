@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-__all__ = ["temporary_files_in_memory"]
+__all__ = ["keep_temporary_files_in_memory"]
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - it is where Linux has it; what is made there is our own
 """A file system in memory, on Linux."""
@@ -25,25 +24,19 @@ LEAST_FREE: Final = 4 * 2**30
 PREFIX: Final = "taskbridge-"
 
 
-@contextmanager
-def temporary_files_in_memory() -> Iterator[None]:
-    """Let this process and those that it starts make their temporary files in memory; they are gone at the end.
+def keep_temporary_files_in_memory() -> None:
+    """Let this process and those that it starts make their temporary files in memory; they are gone when it ends.
 
     A `TMPDIR` that is set stays, and so does the default where there is too little room, or programs may not run.
     """
     if "TMPDIR" in os.environ or not _has_room():
-        yield
         return
     _remove_those_of_the_dead()
     made = MEMORY / f"{PREFIX}{os.getpid()}"
-    made.mkdir()
+    made.mkdir(exist_ok=True)
     os.environ["TMPDIR"], tempfile.tempdir = str(made), None
-    try:
-        yield
-    finally:
-        del os.environ["TMPDIR"]
-        tempfile.tempdir = None
-        shutil.rmtree(made, ignore_errors=True)
+    # After multiprocessing has removed its own directory there, at -100.
+    Finalize(None, shutil.rmtree, args=(made, True), exitpriority=-200)
 
 
 def _has_room() -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from tests.memory import temporary_files_in_memory
+from tests.memory import keep_temporary_files_in_memory
 from tests.torture import report
 from tests.torture.arenas import Broken, Order, in_arenas
 from tests.torture.course import Result
@@ -96,6 +96,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    with temporary_files_in_memory():
-        status = main(sys.argv[1:])
-    sys.exit(status)
+    keep_temporary_files_in_memory()
+    sys.exit(main(sys.argv[1:]))
