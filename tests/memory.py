@@ -21,7 +21,7 @@ MEMORY: Final = Path("/dev/shm")  # noqa: S108 - it is where Linux has it; what 
 """A file system in memory, on Linux."""
 LEAST_FREE: Final = 4 * 2**30
 """Bytes that must be free there, and as memory: some servers, each with a write-ahead log."""
-PREFIX: Final = "taskbridge-"
+PREFIX: Final = "taskbridge-tests-"
 
 
 def keep_temporary_files_in_memory() -> None:
