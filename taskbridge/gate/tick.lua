@@ -26,16 +26,11 @@ end
 if #tenants > 0 then
   -- Its end stands in the value: a server whose clock is behind would keep the key for longer.
   local holder, ends = string.match(redis.call("GET", ticking_key) or "", "^(%S+) (%d+)$")
-  if holder and holder ~= ticker and tonumber(ends) > now then
+  if holder and holder ~= ticker and tonumber(ends) > now or queued(sent_key, now) >= most_queued then
     wait_ms, tenants = hold_ms, {}
   else
+    late_ms = now - first[2]
     redis.call("SET", ticking_key, ticker .. " " .. string.format("%.0f", now + hold_ms), "PX", hold_ms)
-    if queued(sent_key, now) >= most_queued then
-      -- Soon, so that the queue does not run dry.
-      wait_ms, tenants = hold_ms / 5, {}
-    else
-      late_ms = now - first[2]
-    end
   end
 end
 local turns = redis.call("ZCARD", turns_key)
