@@ -144,7 +144,8 @@ def test_a_pipeline_and_its_tenants_are_resumed_apart(
     invoices("pause", "France")
     of_tenant = invoices("resume", "France")
     assert "invoices itself is still paused: `taskbridge resume --pipeline invoices`" in of_tenant.stderr
-    assert gate_redis.dbsize() == 0
+    # A worker of another test may still write keys of its own while it ends.
+    assert list(gate_redis.scan_iter(f"*{keys.prefix}*")) == []
     invoices("pause", "France")
     of_pipeline = invoices("resume", "--json")
     assert of_pipeline.json == {"pipeline": "invoices", "tenant": None, "paused": False, "resumed": True, "started": 1}
