@@ -198,7 +198,7 @@ class Cursors:
         None of them waits for a lock. Where a run has no page, only `claim` can say what came of it, and may take long.
 
         Raises:
-            psycopg.Error: Postgres took too long, or the connection broke; nothing is known of any.
+            psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
         """
         try:
             return with_second_try(lambda: self._claim_at_once(claims))
