@@ -20,7 +20,16 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.bounded import Bounded, NoAnswer
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import SHORT_WAIT, SILENT, distrust, driving, in_one_message, session_name, successor_of
+from taskbridge.store.sessions import (
+    SHORT_WAIT,
+    SILENT,
+    Broken,
+    distrust,
+    driving,
+    in_one_message,
+    session_name,
+    successor_of,
+)
 
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
@@ -289,11 +298,11 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     long.
 
     Raises:
-        psycopg.Error: Postgres took too long, or the connection broke; nothing is known of any.
+        psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
     """
     try:
         return _advance_at_once(engine, moves)
-    except SILENT:
+    except (Broken, NoAnswer):
         raise
     except psycopg.Error:
         # One of them is to blame. Which one, only each by itself can say.

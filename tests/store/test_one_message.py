@@ -134,6 +134,16 @@ def test_an_advance_that_takes_too_long_says_nothing_of_those_before_it(engine: 
     assert handled(engine) == ["a"]
 
 
+def test_an_advance_that_takes_too_long_is_no_fault_of_those_before_it(engine: Engine, bounded: Engine) -> None:
+    """The statement of all was ended, so nothing of it is committed, and each can be advanced alone."""
+    advances = moves(engine, TENANTS)
+    with engine.begin() as connection:
+        sleep_at_updates(connection, "sync_cursors", "new.tenant = 'c'")
+    found = advance_together(bounded, advances)
+    assert [type(one).__name__ for one in found] == ["bool", "bool", "QueryCanceled", "NoneType", "NoneType"]
+    assert handled(engine) == ["a", "b"]
+
+
 def test_one_whose_cursor_is_anothers_moves_nothing_and_the_others_move(engine: Engine) -> None:
     advances = moves(engine, TENANTS)
     with engine.begin() as connection:
