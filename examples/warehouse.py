@@ -21,7 +21,10 @@ _PATH = re.compile(r"/customers/(?P<customer>[^/]+)/orders/(?P<number>[^/]+)")
 
 @dataclass(frozen=True)
 class Accepted:
-    """A call that took effect: whose order, which, what became of it (None: it was taken away), and by which key."""
+    """A call that was answered with 200: whose order, which, what became of it (None: taken away), and by which key.
+
+    A repetition of a key is one too, though it has no effect.
+    """
 
     customer: str
     number: str

@@ -41,6 +41,22 @@ CREATE FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot,
 
 COMMENT ON FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) IS 'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
 
+CREATE FUNCTION taskbridge.number_columns() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    NEW.numbered := NEW.relation;
+    NEW.column_numbers := ARRAY(
+        SELECT t.attnum
+        FROM unnest(NEW.tenant_column || NEW.key_columns || NEW.watched_columns) WITH ORDINALITY c (name, place)
+        LEFT JOIN pg_attribute t ON t.attrelid = NEW.relation AND t.attname = c.name AND NOT t.attisdropped
+        ORDER BY c.place
+    );
+    RETURN NEW;
+END
+$$;
+
 CREATE FUNCTION taskbridge.owns_records() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN has_table_privilege('taskbridge.records'::text, 'TRIGGER WITH GRANT OPTION'::text);
@@ -169,7 +185,11 @@ CREATE TABLE taskbridge.adopted (
     backfill_columns text[],
     backfilled bigint DEFAULT 0 NOT NULL,
     backfilled_at timestamp with time zone,
-    again_below bigint DEFAULT 0 NOT NULL
+    again_below bigint DEFAULT 0 NOT NULL,
+    column_numbers smallint[],
+    numbered oid,
+    backfill_of text DEFAULT 'rows'::text NOT NULL,
+    CONSTRAINT ck_adopted_backfill_of CHECK ((backfill_of = ANY (ARRAY['rows'::text, 'records'::text])))
 );
 
 COMMENT ON TABLE taskbridge.adopted IS 'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
@@ -179,9 +199,14 @@ COMMENT ON COLUMN taskbridge.adopted.watched_columns IS 'A change of these makes
 COMMENT ON COLUMN taskbridge.adopted.digest IS 'Of the statements that made the triggers: others are needed where it has changed.';
 COMMENT ON COLUMN taskbridge.adopted.version IS 'Another with each adoption, by which a worker sees that it knows an older one.';
 COMMENT ON COLUMN taskbridge.adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
-COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row up to which a backfill has come, by the unique index.';
-COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of this index: another one has another order.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row, by the unique index, or the record, by tenant and key, up to which the phase has come; null: to no row.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of the index by which rows are taken: of another index the place says nothing.';
+COMMENT ON COLUMN taskbridge.adopted.backfilled IS 'How many rows the backfill has looked at.';
+COMMENT ON COLUMN taskbridge.adopted.backfilled_at IS 'When the backfill was done.';
 COMMENT ON COLUMN taskbridge.adopted.again_below IS 'A backfill writes records of smaller revisions again.';
+COMMENT ON COLUMN taskbridge.adopted.column_numbers IS 'The columns of tenant and key, and those watched, whatever they are called by now.';
+COMMENT ON COLUMN taskbridge.adopted.numbered IS 'The table whose numbers these are: after a dump it is another, and the names count.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_of IS 'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
 
 CREATE TABLE taskbridge.deliveries (
     id bigint NOT NULL,
@@ -253,6 +278,14 @@ CREATE TABLE taskbridge.quarantine (
 COMMENT ON TABLE taskbridge.quarantine IS 'Records that cannot be handled, kept apart so that the rest go on.';
 COMMENT ON COLUMN taskbridge.quarantine.revision IS 'The record as it was; once it changes in the source, this row means nothing.';
 COMMENT ON COLUMN taskbridge.quarantine.retry_at IS 'Somebody asked for another try; the tenant''s next sweep takes it.';
+
+CREATE TABLE taskbridge.received (
+    source text NOT NULL COLLATE "C",
+    delivery text NOT NULL COLLATE "C",
+    received_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+COMMENT ON TABLE taskbridge.received IS 'Deliveries of webhooks that were taken, by their sender''s id; kept for 30 days.';
 
 CREATE TABLE taskbridge.records (
     id bigint NOT NULL,
@@ -358,6 +391,15 @@ CREATE VIEW taskbridge.record_states AS
 
 COMMENT ON VIEW taskbridge.record_states IS 'Per pipeline and record: pending, handled (also: older than the pipeline''s start), quarantined, or discarded.';
 
+CREATE TABLE taskbridge.record_versions (
+    source text NOT NULL COLLATE "C",
+    tenant text NOT NULL COLLATE "C",
+    key text NOT NULL COLLATE "C",
+    version numeric NOT NULL
+);
+
+COMMENT ON TABLE taskbridge.record_versions IS 'The newest version of a record that a webhook brought; it goes with the record.';
+
 CREATE TABLE taskbridge.tails (
     pipeline text NOT NULL COLLATE "C",
     kind text NOT NULL COLLATE "C",
@@ -394,6 +436,12 @@ ALTER TABLE ONLY taskbridge.pipelines
 ALTER TABLE ONLY taskbridge.quarantine
     ADD CONSTRAINT pk_quarantine PRIMARY KEY (pipeline, tenant, external_id);
 
+ALTER TABLE ONLY taskbridge.received
+    ADD CONSTRAINT pk_received PRIMARY KEY (source, delivery);
+
+ALTER TABLE ONLY taskbridge.record_versions
+    ADD CONSTRAINT pk_record_versions PRIMARY KEY (source, tenant, key);
+
 ALTER TABLE ONLY taskbridge.records
     ADD CONSTRAINT pk_records PRIMARY KEY (source, tenant, key);
 
@@ -406,10 +454,13 @@ ALTER TABLE ONLY taskbridge.tails
 CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries USING btree (pipeline, tenant, external_id);
 CREATE INDEX ix_quarantine_failed ON taskbridge.quarantine USING btree (pipeline, quarantined_at) WHERE (cause = 'failed'::text);
 CREATE INDEX ix_quarantine_retry ON taskbridge.quarantine USING btree (pipeline, tenant) WHERE (retry_at IS NOT NULL);
+CREATE INDEX ix_received_received_at ON taskbridge.received USING btree (received_at);
 CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);
 CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id) WHERE (id > 0);
 CREATE INDEX ix_records_unmatched ON taskbridge.records USING btree (source, id) WHERE (tenant = ''::text);
 CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline) WHERE (failures > 0);
+
+CREATE TRIGGER number_columns BEFORE INSERT OR UPDATE OF relation, tenant_column, key_columns, watched_columns ON taskbridge.adopted FOR EACH ROW EXECUTE FUNCTION taskbridge.number_columns();
 
 CREATE TRIGGER records_changed BEFORE UPDATE ON taskbridge.records FOR EACH ROW WHEN (((old.* IS DISTINCT FROM new.*) AND ((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text) OR (NOT taskbridge.owns_records())))) EXECUTE FUNCTION taskbridge.stamp_record();
 

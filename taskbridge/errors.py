@@ -39,9 +39,19 @@ __all__ = [
 
 
 class TaskBridgeError(Exception):
-    """Base of every error here. `exit_status` is what the command line ends with."""
+    """Base of every error here: what is wrong, and the remedy, which checks show apart.
+
+    Of an error that was given one text, the remedy is what follows the first colon. `exit_status` is what the command
+    line ends with.
+    """
 
     exit_status = 1
+
+    def __init__(self, what: str = "", remedy: str | None = None) -> None:
+        super().__init__(f"{what}: {remedy}" if remedy else what)
+        if remedy is None:
+            what, _, remedy = what.partition(": ")
+        self.what, self.remedy = what, remedy
 
 
 class UsageError(TaskBridgeError):

@@ -139,13 +139,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _port(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ConfigurationError(f"{_variable(name)} is {text!r}: give a port's number, or 0 for none")
+        raise ConfigurationError(f"{_variable(name)} is {text!r}", "give a port's number, or 0 for none")
     return int(text)
 
 
 def _switch(name: str, text: str) -> bool:
     if text.lower() not in _SWITCHES:
-        raise ConfigurationError(f"{_variable(name)} is {text!r}: give 1 or 0")
+        raise ConfigurationError(f"{_variable(name)} is {text!r}", "give 1 or 0")
     return _SWITCHES[text.lower()]
 
 
@@ -156,7 +156,7 @@ def _parse(name: str, text: str) -> object:
         try:
             return float(text)
         except ValueError:
-            raise ConfigurationError(f"{_variable(name)} is {text!r}: give a number of seconds") from None
+            raise ConfigurationError(f"{_variable(name)} is {text!r}", "give a number of seconds") from None
     if name == "tail_listens":
         return _switch(name, text)
     if name == "pipelines":
@@ -171,7 +171,7 @@ def _parse(name: str, text: str) -> object:
             _ = urlsplit(text).port
         except ValueError:
             raise ConfigurationError(
-                f"{_variable(name)} cannot be read: write redis://:password@host:port/0, "
-                "with special characters percent-encoded"
+                f"{_variable(name)} cannot be read",
+                "write redis://:password@host:port/0, with special characters percent-encoded",
             ) from None
     return text

@@ -21,6 +21,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
+from tests.forked import CELERY, Forked
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +36,11 @@ _databases = itertools.cycle(range(1, 15))
 
 def worker_command(*options: str, app: str = "taskbridge") -> list[str]:
     """Return the command of a worker that greets no others at its start."""
-    return [sys.executable, "-m", "celery", "-A", app, "worker", "--without-mingle", "--without-gossip", *options]
+    return [sys.executable, "-m", "celery", *_arguments(app, options)]
+
+
+def _arguments(app: str, options: Sequence[str]) -> list[str]:
+    return ["-A", app, "worker", "--without-mingle", "--without-gossip", *options]
 
 
 class Worker:
@@ -45,15 +50,8 @@ class Worker:
         self, environment: dict[str, str], log: Path, options: Sequence[str], *, app: str = "taskbridge"
     ) -> None:
         self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                worker_command("--loglevel", "INFO", *options, app=app),
-                env=environment,
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        log.touch()
+        self.process = Forked(CELERY, _arguments(app, ("--loglevel", "INFO", *options)), environment, ROOT, log)
 
     def wait_until_ready(self) -> None:
         wait_until(

@@ -32,3 +32,4 @@ def send_orders(batch: taskbridge.Batch) -> None:
                 batch.reject(order, answer.text)
             else:
                 answer.raise_for_status()
+                batch.handled(order)

@@ -14,6 +14,8 @@ from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, examples
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Engine
 
     from taskbridge.store import Adopted
@@ -84,18 +86,22 @@ def adopt(
         watched = [] if columns is None else columns.split(",")
         found = store.adoption(engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql)
         if print_sql:
-            for statement in store.adopting(found):
-                click.echo(f"{statement};\n")
+            _print(store.adoption_statements(found))
             return
         what = f"{found.definition.source}: {found.table.name}"
         if store.adopt(engine, found):
             click.echo(f"{what} is adopted: each change from now on is a record")
         else:
-            click.echo(f"{what} was adopted before: nothing to do")
+            click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
         if again:
             store.begin_again(engine, found.definition.source)
         if backfill or again:
-            _backfill(engine, found)
+            _backfill(engine, found, anew=again)
+
+
+def _print(statements: Sequence[str]) -> None:
+    for statement in statements:
+        click.echo(f"{statement};\n")
 
 
 def _engine(*, migrate: bool) -> Engine:
@@ -110,8 +116,11 @@ def _engine(*, migrate: bool) -> Engine:
     return engine
 
 
-def _backfill(engine: Engine, adopted: Adopted) -> None:
-    """Write page after page, with a progress bar, or lines if there is no terminal. A signal ends it after a page."""
+def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
+    """Write page after page, with a progress bar, or lines if there is no terminal. A signal ends it after a page.
+
+    `anew`: this process let it begin at the first row, so it was not done before, whoever did it since.
+    """
     from taskbridge import store
     from taskbridge.process.translation import translated_errors
 
@@ -125,7 +134,7 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
                     page = next(pages, None)
                 if page is None:
                     break
-                rows, again, before = page.rows, page.again, page.before
+                rows, again, before = page.rows, page.again, page.before and not anew
                 progress.update(task, completed=rows, total=max(rows, adopted.table.rows))
                 if progress.disable and time.monotonic() - told > TELLS_EVERY:
                     told = time.monotonic()
@@ -143,14 +152,15 @@ def _backfill(engine: Engine, adopted: Adopted) -> None:
     click.echo(f"{source}: {rows:,} rows have {another if again else 'their records'}")
 
 
-@click.command(epilog=examples("taskbridge unadopt orders"))
+@click.command(epilog=examples("taskbridge unadopt orders", "taskbridge unadopt orders --print-sql"))
 @click.argument("source")
+@click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
 @data_dir_option
-def unadopt(source: str, data_dir: Path) -> None:
-    """Take the triggers off the table that was adopted as SOURCE, and say what remains.
+def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
+    """Take the triggers off the table that was adopted as SOURCE.
 
-    Changes are no records any more. What was recorded until then is handled as before; where the table is dropped, what
-    is pending counts as deleted.
+    Changes are no records any more. Records and cursors remain: what was recorded until then is handled as before;
+    where the table is dropped, what is pending counts as deleted.
 
     Exit status: 0; 1 the table was in use, or a server went away; 2 no table was adopted as SOURCE.
     """
@@ -158,8 +168,11 @@ def unadopt(source: str, data_dir: Path) -> None:
 
     environment.need_data(data_dir)
     with environment.enter(data_dir) as origin:
-        left = store.unadopt(_engine(migrate=origin is Origin.OURS), source)
+        engine = _engine(migrate=origin is Origin.OURS)
+        if print_sql:
+            _print(store.removal_statements(engine, source))
+            return
+        left = store.unadopt(engine, source)
     click.echo(f"{source}: {left.table} is adopted no more")
     readers = ", ".join(left.pipelines) or "no pipeline"
-    remain = console.counted(left.records, "record remains", "records remain")
-    click.echo(f"{remain}, with the cursors of {readers}: what is pending is handled as before")
+    click.echo(f"its records remain, with the cursors of {readers}: what is pending is handled as before")

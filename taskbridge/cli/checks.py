@@ -80,8 +80,7 @@ def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
             with translated_errors():
                 found.extend(check(runtime))
         except TaskBridgeError as error:
-            what, _, remedy = str(error).partition(": ")
-            found.append(Finding(level, name, what, remedy))
+            found.append(Finding(level, name, error.what, error.remedy))
             return False
         return True
 
@@ -151,8 +150,9 @@ def _adopted(runtime: Runtime) -> Findings:
                 f"if {name} is no more, run `taskbridge forget {name}`; else name what counts "
                 "with `taskbridge adopt --columns`",
             )
-        for what, remedy in wrong:
-            yield Finding(Level.PROBLEM, "tables", f"{source}: {what}", remedy)
+        for what, remedy, is_recorded in wrong:
+            level = Level.WARNING if is_recorded else Level.PROBLEM
+            yield Finding(level, "tables", f"{source}: {what}", remedy)
         if not wrong:
             yield Finding(Level.OK, "tables", f"{source}: its changes are recorded, and its rows can be read")
 

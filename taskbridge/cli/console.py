@@ -41,6 +41,9 @@ __all__ = [
 NARROW: Final = 74
 """Columns that the widest table needs at the least."""
 
+_LEAST_TEXT: Final = 8
+"""Columns that a text has at the least."""
+
 # Where no terminal gives a width, nothing is cut.
 _WIDTH_OF_A_PIPE: Final = 100_000
 
@@ -104,14 +107,21 @@ def cell(text: str, style: str = "") -> Text:
 class Table:
     """A table. The first column and `texts` have text, which may take several lines; the other columns numbers.
 
-    As a string it is what a pipe gets.
+    Where a terminal is too narrow for the numbers, the columns of `optional` are left out. As a string the table is
+    what a pipe gets, with all columns.
     """
 
     def __init__(
-        self, terminal: Console | Pipe, *columns: str, title: str | None = None, texts: Container[str] = ()
+        self,
+        terminal: Console | Pipe,
+        *columns: str,
+        title: str | None = None,
+        texts: Container[str] = (),
+        optional: Container[str] = (),
     ) -> None:
         self._terminal = terminal
         self._columns = columns
+        self._optional = optional
         self._title = title
         self._are_texts = [number == 0 or column in texts for number, column in enumerate(columns)]
         self.rows: list[tuple[str | Text, ...]] = []
@@ -135,17 +145,35 @@ class Table:
         from rich import box
         from rich.table import Table as RichTable
 
-        gap = 1 if self._terminal.width > NARROW + 10 else 0
+        shown, gap = self._what_fits()
         made = RichTable(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
         made.title, made.title_justify, made.pad_edge, made.caption = self._title, "left", False, self.caption
-        for column, is_text in zip(self._columns, self._are_texts, strict=True):
-            if is_text:
-                made.add_column(column, overflow="fold", min_width=8)
+        for at in shown:
+            column = self._columns[at]
+            if self._are_texts[at]:
+                made.add_column(column, overflow="fold", min_width=_LEAST_TEXT)
             else:
                 made.add_column(column, justify="right", no_wrap=True, min_width=len(column))
         for row in self.rows:
-            made.add_row(*row)
+            made.add_row(*(row[at] for at in shown))
         return made
+
+    def _what_fits(self) -> tuple[list[int], int]:
+        """Return which columns are shown, and how many blanks are added between two, so that no number is cut."""
+        cells = zip(self._columns, *self.rows, strict=True)
+        widths = [
+            _LEAST_TEXT if is_text else max(_width(str(cell)) for cell in column)
+            for column, is_text in zip(cells, self._are_texts, strict=True)
+        ]
+        every = range(len(self._columns))
+        fewer = [at for at in every if self._columns[at] not in self._optional]
+        gaps = (1, 0) if self._terminal.width > NARROW + 10 else (0,)
+        for shown in ([*every], fewer):
+            for gap in gaps:
+                # One column is between two, and one at each edge.
+                if sum(widths[at] for at in shown) + (len(shown) - 1) * (1 + gap) + 2 <= self._terminal.width:
+                    return shown, gap
+        return fewer, 0
 
 
 def _width(text: str) -> int:
@@ -170,11 +198,18 @@ def progress(*, of: bool = False, time_left: bool = False) -> Progress:
         TimeRemainingColumn,
     )
 
+    class OurProgress(Progress):
+        """A progress bar that says nothing where it is not shown: rich before 14 ends it with an empty line."""
+
+        def stop(self) -> None:
+            if not self.disable:
+                super().stop()
+
     terminal = stderr()
     columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
     columns += [MofNCompleteColumn()] if of else []
     columns += [TimeRemainingColumn()] if time_left else []
-    return Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    return OurProgress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
 
 
 def tell(text: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from taskbridge.cli.tenants import TenantView
     from taskbridge.declaring.policy import DelaySinceLastRun
-    from taskbridge.process.looking import Looking
+    from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.store import WaitingRecords
 
 __all__ = ["Delays", "look"]
@@ -45,7 +45,8 @@ class Delays:
         """Return the table of `status`. The last run is the one that delays count from: the last that took records."""
         counts = {"handled": "handled"} | ({"quarantine": "quarantined"} if terminal.width > console.NARROW else {})
         columns = ("state", "due", "waiting", *counts, "last run", "criterion")
-        made = console.Table(terminal, "tenant", *columns, title=title, texts=("criterion",))
+        texts, optional = ("criterion",), ("quarantine",)
+        made = console.Table(terminal, "tenant", *columns, title=title, texts=texts, optional=optional)
         for one in tenants:
             waiting = self.waiting.get(one.tenant)
             made.add_row(
@@ -65,7 +66,7 @@ class Delays:
         return f"{self.pipeline}: {records} no criterion; `taskbridge unmatched list {self.pipeline}` shows why"
 
 
-def look(runtime: Looking, pipeline: str, policy: DelaySinceLastRun, tenants: Sequence[TenantView]) -> Delays:
+def look(runtime: LightRuntime, pipeline: str, policy: DelaySinceLastRun, tenants: Sequence[TenantView]) -> Delays:
     """Return what waits for `tenants`, and how much is unmatched."""
     of_source, pending = runtime.tenants_of(pipeline), [one.tenant for one in tenants if one.counts["pending"]]
     found = {tenant: of_source.waiting(pipeline, tenant, policy.smallest_ms) for tenant in pending}

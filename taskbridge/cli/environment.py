@@ -21,7 +21,7 @@ from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
-    from taskbridge.process.looking import Looking
+    from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "Origin",
     "enter",
     "existing",
-    "looking",
+    "light_runtime",
     "need_data",
     "ready",
     "runtime",
@@ -38,7 +38,7 @@ __all__ = [
     "session",
 ]
 
-R = TypeVar("R", bound="Looking")
+R = TypeVar("R", bound="LightRuntime")
 
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 REDIS: Final = "TASKBRIDGE_REDIS_URL"
@@ -55,11 +55,11 @@ def runtime() -> Runtime:
     return found
 
 
-def looking() -> Looking:
-    """Return what a command needs that changes nothing."""
-    from taskbridge.process.looking import Looking
+def light_runtime() -> LightRuntime:
+    """Return what a command needs that neither notifies nor runs."""
+    from taskbridge.process.light_runtime import LightRuntime
 
-    return Looking(Settings.read())
+    return LightRuntime(Settings.read())
 
 
 class Origin(Enum):
@@ -118,7 +118,9 @@ def need_data(data_dir: Path) -> None:
 
 @contextmanager
 def session(data_dir: Path, opened: Callable[[], R], *, makes: bool = False) -> Iterator[tuple[R, Origin]]:
-    """Choose the servers for the `with` block, see that they can be used, and lend `opened()`: `looking` or `runtime`.
+    """Choose the servers for the `with` block, see that they can be used, and lend `opened()`.
+
+    `opened` is `runtime`, or `light_runtime` where the command neither notifies nor runs.
 
     Servers of this process are brought up to date; others must be. With `makes` the data directory is made where there
     is none.
@@ -133,7 +135,7 @@ def session(data_dir: Path, opened: Callable[[], R], *, makes: bool = False) -> 
         yield lent, origin
 
 
-def ready(runtime: Looking, *, migrate: bool) -> None:
+def ready(runtime: LightRuntime, *, migrate: bool) -> None:
     """See that everything can be used; with `migrate` the schema is brought up to date, else it must be.
 
     Raises:

@@ -46,6 +46,5 @@ def forget(pipeline: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     if as_json:
         console.emit_json({"pipeline": pipeline, **found})
     else:
-        click.echo(
-            f"{pipeline} is forgotten: {found['cursors']:,} cursors, {found['quarantined']:,} rows of quarantine"
-        )
+        numbers = f"{found['cursors']:,} cursors, {found['quarantined']:,} rows of quarantine"
+        click.echo(console.plain(f"{pipeline} is forgotten: {numbers}"))

@@ -33,10 +33,12 @@ COMMANDS: Final = {
     "rebase": ("rebase", "Go on after a restore into another cluster."),
     "record": ("record", "Record messages from JSON lines."),
     "resume": ("pause", "Let a tenant, or a pipeline, go on."),
+    "serve": ("serve", "Serve a receiver of webhooks."),
     "status": ("status", "Show how every tenant stands."),
     "unadopt": ("adopt", "Take the triggers off an adopted table."),
     "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
     "up": ("up", "Run everything on this machine."),
+    "webhook": ("webhook", "Send requests as a provider does."),
     "where": ("where", "Show where a record is."),
 }
 """Each command's module in this package, and its line in the help. A module is imported when its command is used."""

@@ -29,7 +29,7 @@ def metrics(data_dir: Path) -> None:
     from taskbridge.observing.metrics import Metrics
 
     environment.existing(data_dir)
-    look = Metrics(environment.looking())
+    look = Metrics(environment.light_runtime())
     click.echo(look.text(), nl=False)
     for problem in look.problems:
         console.complain(problem)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,32 @@ __all__ = ["prune"]
 
 SHOWN_HOLDERS: Final = 5
 MOST_HOLDERS: Final = 10_000
-"""Tenants and pipelines that are counted; of more, that there are more is said."""
+"""Of so many holders those with the most records are kept; twice as many may be counted at a time."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """How many old records each holder holds back, and all `pipelines` that do.
+
+    `is_cut`: there were too many holders, so those with the fewest records were left out. The number of a holder that
+    was left out once, and holds more back after that, is too small.
+    """
+
+    records: Counter[Holder] = field(default_factory=Counter)
+    pipelines: set[str] = field(default_factory=set)
+    is_cut: bool = False
+
+    def add(self, held: Mapping[Holder, int]) -> None:
+        self.records.update(held)
+        self.pipelines.update(one.pipeline for one in held if one.pipeline is not None)
+        if len(self.records) > 2 * MOST_HOLDERS:
+            self.records = Counter(dict(self.records.most_common(MOST_HOLDERS)))
+            self.is_cut = True
+
+    def most(self) -> list[tuple[Holder, int]]:
+        """Return the few that hold the most back."""
+        order = sorted(self.records.items(), key=lambda one: (-one[1], one[0].pipeline or "", one[0]))
+        return order[:SHOWN_HOLDERS]
 
 
 @click.command(
@@ -63,7 +89,7 @@ def prune(
     from taskbridge import store
 
     counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
-    held: Counter[Holder] = Counter()
+    held = _Held()
     complete = False
     with environment.session(data_dir, environment.runtime) as (runtime, _):
         what = _what(runtime.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
@@ -86,7 +112,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
     return Prune(older_than, {name: pipelines[name].source for name in pipelines.names()}, pipeline, **options)
 
 
-def _prune(steps: Iterator[Step], counts: Counter[str], held: Counter[Holder]) -> None:
+def _prune(steps: Iterator[Step], counts: Counter[str], held: _Held) -> None:
     """Take step after step, with a progress bar. A signal ends it after a step."""
     from taskbridge.process.translation import translated_errors
 
@@ -100,22 +126,21 @@ def _prune(steps: Iterator[Step], counts: Counter[str], held: Counter[Holder]) -
             counts[step.table] += step.deleted
             counts["quarantine"] += step.quarantine
             counts["kept"] += step.kept
-            for holder, records in step.held.items():
-                if holder in held or len(held) < MOST_HOLDERS:
-                    held[holder] += records
+            held.add(step.held)
             if step.table not in tasks:
                 tasks[step.table] = progress.add_task(step.table, total=None)
             progress.update(tasks[step.table], advance=step.deleted + step.quarantine + step.kept)
 
 
-def _show(what: Prune, counts: Counter[str], held: Counter[Holder], *, as_json: bool, complete: bool) -> None:
+def _show(what: Prune, counts: Counter[str], held: _Held, *, as_json: bool, complete: bool) -> None:
     from taskbridge.store import PRUNED
 
-    named = sorted(held.items(), key=lambda one: (-one[1], one[0].pipeline or "", *one[0][1:]))[:SHOWN_HOLDERS]
+    named = held.most()
     if as_json:
         held_by = [{**holder._asdict(), "records": records} for holder, records in named]
         figures = {"dry_run": what.dry_run, "complete": complete, **counts}
-        console.emit_json({**figures, "holders": len(held), "held_by": held_by})
+        holders = {"holders": len(held.records), "holders_cut": held.is_cut}
+        console.emit_json({**figures, **holders, "held_by": held_by})
         return
     terminal = console.stdout()
     table = console.Table(terminal, "", "would be deleted" if what.dry_run else "deleted")
@@ -124,19 +149,21 @@ def _show(what: Prune, counts: Counter[str], held: Counter[Holder], *, as_json: 
     terminal.print(table)
     if counts["kept"]:
         records = console.counted(counts["kept"], "old record stays", "old records stay")
-        terminal.print(f"{records}: pending, in quarantine, or about to be tried again")
+        terminal.print(f"{records}: pending, in quarantine, about to be tried again, or read by no pipeline")
     for holder, number in named:
         terminal.print(console.plain(_sentence(holder, console.counted(number, "record"))))
-    if len(held) > len(named):
-        terminal.print(f"and {len(held) - len(named):,}{' or' if len(held) == MOST_HOLDERS else ''} more")
-    for stranger in sorted({one.pipeline for one in held if one.pipeline} - {*what.sources}):
+    if len(held.records) > len(named):
+        terminal.print(f"and {len(held.records) - len(named):,}{' or' if held.is_cut else ''} more")
+    if held.is_cut:
+        terminal.print("so many hold records back that those with the fewest were left out: a number may be too small")
+    for stranger in sorted(held.pipelines - {*what.sources}):
         forget = shlex.join(("taskbridge", "forget", stranger))
-        terminal.print(f"{stranger} is not declared here: if it is no more, `{forget}`")
+        terminal.print(console.plain(f"{stranger} is not declared here: if it is no more, `{forget}`"))
 
 
 def _sentence(holder: Holder, records: str) -> str:
     """Say how many records a tenant holds back, and why."""
     if holder.pipeline is None:
-        return f"{records} of {holder.tenant}: no pipeline reads the source"
+        return f"{holder.source}: {records} of {holder.tenant}: no pipeline reads this source"
     why = {"pending": "pending", "quarantined": "in quarantine", "retrying": "about to be tried again"}[holder.state]
     return f"{holder.pipeline}: {records} of {holder.tenant}: {why}"

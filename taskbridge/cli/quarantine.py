@@ -142,7 +142,7 @@ def list_them(
     choice = _Choice(**chosen).check()
     records: list[tuple[str, QuarantinedRecord]] = []
     count = 0
-    with environment.session(data_dir, environment.looking) as (runtime, _):
+    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
         names = runtime.pipelines.names() if pipeline is None else [pipeline]
         for name in names:
             there = runtime.quarantine_of(name)
@@ -227,7 +227,7 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 
 @contextmanager
 def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
-    with environment.session(data_dir, environment.looking) as (runtime, origin):
+    with environment.session(data_dir, environment.light_runtime) as (runtime, origin):
         yield runtime.quarantine_of(pipeline), runtime.pauses, origin
 
 

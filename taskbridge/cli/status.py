@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskbridge.cli.delays import Delays
     from taskbridge.cli.tenants import TenantView, Totals
     from taskbridge.gate import CircuitStatus
-    from taskbridge.process.looking import Looking
+    from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.store import Pause
 
 __all__ = ["status"]
@@ -152,7 +152,8 @@ def status(
     the oldest pending record.
 
     With another --sort than by name, the first ones of up to 1,000 tenants whose runners are due first, that have the
-    most failures, that have the most in quarantine, and by name.
+    most failures, that have the most in quarantine, that are paused, and by name. Up to 1,000,000 records of all are
+    counted to sort them, so where many are shown fewer than 10,000 of each.
 
     Events and runs are those of the tenant's last burst; a lease is the time in which one more event belongs to it.
 
@@ -167,7 +168,7 @@ def status(
         check_tenant(tenant)
     if after and sort != BY_NAME:
         raise click.UsageError("--after goes on by name: leave it out, or --sort")
-    with environment.session(data_dir, environment.looking) as (runtime, _):
+    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
         names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
         from taskbridge.store import undeclared_pipelines, unmatched_sources
 
@@ -203,7 +204,7 @@ def status(
         raise click.exceptions.Exit(1)
 
 
-def _parked(runtime: Looking) -> int | None:
+def _parked(runtime: LightRuntime) -> int | None:
     """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
     if runtime.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
         return None
@@ -211,7 +212,7 @@ def _parked(runtime: Looking) -> int | None:
     return int(count)
 
 
-def _look(runtime: Looking, pipeline: str, tenant: str | None, after: str, limit: int, order: str) -> _Standing:
+def _look(runtime: LightRuntime, pipeline: str, tenant: str | None, after: str, limit: int, order: str) -> _Standing:
     from taskbridge.cli.tenants import page, sorted_by, totals, view
 
     whole = totals(runtime, pipeline)
@@ -233,7 +234,7 @@ def _look(runtime: Looking, pipeline: str, tenant: str | None, after: str, limit
     )
 
 
-def _delays(runtime: Looking, pipeline: str, tenants: list[TenantView]) -> Delays | None:
+def _delays(runtime: LightRuntime, pipeline: str, tenants: list[TenantView]) -> Delays | None:
     policy = runtime.pipelines[pipeline].criteria
     if policy is None:
         return None
@@ -291,15 +292,13 @@ def _show(found: dict[str, _Standing]) -> None:
 
 
 def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None) -> console.Table:
-    oldest = ("oldest",) if terminal.width > console.NARROW + len("oldest") else ()
-    columns = ("state", "lease", "pending", *oldest, "handled", "quarantine", "last run", "events", "runs")
-    made = console.Table(terminal, "tenant", *columns, title=title)
+    columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs")
+    made = console.Table(terminal, "tenant", *columns, title=title, optional=("oldest",))
     for one in tenants:
         pending, handled, quarantined = (f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined"))
-        ages = (ago(one.counts["pending_since"]) for _ in oldest)
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
-        counts = (pending, *ages, handled, quarantined)
+        counts = (pending, ago(one.counts["pending_since"]), handled, quarantined)
         made.add_row(console.plain(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
     return made
 

@@ -13,7 +13,7 @@ from taskbridge.gate import RunnerStatus, State, Survey
 from taskbridge.store import Backlog, Pause, Paused, read_backlogs
 
 if TYPE_CHECKING:
-    from taskbridge.process.looking import Looking
+    from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
 
 __all__ = ["ORDERS", "TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "sorted_by", "totals", "view"]
@@ -84,6 +84,8 @@ MOST_RUNNERS: Final = 1_000
 """Tenants without records and cursor are shown if they are among so many runners that are due first."""
 MOST_COUNTED: Final = 10_000
 """Records that are counted of a tenant on a page of many."""
+MOST_TO_SORT: Final = 1_000_000
+"""Records that are counted of all tenants at a time, of each state, to sort them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Totals:
         return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
 
 
-def totals(runtime: Looking, pipeline: str) -> Totals:
+def totals(runtime: LightRuntime, pipeline: str) -> Totals:
     """Return how a pipeline stands. What it costs does not grow with the tenants that there are."""
     survey = runtime.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
     source = runtime.pipelines[pipeline].source
@@ -109,12 +111,12 @@ def totals(runtime: Looking, pipeline: str) -> Totals:
     return Totals(pipeline, survey, backlogs[pipeline], runtime.pauses.of(pipeline))
 
 
-def view(runtime: Looking, pipeline: str, tenant: str) -> list[TenantView]:
+def view(runtime: LightRuntime, pipeline: str, tenant: str) -> list[TenantView]:
     """Return a tenant, if it has records, a cursor, a runner or a pause."""
     return _views(runtime, pipeline, [tenant], None, runtime.pauses.of(pipeline))
 
 
-def busiest(runtime: Looking, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
+def busiest(runtime: LightRuntime, whole: Totals, limit: int) -> tuple[list[TenantView], bool]:
     """Return up to `limit` tenants, and whether there are more: those whose runners are due first, then by name.
 
     What it costs is bounded as that of `page`.
@@ -124,7 +126,7 @@ def busiest(runtime: Looking, whole: Totals, limit: int) -> tuple[list[TenantVie
     return _views(runtime, whole.pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
 
 
-def page(runtime: Looking, whole: Totals, after: str, limit: int) -> tuple[list[TenantView], bool]:
+def page(runtime: LightRuntime, whole: Totals, after: str, limit: int) -> tuple[list[TenantView], bool]:
     """Return the next `limit` tenants by name, after "" the first ones, and whether more follow.
 
     What it costs does not grow with the tenants that there are. Of each tenant up to `MOST_COUNTED` records count.
@@ -135,21 +137,42 @@ def page(runtime: Looking, whole: Totals, after: str, limit: int) -> tuple[list[
     return _views(runtime, pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
 
 
-def sorted_by(runtime: Looking, whole: Totals, order: str, limit: int) -> tuple[list[TenantView], bool]:
+def sorted_by(runtime: LightRuntime, whole: Totals, order: str, limit: int) -> tuple[list[TenantView], bool]:
     """Return the first `limit` tenants in one of `ORDERS`, and whether there are more.
 
     What it costs does not grow with the tenants that there are: it looks at up to `MOST_RUNNERS` of those whose runners
-    are due first, of those with the most failures, of those with the most in quarantine, and of the first ones by name.
+    are due first, of those with the most failures, of those with the most in quarantine, of those that are paused, and
+    of the first ones by name. The more tenants, the fewer records of each are counted, up to `MOST_TO_SORT` in all; of
+    those that may be among the first, more are counted then.
     """
-    pipeline, tenants = whole.pipeline, runtime.tenants_of(whole.pipeline)
+    pipeline, tenants, key = whole.pipeline, runtime.tenants_of(whole.pipeline), ORDERS[order]
     by_name = tenants.after(pipeline, "", MOST_RUNNERS + 1)
-    named = {*whole.survey.tenants, *tenants.troubled(pipeline, MOST_RUNNERS), *by_name[:MOST_RUNNERS]}
-    views = _views(runtime, pipeline, sorted(named), MOST_COUNTED, whole.paused)
-    views.sort(key=lambda one: (ORDERS[order](one), one.tenant))
-    return views[:limit], len(views) > limit or len(by_name) > MOST_RUNNERS
+    paused = sorted(whole.paused.tenants)[:MOST_RUNNERS]
+    names = sorted({*whole.survey.tenants, *tenants.troubled(pipeline, MOST_RUNNERS), *paused, *by_name[:MOST_RUNNERS]})
+    views, most = _sorted(runtime, whole, order, names)
+    more = len(views) > limit or len(by_name) > MOST_RUNNERS
+    while most < MOST_COUNTED:
+        # A tenant with as many records as were counted may have more than another.
+        edge = max((key(one) for one in views[:limit]), default=inf)
+        first = [one.tenant for one in views if key(one) <= edge]
+        if len(first) > len(names) // 2:
+            names = [one.tenant for one in views[:limit]]
+            return _sorted(runtime, whole, order, names)[0], more
+        names = first
+        views, most = _sorted(runtime, whole, order, names)
+    return views[:limit], more
 
 
-def _views(runtime: Looking, pipeline: str, names: Sequence[str], most: int | None, paused: Paused) -> list[TenantView]:
+def _sorted(runtime: LightRuntime, whole: Totals, order: str, names: Sequence[str]) -> tuple[list[TenantView], int]:
+    """Return tenants in one of `ORDERS`, and how many records of each were counted."""
+    most = min(MOST_COUNTED, MOST_TO_SORT // max(1, len(names)))
+    views = _views(runtime, whole.pipeline, names, most, whole.paused)
+    return sorted(views, key=lambda one: (ORDERS[order](one), one.tenant)), most
+
+
+def _views(
+    runtime: LightRuntime, pipeline: str, names: Sequence[str], most: int | None, paused: Paused
+) -> list[TenantView]:
     """Return those of `names` that have records, a cursor, a runner or a pause; up to `most` records of each count."""
     counts = {row["tenant"]: row for row in runtime.tenants_of(pipeline).counts(pipeline, names, most)}
     now_ms = runtime.gate.now_ms()

@@ -52,7 +52,7 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
     """
     from taskbridge.store import count_unmatched, is_adopted, read_unmatched, unmatched_sources
 
-    with environment.session(data_dir, environment.looking) as (runtime, _):
+    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
         if pipeline is None:
             _count(unmatched_sources(runtime.database), as_json=as_json)
             return

@@ -58,14 +58,14 @@ def check_pipeline_name(name: object) -> str:
     ("a:b", "c") and ("a", "b:c") cannot become one key.
     """
     if not isinstance(name, str) or not _is_of("pipeline", _PIPELINE, name):
-        raise InvalidName(f"the pipeline name {name!r} is not allowed: use {_allowed('pipeline')}")
+        raise InvalidName(f"the pipeline name {name!r} is not allowed", f"use {_allowed('pipeline')}")
     return name
 
 
 def check_source_name(name: object) -> str:
     """Return `name` unchanged, or raise InvalidName: the rule is that of a pipeline's name."""
     if not isinstance(name, str) or not _is_of("source", _PIPELINE, name):
-        raise InvalidName(f"the source {name!r} is not allowed: use {_allowed('source')}")
+        raise InvalidName(f"the source {name!r} is not allowed", f"use {_allowed('source')}")
     return name
 
 
@@ -85,7 +85,7 @@ def check_schema_name(name: str) -> str:
     1 to 63 of a-z, 0-9 and `_`, not beginning with a digit or `pg_`. Not `public`, which others use too.
     """
     if not _is_of("schema", _SCHEMA, name):
-        raise InvalidName(f"the schema {name!r} is not allowed: use {_allowed('schema')} (TASKBRIDGE_SCHEMA)")
+        raise InvalidName(f"the schema {name!r} is not allowed", f"use {_allowed('schema')} (TASKBRIDGE_SCHEMA)")
     return name
 
 
@@ -93,7 +93,7 @@ def check_key_prefix(prefix: str) -> str:
     """Return `prefix` unchanged, or raise InvalidName: 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
     if not _is_of("key prefix", _PREFIX, prefix):
         raise InvalidName(
-            f"the key prefix {prefix!r} is not allowed: use {_allowed('key prefix')} (TASKBRIDGE_KEY_PREFIX)"
+            f"the key prefix {prefix!r} is not allowed", f"use {_allowed('key prefix')} (TASKBRIDGE_KEY_PREFIX)"
         )
     return prefix
 

@@ -18,7 +18,7 @@ from taskbridge.errors import InvalidName, InvalidPolicy
 if TYPE_CHECKING:
     import jsonpath_rfc9535 as jsonpath
 
-__all__ = ["Criterion", "Match", "Unmatched", "check_criteria", "match"]
+__all__ = ["Criterion", "Match", "Unmatched", "check_criteria", "compiled", "match"]
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -61,8 +61,8 @@ class Criterion:
     _identity: tuple[str, bool, Scalar, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        matched, match_path = _compiled("match_path", self.match_path)
-        parameter, parameter_path = _compiled("parameter_path", self.parameter_path)
+        matched, match_path = compiled("match_path", self.match_path)
+        parameter, parameter_path = compiled("parameter_path", self.parameter_path)
         _check_scalar(self.match_path, self.match_value)
         _check_delay(self.label, self.delay)
         object.__setattr__(self, "_match", matched)
@@ -159,7 +159,7 @@ def _repeated(earlier: int, first: Criterion, later: int, second: Criterion) -> 
     return f"{both} contradict each other, with delays of {first.delay:g} s and {second.delay:g} s: keep one of the two"
 
 
-def _compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
+def compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
     """The query and its canonical text, in which `$.level` and `$['level']` are the same."""
     if not isinstance(path, str):
         raise InvalidPolicy(f'the {name} is {_shown(path)}: give a JSONPath as text, such as "$.level"')

@@ -140,8 +140,8 @@ class Pipelines:
                 raise
             except Exception as error:
                 raise ConfigurationError(
-                    f"the pipeline module {module!r} does not import: {type(error).__name__}: {error}. "
-                    "Correct it, or TASKBRIDGE_PIPELINES"
+                    f"the pipeline module {module!r} does not import: {type(error).__name__}: {error}",
+                    "correct it, or TASKBRIDGE_PIPELINES",
                 ) from error
 
     def __getitem__(self, name: Any) -> Pipeline:

@@ -56,7 +56,7 @@ class View(Bounded):
     def __init__(self, session: psycopg.Connection[Any], adapters: AdaptersMap | None = None) -> None:
         handlers = session.pgconn.notice_handler, session.pgconn.notify_handler
         super().__init__(session.pgconn)
-        # These were made the view's.
+        # A connection sets handlers of its own on the link to the server, and the session's are to stay.
         session.pgconn.notice_handler, session.pgconn.notify_handler = handlers
         self.answer_timeout = session.answer_timeout if isinstance(session, Bounded) else None
         # Its names for prepared statements would be those of the session's.

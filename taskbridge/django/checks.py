@@ -13,7 +13,7 @@ from django.db import connections
 from taskbridge import store
 from taskbridge.django.configuration import ALIAS, alias_of_handlers, url_of
 from taskbridge.errors import TaskBridgeError
-from taskbridge.process.looking import Looking
+from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings, unknown_variables
 
@@ -28,11 +28,11 @@ _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
 )
 
 
-def _said(error: Exception, number: str) -> CheckMessage:
+def _said(error: TaskBridgeError, number: str) -> CheckMessage:
     """Return an error's text as Django has it: what is wrong, and the hint apart."""
-    what, _, hint = str(error).partition(": ")
     kind = Error if number.startswith("E") else Warning
-    return kind(what, hint=hint.replace("`taskbridge migrate`", "`manage.py migrate`"), id=f"taskbridge.{number}")
+    hint = error.remedy.replace("`taskbridge migrate`", "`manage.py migrate`")
+    return kind(error.what, hint=hint, id=f"taskbridge.{number}")
 
 
 def connect_checks() -> None:
@@ -54,15 +54,17 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         hint = f"name the alias of a PostgreSQL database in {ALIAS}, or None and set TASKBRIDGE_POSTGRES_URL"
         return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
     try:
-        looking = Looking(Settings.read())
-        if not looking.settings.postgres_url:
-            raise TaskBridgeError(f"there is no TASKBRIDGE_POSTGRES_URL, and {ALIAS} is None: set one of them")
-        if not looking.settings.redis_url:
-            raise TaskBridgeError("there is no TASKBRIDGE_REDIS_URL, and CELERY_BROKER_URL is no Redis: set the first")
-        names = looking.pipelines.names()
+        runtime = LightRuntime(Settings.read())
+        if not runtime.settings.postgres_url:
+            raise TaskBridgeError(f"there is no TASKBRIDGE_POSTGRES_URL, and {ALIAS} is None", "set one of them")
+        if not runtime.settings.redis_url:
+            raise TaskBridgeError(
+                "there is no TASKBRIDGE_REDIS_URL, and CELERY_BROKER_URL is no Redis", "set the first"
+            )
+        names = runtime.pipelines.names()
     except TaskBridgeError as error:
         return [*found, _said(error, "E002")]
-    handlers = {name: looking.pipelines[name].handler for name in names}
+    handlers = {name: runtime.pipelines[name].handler for name in names}
     found += [
         Warning(
             f"the handler of {name} is a coroutine function, so what it writes with the ORM commits on its own",
@@ -98,5 +100,5 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
 
 def _of_tables(engine: Any) -> Iterator[CheckMessage]:
     for source, wrong in store.check_adoptions(engine).items():
-        for what, hint in wrong:
-            yield Warning(f"the adopted table of {source}: {what}", hint=hint, id="taskbridge.W003")
+        for fault in wrong:
+            yield Warning(f"the adopted table of {source}: {fault.what}", hint=fault.remedy, id="taskbridge.W003")

@@ -13,6 +13,8 @@ from django.apps import apps
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from taskbridge.errors import ConfigurationError
+
 __all__ = ["ALIAS", "alias_of_handlers", "url_of", "variables"]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
@@ -28,9 +30,16 @@ def alias_of_handlers() -> str | None:
 
 
 def variables() -> dict[str, str]:
-    """Return what Django's settings say, as the variables of an environment."""
+    """Return what Django's settings say, as the variables of an environment.
+
+    Raises:
+        ConfigurationError: the alias of handlers is none.
+    """
     found = {}
     alias = alias_of_handlers()
+    if alias is not None and alias not in connections:
+        there = ", ".join(connections)
+        raise ConfigurationError(f"{ALIAS} is {alias!r}, which is not in DATABASES", f"name one of {there}")
     if alias is not None and connections[alias].vendor == "postgresql":
         found["TASKBRIDGE_POSTGRES_URL"] = url_of(alias)
     broker = getattr(settings, "CELERY_BROKER_URL", None)

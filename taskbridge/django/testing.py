@@ -6,16 +6,14 @@ saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` has
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from unittest import mock
 
 from asgiref.sync import async_to_sync
 from celery import Celery
 from django.db import connections, transaction
+from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sqlalchemy import Connection, StaticPool, create_engine
 
 from taskbridge.declaring.batch import Batch, Record
@@ -23,22 +21,22 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.django.borrowing import View
 from taskbridge.django.configuration import alias_of_handlers, url_of
 from taskbridge.errors import ConfigurationError
-from taskbridge.integration.installation import fit, renew
-from taskbridge.process.looking import Looking
-from taskbridge.process.runtime import afresh, runtime_of
+from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import described, known
 from taskbridge.store.documents import decoded
 from taskbridge.store.orm import BatchSession
 from taskbridge.store.queries import SCHEMA_OPTION, query, quoted
-from taskbridge.testing.clock import inject_clock
+from taskbridge.store.schema import VERSION_TABLE
+from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.inline import drain_all, notified
 
 __all__ = ["Deployed", "deliver", "deployed"]
 
-_EMPTIED: Final = ("deliveries", "messages", "pauses", "quarantine", "records", "sync_cursors", "tails", "pipelines")
-"""Our tables that `deployed` empties: all but what tells which tables are adopted, and in which cluster."""
+_KEPT: Final = ("adopted", "taskbridge_cluster", VERSION_TABLE)
+"""Our tables that `deployed` does not empty: which tables are adopted, in which cluster, and at which schema."""
 
 
 def deliver(name: str) -> list[Batch]:
@@ -52,12 +50,12 @@ def deliver(name: str) -> list[Batch]:
         ConfigurationError: there is no transaction, as in a TransactionTestCase.
         UnknownPipeline: nobody declares it.
     """
-    looking = Looking(Settings.read())
-    pipeline, alias = looking.pipelines[name], alias_of_handlers()
+    runtime = LightRuntime(Settings.read())
+    pipeline, alias = runtime.pipelines[name], alias_of_handlers()
     if alias is None or not connections[alias].in_atomic_block:
         raise ConfigurationError("`deliver` is for the transaction of a TestCase: elsewhere use `deployed`")
-    readers = sum(looking.pipelines[one].source == pipeline.source for one in looking.pipelines.names())
-    with transaction.atomic(alias), _in_transaction(alias, looking.settings.schema) as connection:
+    readers = sum(runtime.pipelines[one].source == pipeline.source for one in runtime.pipelines.names())
+    with transaction.atomic(alias), _in_transaction(alias, runtime.settings.schema) as connection:
         batches = []
         for tenant, records in _deliverable(connection, pipeline, alias):
             with (
@@ -144,6 +142,10 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     if rows:
         last = str(max(row.revision for row in rows))
         connection.exec_driver_sql("SELECT set_config(%s, %s, true)", (mark, last))
+        keep_ids = "SELECT set_config('taskbridge.keep_ids', %s, true)"
+        connection.exec_driver_sql(keep_ids, ("on",))
+        connection.exec_driver_sql(query("own_delivered", schema), {"source": pipeline.source})
+        connection.exec_driver_sql(keep_ids, ("",))
 
     size = pipeline.batch_size
     return [
@@ -154,7 +156,7 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
 @contextmanager
 def _muted(connection: Connection, source: str, tenant: str) -> Iterator[None]:
     """Let what the handler writes back into its tenant's rows make no records, as in a batch's transaction."""
-    schema = connection.get_execution_options()[SCHEMA_OPTION]
+    schema = quoted(str(connection.get_execution_options()[SCHEMA_OPTION]))
     mute = "SELECT set_config('taskbridge.muted', %s, true)"
     connection.exec_driver_sql(mute, (f"{schema}:{source}:{tenant}" if source else "",))
     yield
@@ -201,31 +203,37 @@ def deployed(app: Celery) -> Iterator[Deployed]:
     """Let an app work on the test's database, which holds no record then, and under a key prefix of the test's own.
 
     The gate's clock stands still, and only runs move it.
+
+    Raises:
+        ConfigurationError: there is no database of Django's, or it is none of a test.
     """
     alias = alias_of_handlers()
     if alias is None:
         raise ConfigurationError("TASKBRIDGE_DATABASE is None: there is no database of Django's to work on")
-    prefix = f"test-{secrets.token_hex(6)}"
-    own = {"TASKBRIDGE_POSTGRES_URL": url_of(alias), "TASKBRIDGE_KEY_PREFIX": prefix}
-    routes = app.conf.task_routes
-    try:
-        with mock.patch.dict(os.environ, own), afresh():
-            runtime = runtime_of(app)
-            schema = quoted(runtime.settings.schema)
-            # In a TestCase nothing is committed, and its transaction would be waited for.
-            if not connections[alias].in_atomic_block:
-                with runtime.engine.begin() as connection:
-                    tables = ", ".join(f"{schema}.{name}" for name in _EMPTIED)
-                    connection.exec_driver_sql(f"TRUNCATE {tables}")
-            renew(app)
-            fit(app)
-            inject_clock(runtime)
-            try:
-                yield Deployed(app)
-            finally:
-                # Queues have the prefix in the middle of their names.
-                if left := list(runtime.redis.scan_iter(f"*{prefix}*")):
-                    runtime.redis.delete(*left)
-    finally:
-        app.conf.task_routes = routes
-        renew(app)
+    if not _is_of_a_test(alias):
+        raise ConfigurationError(
+            f"the database {connections[alias].settings_dict['NAME']} of the alias {alias!r} is none of a test, and "
+            "`deployed` empties it",
+            "use it in a TransactionTestCase, whose database Django makes",
+        )
+    with own_deployment(app, TASKBRIDGE_POSTGRES_URL=url_of(alias)) as runtime:
+        # In a TestCase nothing is committed, and its transaction would be waited for.
+        if not connections[alias].in_atomic_block:
+            _empty(runtime)
+        yield Deployed(app)
+
+
+def _is_of_a_test(alias: str) -> bool:
+    """Whether the database has a name that Django gives those of tests."""
+    named = connections[alias].settings_dict
+    return str(named["NAME"]).startswith(named["TEST"]["NAME"] or TEST_DATABASE_PREFIX)
+
+
+def _empty(runtime: Runtime) -> None:
+    """Delete what our tables hold; see `_KEPT`."""
+    schema = runtime.settings.schema
+    with runtime.engine.begin() as connection:
+        sql = "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename <> ALL (%s)"
+        found = connection.exec_driver_sql(sql, (schema, list(_KEPT))).scalars()
+        tables = ", ".join(f"{quoted(schema)}.{quoted(name)}" for name in found)
+        connection.exec_driver_sql(f"TRUNCATE {tables}")

@@ -61,8 +61,17 @@ class QoS(redis.QoS):
         self.ack(delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> Any:
-        """Put back all messages that the worker has, each into its queue."""
+        """Put back all messages that the worker has, each into its queue.
+
+        Where the connection was lost and given up, they stay away: a run comes again by its deadline, and any other
+        message after the visibility timeout.
+        """
         self._flush()
+        if self.channel.connection.client is None:
+            # kombu would raise AttributeError here, and that ends a worker, as no error of a connection does.
+            self._runs.clear()
+            self._delivered.clear()
+            return None
         self._put_back([message for tag, message in self._delivered.items() if tag in self._runs])
         for tag in self._runs:
             self._delivered.pop(tag, None)

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.process.looking import Looking
+from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
@@ -217,7 +217,7 @@ class Metrics(Collector):
     the last time.
     """
 
-    def __init__(self, runtime: Looking, ticker: Runtime | None = None) -> None:
+    def __init__(self, runtime: LightRuntime, ticker: Runtime | None = None) -> None:
         self._runtime = runtime
         self._ticker = ticker
         self._redis, self._postgres = _Server("Redis"), _Server("Postgres")
@@ -278,7 +278,7 @@ class Metrics(Collector):
 class _Sums:
     """The counters, sums over all cursors. A thread of its own reads them, for a hundredth of the time at the most."""
 
-    def __init__(self, runtime: Looking) -> None:
+    def __init__(self, runtime: LightRuntime) -> None:
         self._runtime = runtime
         self._found: dict[str, Counters] | None = None
         self._thread: threading.Thread | None = None

@@ -6,12 +6,16 @@ A forked child makes its own: connections are not shared across a fork.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import cached_property
+from threading import BoundedSemaphore, Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,7 +23,7 @@ from taskbridge.common.histogram import Histogram
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, message
 from taskbridge.process.heartbeat import Heartbeat
-from taskbridge.process.looking import Looking, redis_of
+from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from sqlalchemy import Engine
 
+    from taskbridge.gate.gate import Publish
     from taskbridge.process.event_loop import EventLoop
 
 __all__ = ["Runtime", "afresh", "keys_of", "reread", "runtime_of", "serves"]
@@ -46,9 +51,10 @@ BROKER_TIMEOUT: Final = 2.0
 """Seconds that one attempt to publish a run may take where the broker is another server than the gate's."""
 BROKER_REST: Final = 1.0
 """Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
+_SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 
 
-class Runtime(Looking):
+class Runtime(LightRuntime):
     """One process's connections and pipelines."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
@@ -68,6 +74,8 @@ class Runtime(Looking):
         self.events_rest_until = 0.0
         """Until when (`time.monotonic`) `notify_quietly` sends nothing, because Redis did not answer in time."""
         self._broker_away_until = 0.0
+        self._broker_slow_until = 0.0
+        self._publishing = BoundedSemaphore(EVENT_THREADS)
 
     @property
     def most_handed(self) -> int:
@@ -85,7 +93,7 @@ class Runtime(Looking):
     @cached_property
     def event_gate(self) -> Gate:
         """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.hurry` says."""
-        return self.gate if self.patient else self.make_gate(Gate, self.event_redis)
+        return self.gate if self.patient else self.make_gate(Gate, self.event_redis, self.publish_for_event)
 
     @cached_property
     def event_redis(self) -> redis.Redis:
@@ -99,7 +107,7 @@ class Runtime(Looking):
 
         return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-events")
 
-    def make_gate(self, kind: type[G], client: redis.Redis | None = None) -> G:
+    def make_gate(self, kind: type[G], client: redis.Redis | None = None, publish: Publish | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
         settings, conf = self.settings, self.app.conf
         prefix = conf.broker_transport_options.get("global_keyprefix", "")
@@ -109,7 +117,7 @@ class Runtime(Looking):
             self.keys,
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
             message=message.lua_message(self.app, prefix) if at_once else None,
-            publish=None if at_once else self.publish,
+            publish=None if at_once else publish or self.publish,
             queue_prefix=prefix,
         )
 
@@ -204,7 +212,7 @@ class Runtime(Looking):
         """Connect everything, so that a worker that could not work says so before it takes a message.
 
         Raises:
-            TaskBridgeError: as `Looking.check`, or a server cannot be used.
+            TaskBridgeError: as `LightRuntime.check`, or a server cannot be used.
         """
         with translated_errors():
             super().check()
@@ -221,6 +229,7 @@ class Runtime(Looking):
             return
         if time.monotonic() < self._broker_away_until:
             return
+        ends = time.monotonic() + BROKER_TIMEOUT
         for last in (False, True):
             try:
                 with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
@@ -228,15 +237,46 @@ class Runtime(Looking):
             except Exception as error:
                 # An open connection may lead to a server that another has replaced.
                 self._drop_producers()
-                if last:
+                if last or time.monotonic() >= ends:
                     log.warning(
                         "a run of %s is not published: the broker cannot be used (%s); its deadline publishes again",
                         pipeline,
                         type(error).__name__,
                     )
                     self._broker_away_until = time.monotonic() + BROKER_REST
+                    return
             else:
                 return
+
+    def publish_for_event(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
+        """Publish a run the ordinary way, and wait for it no longer than for an event; it goes on in its thread.
+
+        Where one took longer, those that come within a second are not waited for: a request may notify several times.
+        Where too many are under way, it is left to the run's deadline.
+        """
+        seconds = 0.0 if time.monotonic() < self._broker_slow_until else self.settings.notify_timeout
+        ends = time.monotonic() + seconds
+        if not self._publishing.acquire(timeout=seconds):
+            self._broker_slow_until = time.monotonic() + BROKER_REST
+            return
+        ended: Future[None] = Future()
+
+        def publish() -> None:
+            try:
+                self.publish(queue, pipeline, tenant, token)
+                ended.set_result(None)
+            except BaseException as error:
+                ended.set_exception(error)
+            finally:
+                self._publishing.release()
+
+        # No process waits for this thread when it ends.
+        Thread(target=copy_context().run, args=(publish,), name="taskbridge-publishing", daemon=True).start()
+        try:
+            ended.result(max(0.0, ends - time.monotonic()))
+        except TimeoutError:
+            if seconds:
+                self._broker_slow_until = time.monotonic() + BROKER_REST
 
     @cached_property
     def _producers(self) -> Any:
@@ -245,9 +285,12 @@ class Runtime(Looking):
 
         conf = self.app.conf
         options = dict(conf.broker_transport_options)
-        if str(conf.broker_write_url).startswith(("redis", "sentinel")):
-            options = {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, **options}
         connection = self.app.connection_for_write(connect_timeout=BROKER_TIMEOUT, transport_options=options)
+        if connection.transport.driver_type == "redis":
+            options |= {name: min(options.get(name) or math.inf, BROKER_TIMEOUT) for name in _SOCKET_TIMEOUTS}
+        # Else kombu waits for 2 s between two tries, also where the connection is refused.
+        options |= {"max_retries": max(0, len(connection.alt) - 1), "interval_start": 0}
+        connection.transport_options = options
         limit = conf.broker_pool_limit
         return ProducerPool(connection.Pool(limit), limit=limit, Producer=self.app.amqp.Producer)
 

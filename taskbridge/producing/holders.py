@@ -26,17 +26,18 @@ import psycopg
 from celery import Celery
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, TextClause, Transaction, text
+from sqlalchemy.exc import UnboundExecutionError
 
 from taskbridge.common.lost_connections import loaded
 from taskbridge.common.names import check_tenant
-from taskbridge.errors import InvalidConnection
+from taskbridge.errors import InvalidConnection, InvalidInput
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.notify import Event, Events, anotify_quietly, merged, notify_quietly
 from taskbridge.store import Statement, Writing, awritten, fetching, written
 from taskbridge.store.queries import query
 
-__all__ = ["Holder", "event_of", "holder_of", "in_coroutine", "notify_after_commit", "wants_event"]
+__all__ = ["Holder", "event_alone", "event_of", "holder_of", "in_coroutine", "notify_after_commit", "wants_event"]
 
 R = TypeVar("R")
 H = TypeVar("H", bound="Holder")
@@ -56,48 +57,51 @@ class Holder(Protocol):
     tells: bool
     """Whether it tells of its commit."""
 
-    def fetch(self, statement: Statement) -> list[Any]:
-        """Run a statement and return the first column of its rows."""
-
     def after_commit(self, app: Celery, events: Events) -> None:
         """Send events, each once, when the transaction has committed; at once where there is none."""
+
+
+class Fetching(Holder, Protocol):
+    """One that is used by calls."""
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        """Run a statement and return the first column of its rows."""
 
 
 def wants_event(notify: object) -> bool:
     """Return whether a producer asked for an event after the commit.
 
     Raises:
-        InvalidConnection: it is neither None nor "after commit".
+        InvalidInput: it is neither None nor "after commit".
     """
     if notify is not None and notify != AFTER_COMMIT:
-        raise InvalidConnection(
-            f"notify is {notify!r}: pass {AFTER_COMMIT!r}, or leave it out and notify when you have committed"
+        raise InvalidInput(
+            f"notify is {notify!r}", f"pass {AFTER_COMMIT!r}, or leave it out and notify when you have committed"
         )
     return notify is not None
 
 
-def holder_of(runtime: Runtime, connection: object, *, tells: bool = False) -> Holder:
+def holder_of(runtime: Runtime, connection: object, *, tells: bool = False) -> Fetching:
     """Return the holder that a connection is, one that `tells` of its commit if that is needed; None: the runtime's.
 
     Raises:
         InvalidConnection: it is no connection that can hold records, one for coroutines, or does not tell.
     """
-    if _is_any(connection, "sqlalchemy.orm", "Session", "scoped_session"):
-        session: Any = connection
-        connection = session.connection()
-    holder: Holder
+    if _is_session(connection):
+        connection = _connection_of(connection)
+    holder: Fetching
     if connection is None:
         holder = _Own(runtime)
     elif isinstance(connection, Connection):
         holder = _OfSQLAlchemy(connection, runtime)
     elif isinstance(connection, psycopg.Connection):
         holder = _OfPsycopg(connection, runtime)
-    elif all(hasattr(connection, name) for name in ("run_on_commit", "in_atomic_block", "vendor")):
+    elif _is_of_django(connection):
         holder = _OfDjango(connection, runtime)
     elif _is_for_greenlets(connection) or _is_for_coroutines(connection):
         raise InvalidConnection(f"{_named(connection)} is for coroutines: await `arecord`, `anotify` and the like")
     else:
-        raise InvalidConnection(f"{_named(connection)} is no connection that can hold records: pass {_KINDS}")
+        raise _no_connection(connection)
     return _checked(holder, connection, tells=tells)
 
 
@@ -123,11 +127,23 @@ async def in_coroutine(
         result: R = await through.run_sync(run)
         return result
     if _is_for_coroutines(connection):
-        kind = _OfPsycopg if isinstance(connection, psycopg.AsyncConnection) else _OfAsyncpg
+        kind = _OfAsyncPsycopg if isinstance(connection, psycopg.AsyncConnection) else _OfAsyncpg
         holder = _checked(kind(connection, runtime), connection, tells=tells)
         return await awritten(steps(holder), holder.afetch)
-    holder_of(runtime, connection)
-    raise InvalidConnection(f"{_named(connection)} is not for coroutines: call `record`, `notify` and the like")
+    # By its class: a Session would connect, and the event loop would stand still meanwhile.
+    if _is_session(connection) or isinstance(connection, (Connection, psycopg.Connection)) or _is_of_django(connection):
+        raise InvalidConnection(f"{_named(connection)} is not for coroutines", "call `record`, `notify` and the like")
+    raise _no_connection(connection)
+
+
+def event_alone(app: Celery, events: Events) -> Callable[[Holder], Writing[None]]:
+    """Write nothing; send events after the commit."""
+
+    def steps(holder: Holder) -> Writing[None]:
+        holder.after_commit(app, events)
+        yield from ()
+
+    return steps
 
 
 def notify_after_commit(app: Celery, tenant: str, pipeline: str, connection: object) -> None:
@@ -137,7 +153,8 @@ def notify_after_commit(app: Celery, tenant: str, pipeline: str, connection: obj
     """
     runtime = runtime_of(app)
     with translated_errors():
-        holder_of(runtime, connection, tells=True).after_commit(app, event_of(runtime, tenant, pipeline))
+        holder = holder_of(runtime, connection, tells=True)
+        written(event_alone(app, event_of(runtime, tenant, pipeline))(holder), holder.fetch)
 
 
 def event_of(runtime: Runtime, tenant: str, pipeline: str) -> dict[Event, int | None]:
@@ -260,7 +277,7 @@ class _OfDjango:
         self._schema = runtime.settings.schema
 
     def fetch(self, statement: Statement) -> list[Any]:
-        # psycopg2, which Django may use, has no binary parameters.
+        # As text, for cursors that bind in the client, which are Django's default.
         sql = _PLACE.sub(r"%(\1)s", query(statement.query, self._schema))
         with self._connection.cursor() as cursor:
             cursor.execute(sql, dict(statement.values))
@@ -293,8 +310,8 @@ class _OnCommit:
                 notify_quietly(app, left)
 
 
-class _OfPsycopg:
-    """A connection of psycopg."""
+class _OfDriver:
+    """A driver's own connection, which tells nobody of its commit."""
 
     tells = False
 
@@ -302,22 +319,30 @@ class _OfPsycopg:
         self._connection = connection
         self._schema = runtime.settings.schema
 
+    def after_commit(self, app: Celery, events: Events) -> None:
+        raise NotImplementedError
+
+
+class _OfPsycopg(_OfDriver):
+    """A connection of psycopg."""
+
     def fetch(self, statement: Statement) -> list[Any]:
         # Whatever rows and cursors the connection was told to make.
         cursor = psycopg.Cursor(self._connection, row_factory=tuple_row)
         cursor.execute(query(statement.query, self._schema), statement.values)
         return [row[0] for row in cursor]
 
+
+class _OfAsyncPsycopg(_OfDriver):
+    """A connection of psycopg for coroutines."""
+
     async def afetch(self, statement: Statement) -> list[Any]:
         cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
         await cursor.execute(query(statement.query, self._schema), statement.values)
         return [row[0] async for row in cursor]
 
-    def after_commit(self, app: Celery, events: Events) -> None:
-        raise NotImplementedError
 
-
-class _OfAsyncpg(_OfPsycopg):
+class _OfAsyncpg(_OfDriver):
     """A connection of asyncpg, or one of its pool."""
 
     async def afetch(self, statement: Statement) -> list[Any]:
@@ -330,6 +355,29 @@ class _OfAsyncpg(_OfPsycopg):
 
         sql = _PLACE.sub(place, query(statement.query, self._schema))
         return [row[0] for row in await self._connection.fetch(sql, *(statement.values[name] for name in names))]
+
+
+def _connection_of(session: Any) -> object:
+    """Return the connection of a Session, which begins its transaction.
+
+    Raises:
+        InvalidConnection: it does not know to which database.
+    """
+    try:
+        return session.connection()
+    except UnboundExecutionError:
+        raise InvalidConnection(
+            f"{_named(session)} is bound to databases by its classes alone, and records are of none of these",
+            "give it a `bind` too, or pass the connection: `session.connection(bind_arguments={'mapper': Order})`",
+        ) from None
+
+
+def _is_session(connection: object) -> bool:
+    return _is_any(connection, "sqlalchemy.orm", "Session", "scoped_session")
+
+
+def _is_of_django(connection: object) -> bool:
+    return all(hasattr(connection, name) for name in ("run_on_commit", "in_atomic_block", "vendor"))
 
 
 def _is_for_greenlets(connection: object) -> bool:
@@ -348,6 +396,10 @@ def _is_for_coroutines(connection: object) -> bool:
 def _is_any(connection: object, module: str, *names: str) -> bool:
     """Whether it is of a class of a library. Of one that was not loaded nobody has an object."""
     return any(isinstance(connection, loaded(module, name)) for name in names)
+
+
+def _no_connection(given: object) -> InvalidConnection:
+    return InvalidConnection(f"{_named(given)} is no connection that can hold records", f"pass {_KINDS}")
 
 
 def _named(connection: object) -> str:

@@ -38,7 +38,7 @@ from taskbridge.producing.notify import notify
 from taskbridge.producing.parking import bound, park, rotate
 from taskbridge.store import driver_error, json_text, matching_alone, with_reason
 
-__all__ = ["UNDECLARED", "again", "take", "with_undeclared"]
+__all__ = ["UNDECLARED", "Message", "again", "give_up", "take", "with_undeclared"]
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _store(runtime: Runtime, message: Message) -> str:
             except Exception as error:
                 log.warning("message %s is recorded, its tenant not notified: %s", recorded.message_id, error)
         return recorded.message_id
-    return _give_up(runtime, message, reason)
+    return give_up(runtime, message, reason)
 
 
 def _is_about_the_payload(error: DBAPIError) -> bool:
@@ -187,8 +187,12 @@ def _is_away(error: Exception) -> bool:
     return not state or state.startswith(POSTGRES_AWAY)
 
 
-def _give_up(runtime: Runtime, message: Message, reason: str) -> str:
-    """Store a message as unmatched, in a form that Postgres takes."""
+def give_up(runtime: Runtime, message: Message, reason: str) -> str:
+    """Store a message as unmatched, in a form that Postgres takes; return its id.
+
+    Raises:
+        Unavailable: Postgres cannot be used.
+    """
     pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
     pipeline = printable(pipeline)[:200] or "(none)"
     try:

@@ -16,7 +16,14 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing import recording
-from taskbridge.producing.holders import event_of, holder_of, in_coroutine, notify_after_commit, wants_event
+from taskbridge.producing.holders import (
+    event_alone,
+    event_of,
+    holder_of,
+    in_coroutine,
+    notify_after_commit,
+    wants_event,
+)
 from taskbridge.producing.notify_task import NotifyTask
 from taskbridge.producing.recording import Recorded
 from taskbridge.store import Row, written
@@ -256,7 +263,7 @@ class Bridge:
         events = event_of(runtime, tenant, pipeline)
         if connection is not None:
             with translated_errors():
-                await in_coroutine(runtime, connection, recording.of_nothing(self.app, events), tells=True)
+                await in_coroutine(runtime, connection, event_alone(self.app, events), tells=True)
             return None
         answers = await notifying.anotify_quietly(self.app, events)
         return answers[0] if answers else None

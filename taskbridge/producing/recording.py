@@ -1,4 +1,7 @@
-"""Records of pipelines with criteria: matched, written once per message, and notified with their own delay."""
+"""What producers write, whichever connection they hold: rows of a source, and messages that are matched to a tenant.
+
+A message of a pipeline with criteria is written once, and its event has its own delay.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,11 @@ from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer
-from taskbridge.process.looking import Looking
+from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing.holders import Holder, holder_of
-from taskbridge.producing.notify import Events
 from taskbridge.store import Row, UnmatchedRecord, Writing, json_text, writing, writing_message, written
 from taskbridge.store.unmatched import PAGE
 
@@ -31,7 +33,6 @@ __all__ = [
     "criteria_of",
     "match_again",
     "of_message",
-    "of_nothing",
     "of_rows",
     "prepare",
     "record_event",
@@ -106,16 +107,6 @@ def of_message(app: Celery, prepared: Prepared, *, notify: bool) -> Pending[Reco
         if notify and new and isinstance(found, Match):
             holder.after_commit(app, {(prepared.pipeline, found.tenant): found.delay_ms})
         return prepared.recorded(new=new)
-
-    return pending
-
-
-def of_nothing(app: Celery, events: Events) -> Pending[None]:
-    """Write nothing; send events after the commit."""
-
-    def pending(holder: Holder) -> Writing[None]:
-        holder.after_commit(app, events)
-        yield from ()
 
     return pending
 
@@ -212,7 +203,7 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
                 yield MatchedAgain(record, None, found.reason)
 
 
-def criteria_of(runtime: Looking, pipeline: str) -> DelaySinceLastRun:
+def criteria_of(runtime: LightRuntime, pipeline: str) -> DelaySinceLastRun:
     """Return the policy of a pipeline with criteria.
 
     Raises:

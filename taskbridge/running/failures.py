@@ -95,7 +95,7 @@ def after_death(run: Run, page: Page) -> Ending | None:
     log.error("%s, tenant %r: %s", run.pipeline.name, run.tenant, DIED)
     # Errors do not count: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
-    ending, failures = _judged(run, page, bisection, DIED, enough=enough)
+    ending, failures = _judged(run, page, bisection, DIED, enough=enough, died=True)
     if ending is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
         return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
@@ -196,10 +196,11 @@ def _judged(
     text: str,
     *,
     enough: bool,
+    died: bool = False,
     downstream: bool = False,
     waited: bool = False,
 ) -> tuple[Ending | None, int]:
-    """Store a failure and, if a record failed alone often `enough`, decide whose fault it is.
+    """Store a failure and, if a record failed alone often `enough`, decide whose fault it is. `died`: it is a death.
 
     Returns how the run ends, if that is known by now, and the failures in a row.
 
@@ -209,7 +210,7 @@ def _judged(
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
     failures = run.cursors.fail(run.key, text, bisection)
-    run.counted_death = run.begun.died
+    run.counted_death = run.counted_death or died
     if evidence is None:
         return None, failures
     try:

@@ -28,7 +28,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
 from taskbridge.running.runner import run_steps
-from taskbridge.store import Claim, CursorLost, Cursors, advance, advance_together
+from taskbridge.store import CLAIMED_WITHIN, Claim, CursorLost, Cursors, NoAnswer, advance, advance_together
 
 __all__ = ["run_tenant", "run_together", "work"]
 
@@ -315,14 +315,21 @@ def _settle(runtime: Runtime, settles: Sequence[Settle]) -> list[Answer]:
 
 
 def _claim(runtime: Runtime, claims: Sequence[Claim]) -> list[Any]:
-    """Claim cursors, those over one source in one exchange."""
+    """Claim cursors, those over one source in one exchange; after `CLAIMED_WITHIN` the rest is given back."""
     by_source: dict[Cursors, list[int]] = {}
     for at, claim in enumerate(claims):
         by_source.setdefault(runtime.cursors_of(claim.key.pipeline), []).append(at)
     found: dict[int, Any] = {at: GivenBack() for at in range(len(claims))}
+    ends = time.monotonic() + CLAIMED_WITHIN
     for cursors, places in by_source.items():
+        if time.monotonic() > ends:
+            break
         try:
             pages = cursors.claim_together([claims[at] for at in places])
+        except NoAnswer:
+            # Which of them took so long, nobody knows.
+            found[places[0]] = _ASK
+            break
         except Exception as error:
             found[places[0]] = error
             break

@@ -60,8 +60,10 @@ LONGEST_EXTRA: Final = 30.0
 LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
 """Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
+SHORT_ROUND: Final = 0.1
+"""Seconds of a base round after which the next comes at the interval: most of it may be the way to the servers."""
 SHARE: Final = 100
-"""A base round is followed by a rest that is so many times as long as the quickest of the last ones."""
+"""What the quickest of the last base rounds took beyond that, so many times, is the rest after a round."""
 LENGTHS: Final = 4
 """How many of them are compared."""
 LONGEST_REST: Final = 30.0
@@ -329,7 +331,7 @@ class Rounds:
             return LEAST_REST
         # The quickest counts: some may take long because a process or a server stood still, or others were at work.
         standing.lengths.append(standing.worked)
-        standing.worked, share = 0.0, SHARE * min(standing.lengths)
+        standing.worked, share = 0.0, SHARE * (min(standing.lengths) - SHORT_ROUND)
         standing.base_at = standing.base_stored_at = time.monotonic()
         standing.base_at += max(interval, min(LONGEST_REST, share))
         if standing.started:

@@ -9,19 +9,20 @@ from taskbridge.common.lazy import on_first_use
 if TYPE_CHECKING:
     from taskbridge.store.adopted import Adopted, Definition, described, known
     from taskbridge.store.adoptions import (
+        Fault,
         Left,
         adopt,
-        adopting,
         adoption,
+        adoption_statements,
         check_adoptions,
-        examined,
+        removal_statements,
+        trigger_faults,
         unadopt,
-        unadopting,
     )
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.bounded import NoAnswer
     from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
-    from taskbridge.store.cursor import Claim, Cursors, Evidence, StaleToken, Unread, Waiting
+    from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.engine import connect
     from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
     from taskbridge.store.page import Page
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
     from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
+    from taskbridge.store.receiving import Incoming, Stored, forget_received, receive
     from taskbridge.store.records import (
         Records,
         Row,
@@ -75,11 +77,14 @@ if not TYPE_CHECKING:
         __name__,
         {
             "adopted": "Adopted Definition described known",
-            "adoptions": "Left adopt adopting adoption check_adoptions examined unadopt unadopting",
+            "adoptions": (
+                "Fault Left adopt adoption adoption_statements check_adoptions removal_statements trigger_faults "
+                "unadopt"
+            ),
             "backfilling": "Backfilled backfill begin_again",
             "bounded": "NoAnswer",
             "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
-            "cursor": "Claim Cursors Evidence StaleToken Unread Waiting",
+            "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "Ages Backlog Counters read_ages read_backlogs read_counters",
             "page": "Page",
@@ -88,6 +93,7 @@ if not TYPE_CHECKING:
             "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
+            "receiving": "Incoming Stored forget_received receive",
             "records": (
                 "Records Row Statement Writing awritten fetching json_text matching_alone record record_invoice "
                 "record_many with_reason writing writing_message written"

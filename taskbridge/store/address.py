@@ -11,8 +11,8 @@ from taskbridge.errors import ConfigurationError
 __all__ = ["UNREADABLE", "parameters_of"]
 
 UNREADABLE: Final = (
-    "TASKBRIDGE_POSTGRES_URL cannot be read: write postgresql://user:password@host:port/database, "
-    "with special characters percent-encoded"
+    "TASKBRIDGE_POSTGRES_URL cannot be read",
+    "write postgresql://user:password@host:port/database, with special characters percent-encoded",
 )
 
 # As lenient as SQLAlchemy is, whose pool must read the same: libpq takes no slash in a password.
@@ -31,7 +31,7 @@ def parameters_of(url: str) -> dict[str, str]:
     """
     found = _URL.match(url)
     if found is None or not (found["port"] or "0").isdecimal():
-        raise ConfigurationError(UNREADABLE)
+        raise ConfigurationError(*UNREADABLE)
     values = {name: unquote(found[name] or "") for name in ("user", "password", "dbname")}
     values |= {"host": found["ipv6"] or found["host"] or "", "port": found["port"] or ""}
     options = parse_qs(found["query"] or "")

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.queries import queries, query, schema_of
+from taskbridge.store.queries import queries, query, quoted, schema_of
 
-__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "filled", "known", "literal", "name_of"]
+__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "filled", "known", "literal"]
 
 _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
@@ -30,6 +30,8 @@ _TIMES: Final = {
     "timestamptz": 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"',
 }
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+MARKS: Final = ("$taskbridge$", "$truncate$")
+"""What the parts of a trigger function stand between."""
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -82,7 +84,10 @@ class Definition:
 
 
 class Known(NamedTuple):
-    """What was adopted as a source; `called`: the table's present name, None if it was dropped."""
+    """What was adopted as a source; `called`: the table's present name, None if it was dropped.
+
+    `columns_called`: the present names of tenant, keys and watched columns.
+    """
 
     source: str
     relation: int
@@ -96,11 +101,20 @@ class Known(NamedTuple):
     backfilled: int
     backfill_done: bool
     called: str | None
+    columns_called: Sequence[str]
 
     @property
     def definition(self) -> Definition:
-        """What was asked for."""
-        return Definition(self.source, self.tenant_column, tuple(self.key_columns), tuple(self.watched_columns or ()))
+        """What was asked for, with the present names of the columns."""
+        tenant, *others = self.columns_called
+        keys = len(self.key_columns)
+        return Definition(self.source, tenant, tuple(others[:keys]), tuple(others[keys:]))
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The columns that are called otherwise now, and how."""
+        adopted = (self.tenant_column, *self.key_columns, *(self.watched_columns or ()))
+        return {name: now for name, now in zip(adopted, self.columns_called, strict=True) if name != now}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +130,10 @@ class Adopted:
         """Whether tenant or key are dates or times, whose output depends on settings."""
         return any(self.table.columns[one].base in _TIMES for one in (self.definition.tenant, *self.definition.keys))
 
-    def counts(self, row: str) -> str:
+    def has_tenant_and_key(self, row: str) -> str:
         """Return whether a row has a record, as SQL: one without a tenant is nobody's."""
         return " AND ".join(
-            f"{row}.{name_of(one)} IS NOT NULL" for one in (self.definition.tenant, *self.definition.keys)
+            f"{row}.{quoted(one)} IS NOT NULL" for one in (self.definition.tenant, *self.definition.keys)
         )
 
     def tenant_of(self, row: str, *, as_owner: bool = False) -> str:
@@ -135,7 +149,7 @@ class Adopted:
     def places_of(self, row: str) -> str:
         """Return where a row stands in the order of the unique index, as an array of texts."""
         places = (
-            f"CASE WHEN {row}.{name_of(one)} IS NOT NULL THEN {self._text(row, one)} END" for one in self.table.unique
+            f"CASE WHEN {row}.{quoted(one)} IS NOT NULL THEN {self._text(row, one)} END" for one in self.table.unique
         )
         return f"ARRAY[{', '.join(places)}]"
 
@@ -154,7 +168,7 @@ class Adopted:
         for name, column in self.table.columns.items():
             if column.is_numeric:
                 texts = "::text[]" if column.is_array else "::text"
-                row += f" || jsonb_build_object({literal(name)}, t.{name_of(name)}{texts})"
+                row += f" || jsonb_build_object({literal(name)}, t.{quoted(name)}{texts})"
         key = self.definition.keys
         texts_of = ["r.external_id"] if len(key) == 1 else [f"r.external_id::jsonb ->> {at}" for at in range(len(key))]
         match = [self._is(column, text) for column, text in zip(key, texts_of, strict=True)]
@@ -174,11 +188,11 @@ class Adopted:
         value = f"(CASE WHEN one.wanted AND r.document IS NULL THEN {text} END)::{column.bare}"
         if column.collation is not None:
             value += f" COLLATE {column.collation}"
-        return f"t.{name_of(name)} OPERATOR({column.operators}.=) ({value})"
+        return f"t.{quoted(name)} OPERATOR({column.operators}.=) ({value})"
 
     def _text(self, row: str, name: str, as_owner: bool = False) -> str:
         """Return the text of a column by its type's own output: a cast may be anybody's, once the type was changed."""
-        value, base = f"{row}.{name_of(name)}", self.table.columns[name].base
+        value, base = f"{row}.{quoted(name)}", self.table.columns[name].base
         text = f"format('%s', {value})"
         if base in _TIMES:
             # How the output writes them depends on the session; infinity has one form.
@@ -201,18 +215,20 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     schema, sql = schema_of(connection), queries(connection)
     # So that `format_type` writes types with their schemas.
     connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
-    parts = {"schema_name": literal(schema), "records_name": literal(f'"{schema}".records')}
+    parts = {"schema_name": literal(schema), "records_name": literal(f"{quoted(schema)}.records")}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
         raise InvalidInput(
-            f"the table of {definition.source} was dropped: adopt the one that took its place, or run `taskbridge "
-            f"unadopt {definition.source}`, and what is pending counts as deleted"
+            f"the table of {definition.source} was dropped",
+            f"adopt the one that took its place, or run `taskbridge unadopt {definition.source}`, and what is pending "
+            "counts as deleted",
         )
-    if why := _unfit(found, needs_rights=needs_rights):
-        raise InvalidInput(f"{found.name} {why}")
+    if unfit := _unfit(found, needs_rights=needs_rights):
+        what, remedy = unfit
+        raise InvalidInput(f"{found.name} {what}", remedy)
+    described_columns = connection.exec_driver_sql(sql("adoptable_columns"), {"relation": relation})
     columns = {
-        row.name: Column(*row[1:])
-        for row in connection.exec_driver_sql(sql("adoptable_columns"), {"relation": relation})
+        row.name: Column(**{field: getattr(row, field) for field in Column._fields}) for row in described_columns
     }
     _check_columns(found.name, definition, columns)
     names = list({definition.tenant, *definition.keys})
@@ -222,8 +238,8 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     if unique is None:
         raise InvalidInput(
             f"{found.name}: two rows could be one record, for no unique index consists of {', '.join(sorted(names))} "
-            "or some of these: name the columns of the primary key with --key, or create a unique index (not partial, "
-            "not deferrable)"
+            "or some of these",
+            "name the columns of the primary key with --key, or create a unique index (not partial, not deferrable)",
         )
     is_partitioned = found.kind == "p"
     table = Table(
@@ -239,51 +255,64 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     return Adopted(definition, table, schema)
 
 
-def _unfit(found: Any, *, needs_rights: bool) -> str | None:
-    """Return what keeps a table from being a source; None: nothing."""
+def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:
+    """Return what keeps a table from being a source, and the remedy; None: nothing."""
     guarded = (
         "has row-level security, which may hide rows from this role, and a row that a worker cannot see would count as "
-        "deleted: use a role with BYPASSRLS here and for workers"
+        "deleted"
     )
-    foreign = (
-        "is another's, or this role does not own TaskBridge's schema: take a role that has the rights of both owners, "
-        "or give the statements of --print-sql to somebody who has"
-    )
+    both = "take a role that has the rights of both owners, or give the statements of --print-sql to somebody who has"
     checks = (
-        (found.is_ours, "is a table of TaskBridge's own: adopt one of yours"),
-        (found.kind not in ("r", "p"), f"is {_KINDS.get(found.kind, 'no table')}: adopt the table that has the rows"),
-        (found.is_partition, "is a partition: adopt its parent, whose writes would be missed"),
-        (found.inherits, "inherits, or is inherited from, so writes would be missed: adopt tables that do not"),
-        (found.has_foreign, "has a foreign table as a partition, whose writes no trigger here sees"),
-        (found.relpersistence == "t", "is temporary: make it a permanent table"),
-        (found.relpersistence == "u", "is unlogged, and a crash would empty it unseen: ALTER TABLE ... SET LOGGED"),
-        (found.is_guarded, guarded),
-        (needs_rights and not found.is_readable, "cannot be read by this role: grant it SELECT"),
-        (needs_rights and not (found.is_owned and found.may_record), foreign),
+        (found.is_ours, "is a table of TaskBridge's own", "adopt one of yours"),
+        (
+            found.kind not in ("r", "p"),
+            f"is {_KINDS.get(found.kind, 'no table')}",
+            "adopt the table that has the rows",
+        ),
+        (found.is_partition, "is a partition", "adopt its parent, whose writes would be missed"),
+        (found.inherits, "inherits, or is inherited from, so writes would be missed", "adopt tables that do not"),
+        (
+            found.has_foreign,
+            "has a foreign table as a partition, whose writes no trigger here sees",
+            "detach that, or adopt the table in the database where its rows are",
+        ),
+        (found.relpersistence == "t", "is temporary", "make it a permanent table"),
+        (found.relpersistence == "u", "is unlogged, and a crash would empty it unseen", "ALTER TABLE ... SET LOGGED"),
+        (found.is_guarded, guarded, "use a role with BYPASSRLS here and for workers"),
+        (needs_rights and not found.is_readable, "cannot be read by this role", "grant it SELECT"),
+        (
+            needs_rights and not (found.is_owned and found.may_record),
+            "is another's, or this role may not write TaskBridge's records and make functions in its schema",
+            both,
+        ),
     )
-    return next((why for is_so, why in checks if is_so), None)
+    return next(((what, remedy) for is_so, what, remedy in checks if is_so), None)
 
 
 def _check_columns(table: str, definition: Definition, columns: Mapping[str, Column]) -> None:
     """Raise InvalidInput if a column is missing, or cannot be used."""
     for name in (definition.tenant, *definition.keys, *definition.watched):
         if name not in columns:
-            raise InvalidInput(f"{table} has no column {name!r}: adopt it by some of {', '.join(columns)}")
+            raise InvalidInput(f"{table} has no column {name!r}", f"adopt it by some of {', '.join(columns)}")
+        if mark := next((one for one in MARKS if one in name), None):
+            raise InvalidInput(
+                f"{table}: the column {name} holds {mark}, which marks a part of the function", "rename the column"
+            )
         if columns[name].is_virtual:
             raise InvalidInput(
-                f"{table}: {name} is a virtual generated column, which no trigger sees: name a stored one"
+                f"{table}: {name} is a virtual generated column, which no trigger sees", "name a stored one"
             )
     for name in (definition.tenant, *definition.keys):
         if columns[name].base not in _KEYS and not columns[name].is_enum:
             raise InvalidInput(
-                f"{table}: {name} is of type {columns[name].written}, which has no text of its own for each value: "
-                "take a column of numbers, text, uuid, boolean, date, time or an enum"
+                f"{table}: {name} is of type {columns[name].written}, which has no text of its own for each value",
+                "take a column of numbers, text, uuid, boolean, date, time or an enum",
             )
     for name in definition.keys:
         if not columns[name].is_not_null:
-            raise InvalidInput(f"{table}: {name} may be null, and a record needs a key: make it NOT NULL")
+            raise InvalidInput(f"{table}: {name} may be null, and a record needs a key", "make it NOT NULL")
     if len(set(definition.keys)) != len(definition.keys):
-        raise InvalidInput(f"{table}: a key column is named twice")
+        raise InvalidInput(f"{table}: a key column is named twice", "name each once")
 
 
 def dropped(schema: str) -> str:
@@ -295,17 +324,12 @@ def dropped(schema: str) -> str:
 def known(connection: Connection, source: str | None = None) -> list[Known]:
     """Return what was adopted as a source, or as any."""
     rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
-    return [Known(*row) for row in rows]
+    return [Known(**row._mapping) for row in rows]
 
 
 def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:
     """Return a query with its places filled. Places in what is filled in are left as they are."""
     return _PLACE.sub(lambda place: parts[place[1]], query(name, schema))
-
-
-def name_of(name: str) -> str:
-    """Return a name as SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:

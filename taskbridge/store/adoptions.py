@@ -7,19 +7,29 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal, name_of
+from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries, query, quoted, schema_of
 from taskbridge.store.sessions import is_busy
 
-__all__ = ["Left", "adopt", "adopting", "adoption", "check_adoptions", "examined", "unadopt", "unadopting"]
+__all__ = [
+    "Fault",
+    "Left",
+    "adopt",
+    "adoption",
+    "adoption_statements",
+    "check_adoptions",
+    "removal_statements",
+    "trigger_faults",
+    "unadopt",
+]
 
 LOCK_WAIT: Final = 0.1
 """Seconds that a statement waits for writers; those that come after it wait as long."""
@@ -27,6 +37,8 @@ PAUSE: Final = 0.4
 """Seconds from a try to the next, in which writers go on."""
 TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
+TRUNCATED: Final = "\0"
+"""Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
 LIMIT: Final = f"SET LOCAL lock_timeout = '{round(LOCK_WAIT * 1000)}ms'"
 
 
@@ -37,17 +49,24 @@ class _Trigger(NamedTuple):
 
     def statements(self, function: str) -> list[str]:
         timing, each = self.kind.split("; ")
-        made = f"CREATE OR REPLACE TRIGGER {name_of(self.name)} {timing} ON {self.table}\n    {each} EXECUTE FUNCTION "
+        made = f"CREATE OR REPLACE TRIGGER {quoted(self.name)} {timing} ON {self.table}\n    {each} EXECUTE FUNCTION "
         # Always: also where a session, or logical replication, plays the rows of another server.
-        return [f"{made}{function}()", f"ALTER TABLE {self.table} ENABLE ALWAYS TRIGGER {name_of(self.name)}"]
+        return [f"{made}{function}()", f"ALTER TABLE {self.table} ENABLE ALWAYS TRIGGER {quoted(self.name)}"]
 
 
 class Left(NamedTuple):
-    """What remains of a source that is one no more: its records, and the pipelines that read them."""
+    """What was taken: the table, and the pipelines whose cursors remain, as the records do."""
 
     table: str
-    records: int
     pipelines: Sequence[str]
+
+
+class Fault(NamedTuple):
+    """What is wrong with an adopted table; `is_recorded`: changes of it are recorded all the same."""
+
+    what: str
+    remedy: str
+    is_recorded: bool = False
 
 
 def adoption(
@@ -104,8 +123,8 @@ def _check_source(connection: Connection, wanted: Definition, relation: int) -> 
             )
         if replace(before.definition, watched=()) != replace(wanted, watched=()):
             raise InvalidInput(
-                f"{before.called or before.name} was adopted with --tenant {before.tenant_column}"
-                + "".join(f" --key {key}" for key in before.key_columns)
+                f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
+                + "".join(f" --key {key}" for key in before.definition.keys)
                 + f", and the records of the source {wanted.source!r} have these: choose another with --source"
             )
         return
@@ -116,7 +135,7 @@ def _check_source(connection: Connection, wanted: Definition, relation: int) -> 
         )
 
 
-def adopting(adopted: Adopted) -> list[str]:
+def adoption_statements(adopted: Adopted) -> list[str]:
     """Return the statements that make a table a source, in their order. Each may be run again."""
     made, function, triggers = _function(adopted), _function_name(adopted), _triggers(adopted)
     wanted = adopted.definition
@@ -137,12 +156,19 @@ def adopting(adopted: Adopted) -> list[str]:
     ]
 
 
-def unadopting(adopted: Known, triggers: Sequence[tuple[str, str]], schema: str) -> list[str]:
-    """Return the statements that end it; `triggers` are those that are there, as table and name."""
-    source = adopted.source
+def removal_statements(engine: Engine, source: str) -> list[str]:
+    """Return the statements that take the triggers of a source away, in their order.
+
+    Raises:
+        InvalidInput: there is no such source.
+    """
+    schema = schema_of(engine)
+    with engine.begin() as connection:
+        _the_one(connection, source)
+        triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
     return [
         LIMIT,
-        *(f"DROP TRIGGER IF EXISTS {name_of(name)} ON {table}" for table, name in triggers),
+        *(f"DROP TRIGGER IF EXISTS {quoted(one.trigger)} ON {one.name}" for one in triggers),
         f"DROP FUNCTION IF EXISTS {_function_of(source, schema)}()",
         f"UPDATE {quoted(schema)}.adopted SET ended_at = now() WHERE source = {literal(source)}",  # noqa: S608 - quoted
     ]
@@ -157,9 +183,9 @@ def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
     Raises:
         Unavailable: somebody wrote the table in one transaction for as long as `timeout`; nothing was changed.
     """
-    if not examined(engine, adopted):
+    if not trigger_faults(engine, adopted):
         return False
-    _run(engine, adopting(adopted), adopted.table.name, timeout)
+    _run(engine, adoption_statements(adopted), adopted.table.name, timeout)
     return True
 
 
@@ -172,15 +198,11 @@ def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Left:
     """
     with engine.begin() as connection:
         found = _the_one(connection, source)
-        triggers = [(table, name) for table, name, _, is_clone, _ in _found(connection, source) if not is_clone]
-        sql = queries(engine)
-        readers = [row.pipeline for row in connection.exec_driver_sql(sql("pipelines")) if row.source == source]
-        counted = f"SELECT count(*) FROM {quoted(schema_of(engine))}.records WHERE source = %s"  # noqa: S608 - our own name
-        with within(connection, None):
-            records = connection.exec_driver_sql(counted, (source,)).scalar_one()
+        known_pipelines = connection.exec_driver_sql(queries(engine)("pipelines"))
+        readers = [row.pipeline for row in known_pipelines if row.source == source]
     table = found.called or found.name
-    _run(engine, unadopting(found, triggers, schema_of(engine)), table, timeout)
-    return Left(table, records, readers)
+    _run(engine, removal_statements(engine, source), table, timeout)
+    return Left(table, readers)
 
 
 def _the_one(connection: Connection, source: str) -> Known:
@@ -190,49 +212,57 @@ def _the_one(connection: Connection, source: str) -> Known:
     raise InvalidInput(f"no table was adopted as the source {source!r}; there are: {names}")
 
 
-def examined(engine: Engine, adopted: Adopted) -> list[str]:
+def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     """Return what is wrong with the triggers of an adopted table, or that it is none; nothing: all is well."""
     with engine.begin() as connection:
         before = known(connection, adopted.definition.source)
         if not before or before[0].ended:
             return ["it is not adopted"]
-        found = _found(connection, adopted.definition.source)
-    there = {(table, name): is_on for table, name, is_on, _, _ in found}
+        found = _triggers_there(connection, adopted.definition.source)
+    there = {(one.name, one.trigger): one.is_on for one in found}
     wrong = [
         f"{one.table} has no trigger {one.name}" for one in _triggers(adopted) if (one.table, one.name) not in there
     ]
     wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
-    if not all(may_record for *_, may_record in found):
+    if not all(one.may_record for one in found):
         wrong.append("who adopted it has lost the right to write records, and so its writers fail")
+    renamed = [
+        f"its column {name} is called {now} now, so each write of the table fails"
+        for name, now in before[0].renamed.items()
+    ]
     if not wrong and before[0].digest != _digest(adopted):
-        wrong = ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
+        wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
     return wrong
 
 
-def check_adoptions(engine: Engine) -> dict[str, list[tuple[str, str]]]:
-    """Return, of each adopted table, what is wrong with it, each with the remedy."""
+def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
+    """Return, of each adopted table, what is wrong with it."""
     with engine.begin() as connection:
         adoptions = [one for one in known(connection) if not one.ended]
-    return {one.source: list(_troubles(engine, one)) for one in adoptions}
+    return {one.source: list(_faults(engine, one)) for one in adoptions}
 
 
-def _troubles(engine: Engine, one: Known) -> Iterator[tuple[str, str]]:
+def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     try:
         with engine.begin() as connection:
             adopted = described(connection, one.relation, one.definition)
             readable = connection.exec_driver_sql("SELECT has_table_privilege(%s::oid, 'SELECT')", (one.relation,))
             is_readable = readable.scalar_one()
     except InvalidInput as error:
-        what, _, remedy = str(error).rpartition(": ")
-        yield what, remedy
+        yield Fault(error.what, error.remedy)
         return
     if one.name != one.called and _is_there(engine, one.name):
         what = f"the table that was adopted is called {one.called} now; changes of {one.name} are not recorded"
-        yield what, f"run: taskbridge unadopt {one.source} && {command(one.definition, one.name)}"
+        yield Fault(what, f"run: taskbridge unadopt {one.source} && {command(one.definition, one.name)}")
     if not is_readable:
-        yield f"this role has no right to read {adopted.table.name}", "grant SELECT on it to the workers' role"
-    for wrong in examined(engine, adopted):
-        yield wrong, f"run again: {command(one.definition, adopted.table.name)}"
+        what = f"this role has no right to read {adopted.table.name}"
+        yield Fault(what, "grant SELECT on it to the workers' role")
+    for wrong in trigger_faults(engine, adopted):
+        yield Fault(wrong, f"run again: {command(one.definition, adopted.table.name)}")
+    if one.backfilled and not one.backfill_done:
+        what = f"the backfill stopped after {one.backfilled:,} rows, or is on its way"
+        remedy = f"if none runs: {command(one.definition, adopted.table.name)} --backfill"
+        yield Fault(what, remedy, is_recorded=True)
 
 
 def _is_there(engine: Engine, table: str) -> bool:
@@ -251,11 +281,10 @@ def command(wanted: Definition, table: str) -> str:
     return shlex.join(words)
 
 
-def _found(connection: Connection, source: str) -> list[tuple[str, str, bool, bool, bool]]:
-    """Return the triggers that are there: table, name, whether it is on, a parent's, and may write records."""
+def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
+    """Return the triggers that are there; see `adopted_triggers.sql`."""
     function = f"{_function_of(source, schema_of(connection))}()"
-    rows = connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function})
-    return [(row.name, row.trigger, row.is_on, row.is_clone, row.may_record) for row in rows]
+    return connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function}).all()
 
 
 def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) -> None:
@@ -292,16 +321,16 @@ def _function(adopted: Adopted) -> str:
     again = query("adopted_again", adopted.schema)
     watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
     for word, row in (("new", "n"), ("old", "o")):
-        columns = ", ".join(f"{row}.{name_of(column)}" for column in watched)
+        columns = ", ".join(f"{row}.{quoted(column)}" for column in watched)
         parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True)
         parts[f"{word}_key"] = adopted.key_of(row, as_owner=True)
-        parts[f"{word}_counts"] = adopted.counts(row)
+        parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
         parts[f"{word}_watched"] = f"ROW({columns or f'{row}.*'})::record"
 
     def changes(name: str, **others: str) -> str:
         return adopted.records(filled(name, adopted.schema, {**parts, **others}), again)
 
-    before, after = changes("adopted_went", old="\0").split("\0")
+    before, after = changes("adopted_went", old=TRUNCATED).split(TRUNCATED)
     body = {
         "function": _function_name(adopted),
         "source": literal(wanted.source),
@@ -313,10 +342,7 @@ def _function(adopted: Adopted) -> str:
         "emptied_before": before,
         "emptied_after": after,
     }
-    made = filled("adopt_function", adopted.schema, body)
-    if made.count("$taskbridge$") + made.count("$truncate$") != 6:
-        raise InvalidInput(f"{table.name}: a name holds $taskbridge$ or $truncate$, which mark parts of the function")
-    return made
+    return filled("adopt_function", adopted.schema, body)
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:
@@ -350,7 +376,7 @@ def _function_name(adopted: Adopted) -> str:
 
 
 def _function_of(source: str, schema: str) -> str:
-    return f"{quoted(schema)}.{name_of('adopted_' + _short(source))}"
+    return f"{quoted(schema)}.{quoted('adopted_' + _short(source))}"
 
 
 def _short(source: str) -> str:

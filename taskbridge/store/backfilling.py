@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import Adopted, filled, literal, name_of
+from taskbridge.store.adopted import Adopted, filled, literal
 from taskbridge.store.bounded import within
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import queries, quoted
 from taskbridge.store.sessions import is_busy
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
@@ -21,15 +21,17 @@ PAGE: Final = 2_000
 LOCK_WAIT: Final = 0.2
 """Seconds to wait for a writer's record: less than Postgres takes to look for deadlocks, so that the writer goes on."""
 PAUSE: Final = 0.1
-_RECORDS: Final = ["the records"]
-"""What the place is of where all rows have their records: of tenant and key. No index consists of it."""
+ROWS: Final = "rows"
+"""First each row gets its record; the place is of the unique index."""
+RECORDS: Final = "records"
+"""Then, where changes may have been missed, each record is looked at whose row may be gone; the place is a record's."""
 
 
 class Backfilled(NamedTuple):
     """How many rows were looked at, by this and earlier processes, and whether these are all.
 
-    `again`: changes may have been missed, so that rows with a record get another. `before`: it was done before, so that
-    no row was looked at; records that were pruned since are not written again.
+    `again`: changes may have been missed, so that rows with a record get another. `before`: it was done before this
+    process began, so that no row was looked at; records that were pruned since are not written again.
     """
 
     rows: int
@@ -58,7 +60,9 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
     """
     # Each statement must see what it waited for, whatever the database's default is.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
-    source, busy = {"source": adopted.definition.source}, 0
+    source, first = {"source": adopted.definition.source}, True
+    # How often a writer was in the way: each time the page is half as large, since a smaller one meets fewer writers.
+    busy = 0
     while True:
         try:
             with engine.begin() as connection, within(connection, None):
@@ -70,12 +74,12 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
         except DBAPIError as error:
             if not is_busy(error):
                 raise
-            # A smaller page meets fewer writers.
             busy = min(busy + 1, 8)
             time.sleep(PAUSE)
             continue
-        busy = 0
-        yield done
+        # Another process may have done the rest since the last page.
+        yield done._replace(before=done.before and first)
+        busy, first = 0, False
         if done.is_done:
             return
 
@@ -84,8 +88,9 @@ def _next_page(connection: Connection, adopted: Adopted, stands: Any, size: int)
     again = stands.again_below > 0
     if stands.is_done:
         return Backfilled(stands.backfilled, True, again, before=True)
+    of_records = stands.backfill_of == RECORDS and stands.backfill_after is not None
     # Of another index, or of other types, the place says nothing.
-    of_records, goes_on = stands.backfill_columns == _RECORDS, stands.backfill_columns in (_RECORDS, _columns(adopted))
+    goes_on = of_records or stands.backfill_columns == _columns(adopted)
     places = {f"place{at}": text for at, text in enumerate(stands.backfill_after or ())} if goes_on else {}
     if of_records:
         page = _gone(adopted, stands.again_below)
@@ -94,7 +99,7 @@ def _next_page(connection: Connection, adopted: Adopted, stands: Any, size: int)
         page = _page(adopted, stands.again_below, begins=not places)
         row = connection.exec_driver_sql(page, {**places, "size": size}).one()
         if again and row.is_last:
-            values = {"source": adopted.definition.source, "columns": _RECORDS}
+            values = {"source": adopted.definition.source, "phase": RECORDS}
             connection.exec_driver_sql(queries(connection)("backfill_turn"), values)
     return Backfilled(row.backfilled, row.is_last and (of_records or not again), again)
 
@@ -106,7 +111,7 @@ def _gone(adopted: Adopted, again_below: int) -> str:
 
 def _page(adopted: Adopted, again_below: int, *, begins: bool) -> str:
     unique, wanted = adopted.table.unique, adopted.definition
-    order = ", ".join(f"t.{name_of(column)}" for column in unique)
+    order = ", ".join(f"t.{quoted(column)}" for column in unique)
     columns = adopted.table.columns
     places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
     after = "true" if begins else f"({_escaped(order)}) > ({', '.join(places)})"
@@ -116,11 +121,12 @@ def _page(adopted: Adopted, again_below: int, *, begins: bool) -> str:
         "places": adopted.places_of("t"),
         "tenant": adopted.tenant_of("t"),
         "key": adopted.key_of("t"),
-        "counts": adopted.counts("t"),
+        "counts": adopted.has_tenant_and_key("t"),
         "order": order,
         "table": adopted.table.name,
         "records": adopted.records(rows, again),
         "source": literal(wanted.source),
+        "phase": literal(ROWS),
         "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
         "ends": "NULL::timestamptz" if again_below else "now()",
         "so_far": "0" if begins else "a.backfilled",

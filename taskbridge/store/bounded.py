@@ -14,7 +14,16 @@ from psycopg.abc import PQGen
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["GRACE", "Bounded", "NoAnswer", "driver_of", "of_the_socket", "open_session", "within"]
+__all__ = [
+    "GRACE",
+    "Bounded",
+    "NoAnswer",
+    "driver_of",
+    "let_statements_take",
+    "of_the_socket",
+    "open_session",
+    "within",
+]
 
 T = TypeVar("T")
 
@@ -120,6 +129,16 @@ def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Conne
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type: psycopg is the driver
     return driver
+
+
+def let_statements_take(driver: psycopg.Connection[Any], seconds: float | None) -> None:
+    """Let each statement of a session take `seconds`, or less where its own limit is shorter; None: its own limit.
+
+    How long the process waits for an answer stays as it is.
+    """
+    own = driver.own_answer_timeout if isinstance(driver, Bounded) else None
+    limits = [limit for limit in (seconds, own - GRACE if own else None) if limit is not None]
+    driver.execute(f"SET statement_timeout {f'= {round(min(limits) * 1000)}' if limits else 'TO DEFAULT'}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ cursor keeps how far it got, so the run after a crash goes on there.
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +31,7 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import described, dropped, known
-from taskbridge.store.bounded import within
+from taskbridge.store.bounded import let_statements_take, within
 from taskbridge.store.documents import decoded
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
@@ -48,7 +49,7 @@ from taskbridge.store.sessions import (
 )
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
 
-__all__ = ["Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
+__all__ = ["CLAIMED_WITHIN", "Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,10 @@ LONG_LOOK: Final = 60.0
 """Seconds for a look at many tenants of a pipeline."""
 LOCKED: Final = 2.0
 """Of those, seconds to wait for a lock: other pipelines wait for their turn meanwhile."""
+SHORT_STATEMENT: Final = 0.5
+"""Seconds for each statement of claims that are made together; who needs longer claims alone."""
+CLAIMED_WITHIN: Final = 1.0
+"""Seconds after which no more claims are made together where one met a lock, or was slow."""
 _BLOCKED: Final = (LockNotAvailable, QueryCanceled)
 """How a statement ends because of a lock, or by its time-out."""
 PAGE: Final = 5_000
@@ -195,20 +200,26 @@ class Cursors:
     def claim_together(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
 
-        None of them waits for a lock. Where a run has no page, only `claim` can say what came of it, and may take long.
+        None of them waits for a lock, or long for a statement. Where a run has no page, only `claim` can say what came
+        of it, and may take long.
 
         Raises:
             psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
         """
-        try:
-            return with_second_try(lambda: self._claim_at_once(claims))
-        except SILENT:
-            raise
-        except (psycopg.Error, MemoryError):
-            # One of them is to blame. Which one, only each by itself can say.
-            return [self._claim_unless_locked(claim) for claim in claims]
+        pages: list[Page | None] = []
+        ends = time.monotonic() + CLAIMED_WITHIN
+        while len(pages) < len(claims) and time.monotonic() < ends:
+            left = claims[len(pages) :]
+            try:
+                pages += with_second_try(lambda: self._claim_at_once(left))  # noqa: B023 - called at once
+            except SILENT:
+                raise
+            except (psycopg.Error, MemoryError):
+                # One of them is to blame. Which one, only each by itself can say.
+                pages += [self._claim_unless_slow(claim) if time.monotonic() < ends else None for claim in left]
+        return pages + [None] * (len(claims) - len(pages))
 
-    def _claim_unless_locked(self, claim: Claim) -> Page | None:
+    def _claim_unless_slow(self, claim: Claim) -> Page | None:
         try:
             (page,) = self._claim_at_once([claim])
         except SILENT:
@@ -218,25 +229,30 @@ class Cursors:
         return page
 
     def _claim_at_once(self, claims: Sequence[Claim]) -> list[Page | None]:
-        """Claim and read in a transaction for each, all sent at once."""
+        """Claim and read in a transaction for each, all sent at once.
+
+        Those before one that takes too long are committed. It has no page, and nothing is returned for those after it.
+        """
         rows = self._rows
         cursors: list[psycopg.Cursor[Any]] = []
-        # Those before one that takes too long are committed. It has no page, and neither have those after it.
         with suppress(QueryCanceled), driving(self._engine) as driver:
             cursors += [driver.cursor() for _ in claims]
             with driver.pipeline():
                 driver.execute(IMPATIENT)
+                let_statements_take(driver, SHORT_STATEMENT)
                 for claim, cursor in zip(claims, cursors, strict=True):
                     batch = _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
                     self._send(driver, cursor, rows, batch, self._query("claim"), self._claiming(claim))
                 driver.execute(PATIENT)
-        pages = [cursor.fetchall() if cursor.pgresult is not None else [] for cursor in cursors]
+                let_statements_take(driver, None)
+        done = sum(cursor.pgresult is not None for cursor in cursors)
+        pages = [cursor.fetchall() for cursor in cursors[:done]]
         return [
             # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.
             page_of(claim.key, page, whole=True)
             if page and page[0][_ADOPTED] == rows.version and not any(row[_STORED] for row in page)
             else None
-            for claim, page in zip(claims, pages, strict=True)
+            for claim, page in zip(claims, [*pages, []], strict=False)
         ]
 
     def _claiming(self, claim: Claim) -> dict[str, Any]:

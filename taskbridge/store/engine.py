@@ -41,7 +41,7 @@ def connect(
     try:
         parsed = make_url(url).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError):
-        raise ConfigurationError(UNREADABLE) from None
+        raise ConfigurationError(*UNREADABLE) from None
     engine = create_engine(
         parsed,
         # As many connections as there are threads that work, however many the pool of the worker has.

@@ -42,11 +42,12 @@ class Prune:
 
 
 class Holder(NamedTuple):
-    """Who holds old records back. `state` is that of the records there: `pending`, `quarantined` or `retrying`.
+    """Who holds old records of `source` back. `state` is that of the records: `pending`, `quarantined` or `retrying`.
 
     Where no pipeline reads the source, `pipeline` is None and `state` is `unread`.
     """
 
+    source: str
     pipeline: str | None
     tenant: str
     state: str
@@ -95,7 +96,7 @@ def _steps(engine: Engine, table: str, values: dict[str, Any]) -> Iterator[Step]
             connection.exec_driver_sql(query("plan_by_lookups"))
             row = connection.exec_driver_sql(query(f"prune_{table}"), values).one()
         values, more = {**values, "after": row.last}, bool(row.more)
-        held = {Holder(*holder): int(records) for *holder, records in row.held}
+        held = {Holder(values["source"], *holder): int(records) for *holder, records in row.held}
         yield Step(table, row.pruned, row.quarantine, row.old - row.pruned, held)
 
 

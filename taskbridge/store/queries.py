@@ -55,6 +55,6 @@ def schema_of(where: Database | Connection) -> str:
     return str(where.get_execution_options().get(SCHEMA_OPTION, DEFAULT_SCHEMA))
 
 
-def quoted(schema: str) -> str:
-    """Return the schema's name as SQL has it; `check_schema_name` has seen that it holds no quote."""
-    return f'"{schema}"'
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'

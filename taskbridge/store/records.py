@@ -35,6 +35,7 @@ __all__ = [
     "record",
     "record_invoice",
     "record_many",
+    "refused",
     "with_reason",
     "writing",
     "writing_message",
@@ -136,7 +137,7 @@ def written(steps: Writing[R], fetch: Callable[[Statement], list[Any]]) -> R:
     try:
         statement = next(steps)
         while True:
-            with _refused():
+            with refused():
                 rows = fetch(statement)
             statement = steps.send(rows)
     except StopIteration as end:
@@ -149,7 +150,7 @@ async def awritten(steps: Writing[R], fetch: Callable[[Statement], Awaitable[lis
     try:
         statement = next(steps)
         while True:
-            with _refused():
+            with refused():
                 rows = await fetch(statement)
             statement = steps.send(rows)
     except StopIteration as end:
@@ -221,7 +222,7 @@ def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManag
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def refused() -> Iterator[None]:
     """Let what the trigger of the records refuses be InvalidInput, with its sentence, whichever driver says so."""
     try:
         yield

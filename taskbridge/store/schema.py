@@ -75,8 +75,8 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
         if said is None or said.diag.message_primary is None or isinstance(said, psycopg.OperationalError):
             raise
         raise SchemaMismatch(
-            f"the schema could not be changed, and is as it was: Postgres says {said.diag.message_primary!r}; "
-            "mend that and run `taskbridge migrate` again"
+            f"the schema could not be changed, and is as it was: Postgres says {said.diag.message_primary!r}",
+            "mend that and run `taskbridge migrate` again",
         ) from error
     # Open connections keep the search path that they began with.
     engine.dispose()
@@ -86,8 +86,8 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
 def _refuse_unknown(found: str | None) -> None:
     if found is not None and found not in _known():
         raise SchemaMismatch(
-            f"the database is at schema {found}, which this version of TaskBridge does not know: "
-            "install the version that made it, or a newer one"
+            f"the database is at schema {found}, which this version of TaskBridge does not know",
+            "install the version that made it, or a newer one",
         )
 
 
@@ -125,10 +125,10 @@ def check_schema(database: Database) -> None:
     if found == head():
         return
     if found is None:
-        raise SchemaMismatch("the database has no schema of TaskBridge: run `taskbridge migrate`")
+        raise SchemaMismatch("the database has no schema of TaskBridge", "run `taskbridge migrate`")
     if found in _known():
         raise SchemaMismatch(
-            f"the database is at schema {found}, this version needs {head()}: run `taskbridge migrate`"
+            f"the database is at schema {found}, this version needs {head()}", "run `taskbridge migrate`"
         )
     _refuse_unknown(found)
 

@@ -6,17 +6,14 @@ entry point: one would import Celery and SQLAlchemy into every pytest run of an 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from taskbridge.embedded import Servers
 from taskbridge.integration.app import app
-from taskbridge.integration.installation import fit, renew
-from taskbridge.process.runtime import afresh, runtime_of
 from taskbridge.settings import Settings
-from taskbridge.testing.clock import inject_clock
+from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
 
 
@@ -50,23 +47,11 @@ def taskbridge_settings(
     TASKBRIDGE_POSTGRES_URL, TASKBRIDGE_REDIS_URL and TASKBRIDGE_KEY_PREFIX name them; TASKBRIDGE_PIPELINES stays as it
     is. The gate's clock stands still, and only `taskbridge.testing.drain` moves it.
     """
-    prefix = f"test-{secrets.token_hex(6)}"
-    monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", taskbridge_postgres_url)
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", taskbridge_servers.redis_url)
-    monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
+    servers = {
+        "TASKBRIDGE_POSTGRES_URL": taskbridge_postgres_url,
+        "TASKBRIDGE_REDIS_URL": taskbridge_servers.redis_url,
+    }
     monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
     monkeypatch.setitem(app.conf, "broker_url", taskbridge_servers.redis_url)
-    # So that the broker's keys of this test have the prefix, and are deleted with the others.
-    options = {**app.conf.broker_transport_options, "global_keyprefix": f"{prefix}:"}
-    monkeypatch.setitem(app.conf, "broker_transport_options", options)
-    monkeypatch.setitem(app.conf, "task_routes", None)
-    renew(app)
-    with afresh():
-        runtime = runtime_of(app)
-        fit(app)
-        inject_clock(runtime)
+    with own_deployment(app, **servers) as runtime:
         yield runtime.settings
-        left = list(runtime.redis.scan_iter(f"{prefix}:*"))
-        if left:
-            runtime.redis.delete(*left)
-    renew(app)

@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy import make_url
 
 from taskbridge.embedded import Servers, serve
+from taskbridge.errors import ConfigurationError
 from taskbridge.store import connect, migrate
 from taskbridge.store.address import parameters_of
 
@@ -36,9 +37,17 @@ def open_directory() -> Iterator[Path]:
 def servers_for_tests() -> Iterator[Servers]:
     """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones.
 
-    Raises: as `taskbridge.embedded.serve`.
+    Raises:
+        ConfigurationError: one of the two is set and the other is not.
+        TaskBridgeError: as `taskbridge.embedded.serve`.
     """
     postgres, gate = os.environ.get("TASKBRIDGE_TEST_POSTGRES_URL"), os.environ.get("TASKBRIDGE_TEST_REDIS_URL")
+    if bool(postgres) != bool(gate):
+        there, missing = ("POSTGRES", "REDIS") if postgres else ("REDIS", "POSTGRES")
+        raise ConfigurationError(
+            f"TASKBRIDGE_TEST_{there}_URL is set and TASKBRIDGE_TEST_{missing}_URL is not",
+            "set both, or neither for embedded servers",
+        )
     if postgres and gate:
         yield Servers(postgres, gate)
         return

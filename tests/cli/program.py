@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,27 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskbridge.cli.main import COMMANDS
+from tests.forked import PROGRAM, Forked
 from tests.waiting import TIME_FACTOR
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from taskbridge.cli.main import main; main()"
 SECONDS = 30.0
-
-# Children are forked from a process that has imported the program, because importing takes most of a command's time.
-_forkserver = multiprocessing.get_context("forkserver")
-_forkserver.set_forkserver_preload(
-    [
-        "taskbridge.cli.main",
-        *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
-        *(f"taskbridge.cli.{module}" for module in ("checks", "messages", "report", "monitor", "workers")),
-        "alembic.util",
-        "rich.progress",
-        "taskbridge.integration.app",
-        "taskbridge.producing.recording",
-        "taskbridge.process.translation",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -65,17 +49,15 @@ class Program:
     def __call__(self, *arguments: str | Path, **variables: str) -> Ended:
         """Run a command to its end, with stdout and stderr in files."""
         out, err = self.directory / ".stdout", self.directory / ".stderr"
-        command = ["taskbridge", *map(str, arguments)]
-        process = _forkserver.Process(
-            target=_run, args=(command, {**self.environment, **variables}, self.directory, out, err)
-        )
-        process.start()
-        process.join(SECONDS * TIME_FACTOR)
-        if process.exitcode is None:
+        given = [*map(str, arguments)]
+        process = Forked(PROGRAM, given, {**self.environment, **variables}, self.directory, out, err)
+        try:
+            status = process.wait(SECONDS * TIME_FACTOR)
+        except subprocess.TimeoutExpired:
             process.kill()
-            process.join()
-            raise AssertionError(f"{command} still runs after {SECONDS} s: {err.read_text()}")
-        return Ended(process.exitcode, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
+            process.wait()
+            raise AssertionError(f"{given} still runs after {SECONDS} s: {err.read_text()}") from None
+        return Ended(status, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
 
     @contextmanager
     def started(self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **variables: str) -> Iterator[Running]:
@@ -117,17 +99,3 @@ class Running:
         """Wait for its own end."""
         status = self.process.wait(SECONDS * TIME_FACTOR)
         return Ended(status, self._stdout.read_text(), self.stderr)
-
-
-def _run(command: list[str], environment: dict[str, str], directory: Path, out: Path, err: Path) -> None:
-    for descriptor, path in ((1, out), (2, err)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, descriptor)
-        os.close(file)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(directory)
-    sys.argv = command
-    from taskbridge.cli.main import main  # noqa: PLC0415 - only in the child
-
-    main()

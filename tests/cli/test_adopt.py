@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
+from alembic import op
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from sqlalchemy import Engine
 
-from taskbridge.store import know
+from taskbridge.store import adoption, backfill, know
+from taskbridge.store.backfilling import PAGE
 from tests.cli.program import Program
 from tests.cli.test_doctor import findings
+from tests.cli.test_output import on_a_terminal
+from tests.deployment import ROOT
 from tests.store.adopting import ORDERS, Reader, rows, run
 from tests.waiting import wait_until
 
@@ -44,10 +54,34 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     ended = taskbridge("unadopt", "orders")
     assert ended.stdout == (
         "orders: public.orders is adopted no more\n"
-        "1 record remains, with the cursors of no pipeline: what is pending is handled as before\n"
+        "its records remain, with the cursors of no pipeline: what is pending is handled as before\n"
     )
     assert "tables" not in findings(taskbridge("doctor", "--json"))
     assert taskbridge("unadopt", "sales").status == 2
+
+
+@pytest.mark.parametrize(("old", "new"), [("customer", "client of ours"), ("id", "number")])
+def test_what_the_doctor_says_of_a_renamed_column_mends_it(
+    old: str, new: str, taskbridge: Program, engine: Engine
+) -> None:
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert taskbridge(*ADOPT, "--columns", "note,total").status == 0
+    run(engine, f'ALTER TABLE orders RENAME {old} TO "{new}"', "ALTER TABLE orders RENAME note TO text")
+    shown = taskbridge("doctor", "--json").json["findings"]
+    (first, second) = [one for one in shown if one["check"] == "tables"]
+    assert (first["level"], first["text"]) == (
+        "problem",
+        f"orders: its column {old} is called {new} now, so each write of the table fails",
+    )
+    assert first["remedy"] == second["remedy"]
+    begin, _, mend = first["remedy"].partition("taskbridge ")
+    assert begin == "run again: "
+    assert taskbridge(*shlex.split(mend)).status == 0
+    assert findings(taskbridge("doctor", "--json"))["tables"] == [
+        "ok: orders: its changes are recorded, and its rows can be read"
+    ]
+    run(engine, "UPDATE orders SET text = 'seen'")
+    assert Reader(engine).seen() == {"acme": ["1"]}
 
 
 def prune(taskbridge: Program, reader: Reader) -> int:
@@ -73,21 +107,104 @@ def test_pruned_rows_are_sent_again_by_the_first_backfill_alone_and_by_again(
     assert prune(taskbridge, reader) == 1
     # when the table is backfilled for the first time, both are sent
     ended = taskbridge(*ADOPT, "--backfill")
-    assert ended.stdout.splitlines()[-1] == "orders: 2 rows have their records"
+    assert ended.stdout == "orders: public.orders was adopted before\norders: 2 rows have their records\n"
     (first, second) = reader.records("acme")
     assert {first.external_id, second.external_id} == {"1", "2"}
     assert prune(taskbridge, reader) == 2
     # then it is done: it says so, and writes nothing
     ended = taskbridge(*ADOPT, "--backfill")
-    assert ended.stdout.splitlines()[-1] == (
-        "orders: the backfill of 2 rows was done before: nothing to do, also where records were pruned"
+    assert ended.stdout == (
+        "orders: public.orders was adopted before\n"
+        "orders: the backfill of 2 rows was done before: nothing to do, also where records were pruned\n"
     )
     assert rows(engine, "SELECT key FROM taskbridge.records") == []
     # and --again sends them with other idempotency keys
-    assert taskbridge(*ADOPT, "--again").status == 0
+    assert taskbridge(*ADOPT, "--again").stdout == (
+        "orders: public.orders was adopted before\n"
+        "orders: 2 rows have another record each, with another idempotency key: changes may have been missed before\n"
+    )
     again = reader.records("acme")
     assert {one.external_id for one in again} == {"1", "2"}
     assert not {one.idempotency_key for one in again} & {first.idempotency_key, second.idempotency_key}
+
+
+def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, engine: Engine) -> None:
+    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'acme', n, 'x' FROM generate_series(1, 4) n")
+    assert taskbridge(*ADOPT).status == 0
+    found = adoption(engine, "orders", "customer", ["id"])
+    assert next(backfill(engine, found, 3)).rows == 3
+    (stopped,) = [one for one in taskbridge("doctor", "--json").json["findings"] if one["check"] == "tables"]
+    assert (stopped["level"], stopped["text"]) == (
+        "warning",
+        "orders: the backfill stopped after 3 rows, or is on its way",
+    )
+    begin, _, mend = stopped["remedy"].partition("taskbridge ")
+    assert begin == "if none runs: "
+    assert taskbridge(*shlex.split(mend)).stdout.splitlines()[-1] == "orders: 4 rows have their records"
+    assert findings(taskbridge("doctor", "--json"))["tables"] == [
+        "ok: orders: its changes are recorded, and its rows can be read"
+    ]
+
+
+def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
+    taskbridge: Program, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given what the two commands have printed
+    run(engine, ORDERS)
+    (tmp_path / "adopt_orders.sql").write_text(taskbridge(*ADOPT, "--print-sql").stdout)
+    assert taskbridge(*ADOPT).status == 0
+    (tmp_path / "unadopt_orders.sql").write_text(taskbridge("unadopt", "orders", "--print-sql").stdout)
+    assert findings(taskbridge("doctor", "--json"))["tables"][0].startswith("ok"), "nothing was run"
+    assert taskbridge("unadopt", "orders").status == 0
+    # when Alembic runs the page's functions
+    page = (ROOT / "docs/how-to/adopt-a-table.md").read_text(encoding="utf-8")
+    (block,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def upgrade" in one]
+    names: dict[str, Any] = {"op": op, "Path": Path}
+    exec(block, names)  # noqa: S102 - the page's own
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(engine)
+    for direction, seen in (("upgrade", {"acme": ["1"]}), ("downgrade", {})):
+        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+            names[direction]()
+        run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a') ON CONFLICT (id) DO UPDATE SET total = 2")
+        assert reader.seen() == seen
+    assert "tables" not in findings(taskbridge("doctor", "--json"))
+
+
+DONE_BY_ANOTHER = """
+CREATE FUNCTION done() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.backfilled := 4000;
+    NEW.backfilled_at := now();
+    RETURN NEW;
+END $$
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "when", "expected"),
+    [
+        ("--backfill", "backfill_after", "their records"),
+        (
+            "--again",
+            "again_below",
+            "another record each, with another idempotency key: changes may have been missed before",
+        ),
+    ],
+)
+def test_a_backfill_that_another_process_ends_meanwhile_was_not_done_before(
+    option: str, when: str, expected: str, taskbridge: Program, engine: Engine
+) -> None:
+    # given that another process does the rest after the first page, or all once it was asked for again
+    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'acme', n, 'x' FROM generate_series(1, 4000) n")
+    assert taskbridge(*ADOPT).status == 0
+    run(
+        engine,
+        DONE_BY_ANOTHER,
+        f"CREATE TRIGGER done BEFORE UPDATE OF {when} ON taskbridge.adopted FOR EACH ROW EXECUTE FUNCTION done()",
+    )
+    ended = taskbridge(*ADOPT, option)
+    assert ended.stdout.splitlines()[-1] == f"orders: 4,000 rows have {expected}"
 
 
 def test_what_cannot_be_is_refused_in_one_line(taskbridge: Program) -> None:
@@ -117,5 +234,45 @@ def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program
     assert ended.stdout.endswith("orders: 100,000 rows have their records\n")
     found = rows(engine, "SELECT count(*), count(DISTINCT key), count(DISTINCT revision) FROM taskbridge.records")
     assert found == [(100_000, 100_000, 100_000)]
-    # Each row was written once: the sequence gave no revision to a second try of a page that was committed.
     assert rows(engine, place) == [(100_000,)]
+
+
+def rows_shown(sent: str) -> list[int]:
+    """Return the numbers of rows that a progress bar has shown."""
+    return [int(number) for number in re.findall(r"backfill .*?(\d+)/\d+ ", sent)]
+
+
+@pytest.mark.slow  # two minutes
+@pytest.mark.timeout(600)
+def test_each_of_a_million_rows_is_recorded_once_by_a_backfill_that_is_killed_twice(
+    taskbridge: Program, engine: Engine
+) -> None:
+    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'c' || n % 50, n, 'x' FROM generate_series(1, 1000000) n")
+    run(engine, "ANALYZE orders")
+    done, backfill = 0, (*ADOPT, "--backfill")
+    for most in (300_000, 700_000):
+        sent = on_a_terminal(
+            taskbridge,
+            *backfill,
+            status=-signal.SIGKILL,
+            NO_COLOR="1",
+            kill_when=lambda sent, most=most: max(rows_shown(sent), default=0) >= most,  # type: ignore[misc]
+        )
+        ((at,),) = rows(engine, "SELECT backfilled FROM taskbridge.adopted")
+        shown = [number for number in rows_shown(sent) if number]
+        # It began where the one before was killed.
+        assert done < shown[0] < shown[-1] <= at < 1_000_000
+        assert len(set(shown)) > 5
+        done = at
+    sent = on_a_terminal(taskbridge, *backfill, NO_COLOR="1")
+    assert min(number for number in rows_shown(sent) if number) > done
+    assert "orders: 1,000,000 rows have their records" in sent
+    ((*counts, drawn),) = rows(
+        engine,
+        "SELECT count(*), count(DISTINCT key), count(DISTINCT revision), max(revision) - min(revision) "
+        "FROM taskbridge.records",
+    )
+    assert counts == [1_000_000] * 3
+    # Each row that is written takes two from the sequence, and only the two pages that were killed were written again.
+    assert drawn < 2 * (1_000_000 + 2 * PAGE)
+    assert rows(engine, "SELECT backfilled FROM taskbridge.adopted") == [(1_000_000,)]

@@ -19,7 +19,16 @@ from taskbridge.store import record
 from tests.cli.program import Program
 
 SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}
-SLOW = {"alembic", "prometheus_client", "benchmarks", "taskbridge.embedded", "rich.progress", "matplotlib"}
+SLOW = {
+    "alembic",
+    "prometheus_client",
+    "benchmarks",
+    "taskbridge.embedded",
+    "rich.progress",
+    "matplotlib",
+    "starlette",
+    "uvicorn",
+}
 
 
 def loaded(code: str, environment: dict[str, str], directory: Path | None = None) -> set[str]:

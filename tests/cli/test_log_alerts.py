@@ -21,7 +21,7 @@ from tests.cli.test_up import READY, wait_for
 from tests.waiting import wait_until
 
 EXAMPLE = {"TASKBRIDGE_PIPELINES": "examples.log_alerts"}
-SCALE = "0.005"
+SCALE = "0.01"
 DELIVERIES = "SELECT count(*) FROM taskbridge.deliveries WHERE pipeline = 'log-alerts'"
 
 

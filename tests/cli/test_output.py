@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from taskbridge.cli import console
 from taskbridge.cli.main import COMMANDS, cli
@@ -93,8 +96,36 @@ def test_the_version_is_that_of_the_package(bare: Program) -> None:
     assert bare("--version").stdout.startswith("taskbridge ")
 
 
-def on_a_terminal(program: Program, *arguments: str, status: int = 0, typed: str = "", **variables: str) -> str:
-    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there."""
+@pytest.mark.parametrize("age", ["59m ago", "1h ago", "-", "10000d ago"])
+def test_an_optional_column_is_left_out_rather_than_a_number_cut(age: str) -> None:
+    columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs")
+    cells = ("waiting, held", "1.2 s", "10,000", age, "10,000", "10,000", "59m ago", "10,000", "1,000")
+    shown = {}
+    for width in range(console.NARROW, 110):
+        sent = io.StringIO()
+        terminal = Console(file=sent, force_terminal=True, color_system=None, width=width)
+        table = console.Table(terminal, "tenant", *columns, optional=("oldest",))
+        table.add_row("acme", *cells)
+        terminal.print(table)
+        assert "\u2026" not in sent.getvalue(), width
+        shown[width] = age in sent.getvalue() and "oldest" in sent.getvalue()
+    assert not shown[console.NARROW]
+    assert [*shown.values()] == sorted(shown.values()), "a wider terminal never shows less"
+    assert shown[95]
+
+
+def on_a_terminal(
+    program: Program,
+    *arguments: str,
+    status: int = 0,
+    typed: str = "",
+    kill_when: Callable[[str], bool] = lambda _: False,
+    **variables: str,
+) -> str:
+    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there.
+
+    It is killed, by SIGKILL, once `kill_when` is true of what it has sent so far.
+    """
     leader, follower = pty.openpty()
     os.write(leader, typed.encode())
     with subprocess.Popen(
@@ -113,6 +144,8 @@ def on_a_terminal(program: Program, *arguments: str, status: int = 0, typed: str
             except OSError:  # the last process on the terminal ended
                 break
             sent += part
+            if kill_when(sent.decode(errors="replace")):
+                process.kill()
     os.close(leader)
     assert process.returncode == status, sent
     return sent.decode()

@@ -18,7 +18,7 @@ from tests.cli.test_bad_input import assert_one_clear_line
 from tests.quarantined import put_in_quarantine
 from tests.waiting import wait_until
 
-NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0, "holders": 0, "held_by": []}
+NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0, "holders": 0, "holders_cut": False, "held_by": []}
 
 
 def write(engine: Engine, rows: int = 3, days: int = 31) -> None:
@@ -68,7 +68,7 @@ def test_people_see_a_table_and_why_records_stay(taskbridge: Program, engine: En
     assert header.strip() == "would be deleted"
     assert lines[0].split() == ["records", "3"]
     assert lines[-2:] == [
-        "1 old record stays: pending, in quarantine, or about to be tried again",
+        "1 old record stays: pending, in quarantine, about to be tried again, or read by no pipeline",
         "invoices: 1 record of acme: pending",
     ]
     assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[0].strip() == "deleted"
@@ -92,22 +92,25 @@ def test_who_holds_records_back_is_named(taskbridge: Program, engine: Engine) ->
     put_in_quarantine(engine, "acme", "31-2", retry_at=datetime.now(UTC))
     put_in_quarantine(engine, "acme", "31-3", discarded_at=datetime.now(UTC))
     write_pending(engine, "a\u202eb", 1_100)
-    write_pending(engine, "bolt", 2, "nobodys")
+    write_pending(engine, "bolt", 3, "nobodys")
+    write_pending(engine, "bolt", 2, "typo")
     # when some of them are pruned, or would be
     for dry in (["--dry-run"], []):
         found = taskbridge("prune", "--older-than", "30d", "--json", *dry).json
-        assert (found["records"], found["kept"], found["holders"]) == (1, 1_104, 4)
+        assert (found["records"], found["kept"], found["holders"]) == (1, 1_107, 5)
         assert found["held_by"] == [
-            {"pipeline": "invoices", "tenant": "a\u202eb", "state": "pending", "records": 1_100},
-            {"pipeline": None, "tenant": "bolt", "state": "unread", "records": 2},
-            {"pipeline": "invoices", "tenant": "acme", "state": "quarantined", "records": 1},
-            {"pipeline": "invoices", "tenant": "acme", "state": "retrying", "records": 1},
+            {"source": "invoices", "pipeline": "invoices", "tenant": "a\u202eb", "state": "pending", "records": 1_100},
+            {"source": "nobodys", "pipeline": None, "tenant": "bolt", "state": "unread", "records": 3},
+            {"source": "typo", "pipeline": None, "tenant": "bolt", "state": "unread", "records": 2},
+            {"source": "invoices", "pipeline": "invoices", "tenant": "acme", "state": "quarantined", "records": 1},
+            {"source": "invoices", "pipeline": "invoices", "tenant": "acme", "state": "retrying", "records": 1},
         ]
     # then people read it too
-    assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[-5:] == [
-        "1,104 old records stay: pending, in quarantine, or about to be tried again",
+    assert taskbridge("prune", "--older-than", "30d").stdout.splitlines()[-6:] == [
+        "1,107 old records stay: pending, in quarantine, about to be tried again, or read by no pipeline",
         "invoices: 1,100 records of a\\u202eb: pending",
-        "2 records of bolt: no pipeline reads the source",
+        "nobodys: 3 records of bolt: no pipeline reads this source",
+        "typo: 2 records of bolt: no pipeline reads this source",
         "invoices: 1 record of acme: in quarantine",
         "invoices: 1 record of acme: about to be tried again",
     ]
@@ -120,6 +123,41 @@ def test_of_many_that_hold_records_back_a_few_are_named(taskbridge: Program, eng
     assert [line.split()[3].rstrip(":") for line in lines[5:10]] == ["of"] * 5
     assert [line.split()[4] for line in lines[5:10]] == ["t8:", "t7:", "t6:", "t5:", "t4:"]
     assert lines[10:] == ["and 3 more"]
+
+
+def test_who_holds_the_most_back_is_named_also_after_more_holders_than_are_counted(
+    taskbridge: Program, engine: Engine
+) -> None:
+    # given more holders than are counted at a time, then one with many records, and an undeclared pipeline before them
+    with engine.begin() as connection:
+        known = "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES (%s, 'alone')"
+        connection.exec_driver_sql(known, ("go\u202ene",))
+    write_pending(engine, "few", 1, "alone")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
+            "SELECT 'invoices', 't' || n / 2, n, '{}', now() - interval '31 days' FROM generate_series(1, 42000) n"
+        )
+    write_pending(engine, "whale", 1_100)
+    # when it is asked who they are
+    found = taskbridge("prune", "--older-than", "30d", "--dry-run", "--json").json
+    # then it is named, with what was left out
+    assert found["held_by"][0] == {
+        "source": "invoices",
+        "pipeline": "invoices",
+        "tenant": "whale",
+        "state": "pending",
+        "records": 1_100,
+    }
+    assert (found["kept"], found["holders_cut"]) == (43_101, True)
+    assert 10_000 <= found["holders"] <= 20_000
+    lines = taskbridge("prune", "--older-than", "30d", "--dry-run").stdout.splitlines()
+    assert lines[5] == "invoices: 1,100 records of whale: pending"
+    assert lines[-3:] == [
+        f"and {found['holders'] - 5:,} or more",
+        "so many hold records back that those with the fewest were left out: a number may be too small",
+        "go\\u202ene is not declared here: if it is no more, `taskbridge forget 'go\\u202ene'`",
+    ]
 
 
 def test_a_pipeline_that_nobody_declares_is_named_with_what_lets_it_go(taskbridge: Program, engine: Engine) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Collection
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import redis
 from sqlalchemy import Engine
 
+from taskbridge.cli import tenants
 from taskbridge.gate import Keys, Queue
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import Tenants
 from tests.cli.counts import CLOSED, TOTALS
 from tests.cli.files import line, write
 from tests.cli.held import open_circuit
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
+from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
 
 
@@ -125,6 +131,56 @@ def test_a_tenant_in_trouble_is_not_overlooked_behind_many_by_name(troubles: Pro
     for order, first in (("failures", "failing"), ("quarantine", "spoilt")):
         found = troubles("status", "--sort", order, "--limit", "1", "--json").json["pipelines"]["invoices"]
         assert list(found["tenants"]) == [first]
+
+
+def test_a_paused_tenant_is_among_those_that_are_sorted(troubles: Program, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) "
+            "SELECT 'invoices', 'a' || n FROM generate_series(1, 1200) n"
+        )
+    assert first_of(troubles, "pending") == ["failing"], "it comes after many by name"
+    assert troubles("pause", "much").status == 0
+    assert first_of(troubles, "pending") == ["much"]
+
+
+def first_of(program: Program, order: str, limit: int = 1) -> list[str]:
+    found = program("status", "--sort", order, "--limit", str(limit), "--json").json["pipelines"]["invoices"]
+    return list(found["tenants"])
+
+
+def test_to_sort_many_tenants_fewer_records_of_each_are_counted(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given more tenants than may be counted in full, many with more records than are counted at first
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 't' || lpad(at::text, 2, '0'), n, '{}' "
+            "FROM generate_series(1, 40) at CROSS JOIN generate_series(1, CASE WHEN at > 30 THEN at ELSE 1 END) n"
+        )
+    monkeypatch.setattr(tenants, "MOST_COUNTED", 100)
+    monkeypatch.setattr(tenants, "MOST_TO_SORT", 400)
+    real, counted = Tenants.counts, list[int]()
+
+    def counts(self: Tenants, pipeline: str, names: Collection[str], most: int | None = None) -> list[dict[str, Any]]:
+        assert most is not None
+        counted.append(len(names) * most)
+        return real(self, pipeline, names, most)
+
+    monkeypatch.setattr(Tenants, "counts", counts)
+    runtime = runtime_of(deployment.app)
+    for limit in (3, 12, 100):
+        whole = tenants.totals(runtime, "invoices")
+        views, more = tenants.sorted_by(runtime, whole, "pending", limit)
+        assert more == (limit < 40)
+        names = [one.tenant for one in views]
+        assert len(names) == min(limit, 40)
+        if limit == 3:
+            assert names == ["t40", "t39", "t38"]
+            assert [one.counts["pending"] for one in views] == [40, 39, 38]
+    assert max(counted) <= 400
+    assert len(counted) <= 8
 
 
 def test_the_age_of_the_oldest_pending_record_is_shown(troubles: Program) -> None:

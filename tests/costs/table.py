@@ -51,7 +51,7 @@ COSTS: Final[dict[str, Cost]] = {
     "run that fails": Cost(2, 2, 26, 0, 2, 5, 1, 1),
     "run that rejects its record": Cost(2, 2, 21, 0, 6, 11, 1, 1),
     "run of a record out of quarantine": Cost(2, 2, 21, 0, 6, 11, 1, 1),
-    "16 runs of one record together": Cost(2, 32, 336, 0, 2, 68, 1, 16),
+    "16 runs of one record together": Cost(2, 32, 336, 0, 2, 70, 1, 16),
     "the end of a lease": Cost(1, 1, 7, 0, 0, 0, 0, 0),
     "late or doubled message": Cost(1, 1, 3, 0, 0, 0, 0, 0),
     "heartbeat": Cost(1, 1, 5, 0, 0, 0, 0, 0),

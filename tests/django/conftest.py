@@ -33,8 +33,9 @@ def database(url: Any) -> dict[str, Any]:
 def load() -> None:
     """Load the project; models cannot be imported before."""
     nowhere = {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}
+    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     settings.configure(
-        DATABASES={"default": dict(nowhere), "other": dict(nowhere), "lite": {"ENGINE": "django.db.backends.sqlite3"}},
+        DATABASES={"default": dict(nowhere), "other": dict(nowhere), "lite": lite},
         INSTALLED_APPS=["taskbridge.django", "tests.django.shop"],
         USE_TZ=True,
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",

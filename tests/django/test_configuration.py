@@ -19,6 +19,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
 from taskbridge.django.configuration import url_of, variables
 from taskbridge.embedded import Servers
+from taskbridge.errors import ConfigurationError
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
 from taskbridge.store.address import parameters_of
@@ -97,6 +98,9 @@ def test_what_is_not_set_follows_from_django_and_celery_and_the_environment_wins
         assert Settings.read().pipelines == ("a", "b")
     with override_settings(TASKBRIDGE_DATABASE=None):
         assert Settings.read().postgres_url == ""
+    refused = "TASKBRIDGE_DATABASE is 'nowhere', which is not in DATABASES: name one of default, other, lite"
+    with override_settings(TASKBRIDGE_DATABASE="nowhere"), pytest.raises(ConfigurationError, match=refused):
+        Settings.read()
 
 
 def test_migrate_brings_the_schema_before_the_project_s_own_tables(
@@ -148,7 +152,10 @@ def test_checks_tell_what_is_wrong_with_the_settings() -> None:
         ({"TASKBRIDGE_DATABASE": None, "TASKBRIDGE_REDIS_URL": "redis://localhost"}, "no TASKBRIDGE_POSTGRES_URL"),
         ({}, "no TASKBRIDGE_REDIS_URL"),
         ({**whole, "TASKBRIDGE_RUN_BUDGET": "soon"}, "'soon' give a number of seconds"),
-        ({**whole, "TASKBRIDGE_PIPELINES": ["nowhere.at_all"]}, "'nowhere.at_all' does not import"),
+        (
+            {**whole, "TASKBRIDGE_PIPELINES": ["nowhere.at_all"]},
+            "'nowhere.at_all' does not import: ModuleNotFoundError: No module named 'nowhere' correct it, or",
+        ),
     ):
         ((number, text),) = ids(**values)
         assert number == "taskbridge.E002"

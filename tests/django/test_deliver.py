@@ -11,7 +11,7 @@ import taskbridge
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver
-from taskbridge.process.looking import Looking
+from taskbridge.process.light_runtime import LightRuntime
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
 
@@ -33,7 +33,7 @@ def tables(deployment: Deployment, project: None) -> None:  # noqa: ARG001 - Dja
 def handle(monkeypatch: pytest.MonkeyPatch, handler: Handler) -> None:
     declared = Pipelines()
     declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=10))
-    monkeypatch.setattr(Looking, "pipelines", declared)
+    monkeypatch.setattr(LightRuntime, "pipelines", declared)
 
 
 def save(*keys: str) -> None:

@@ -6,15 +6,18 @@ import os
 from contextlib import suppress
 
 import pytest
+from django.db import connections
 from sqlalchemy import Engine
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.django.testing import deployed
-from taskbridge.process.looking import Looking
+from taskbridge.errors import ConfigurationError
+from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import record
+from taskbridge.store import adopt, adoption, know, record
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
+from tests.store.adopting import ORDERS, run
 
 
 class Broken(Exception):
@@ -26,9 +29,35 @@ def here(deployment: Deployment, project: None, monkeypatch: pytest.MonkeyPatch)
     """A deployment whose app, in a block of `deployed`, has Django's database and the same Redis."""
     declared = Pipelines()
     declared.declare(Pipeline("orders", lambda _: None, AT_ONCE, batch_size=10))
-    monkeypatch.setattr(Looking, "pipelines", declared)
+    monkeypatch.setattr(LightRuntime, "pipelines", declared)
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
     return deployment
+
+
+def test_a_database_that_is_none_of_a_test_is_not_emptied(here: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(here.engine, "orders", "acme", "1", {})
+    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "shop")
+    with pytest.raises(ConfigurationError, match=r"database shop of the alias 'default' is none of a test"):
+        deployed(here.app).__enter__()
+    with here.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 1
+
+
+def test_all_tables_are_emptied_but_those_that_say_what_the_database_is(here: Deployment) -> None:
+    run(here.engine, ORDERS)
+    adopt(here.engine, adoption(here.engine, "orders", "customer", ["id"]))
+    know(here.engine, "orders", "orders")
+    run(
+        here.engine,
+        "INSERT INTO orders VALUES (1, 'acme', 1, 'a')",
+        "INSERT INTO taskbridge.received (source, delivery) VALUES ('orders', '1')",
+    )
+    with deployed(here.app), here.engine.connect() as connection:
+        names = connection.exec_driver_sql("SELECT tablename FROM pg_tables WHERE schemaname = 'taskbridge'").scalars()
+        count = "SELECT count(*) FROM taskbridge."
+        rows = {name: connection.exec_driver_sql(count + name).scalar_one() for name in names.all()}
+    assert {name for name, number in rows.items() if number} == {"adopted", "taskbridge_cluster", "taskbridge_schema"}
+    assert {"records", "pipelines", "received", "quarantine"} <= set(rows)
 
 
 def sessions(engine: Engine) -> set[int]:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ from sqlalchemy import make_url
 
 from examples.warehouse import warehouse
 from taskbridge.embedded import Servers
-from taskbridge.testing.servers import fresh_database
+from taskbridge.testing.servers import fresh_database, open_directory
 from tests.deployment import ROOT, Deployment, Worker
 from tests.django.conftest import database
+from tests.shops.kills import Scene, Shop, survive
 
 pytestmark = pytest.mark.e2e
 
@@ -66,7 +68,7 @@ def shop(servers: Servers, redis_url: str) -> Iterator[dict[str, str]]:
 def test_the_shop_s_own_tests_pass_in_django_s_classes(taskbridge_servers: Servers) -> None:
     with shop(taskbridge_servers, taskbridge_servers.redis_url) as environment:
         said = manage(environment, "test", "--noinput")
-    assert "Ran 6 tests" in said
+    assert "Ran 8 tests" in said
     assert "OK" in said
 
 
@@ -80,6 +82,26 @@ def test_the_shop_s_commands_and_what_its_migration_says(taskbridge_servers: Ser
         assert printed == (SHOP / "orders" / "migrations" / "adopt_orders.sql").read_text(), "print it anew"
         assert '"orders": {' in manage(environment, "taskbridge", "status", "--json")
         assert "no tenant is called 'nobody'" in manage(environment, "taskbridge", "status", "nobody", status=1)
+
+
+TRIGGERS = """
+from django.db import connection
+with connection.cursor() as cursor:
+    cursor.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'taskbridge_orders_%'")
+    print("triggers", *cursor.fetchone())
+"""
+
+
+def test_the_shop_s_migration_has_a_way_back(taskbridge_servers: Servers) -> None:
+    with shop(taskbridge_servers, taskbridge_servers.redis_url) as environment:
+        manage(environment, "migrate")
+        printed = manage(environment, "taskbridge", "unadopt", "orders", "--print-sql")
+        assert printed == (SHOP / "orders" / "migrations" / "unadopt_orders.sql").read_text(), "print it anew"
+        assert "Unapplying orders.0002_adopt_orders... OK" in manage(environment, "migrate", "orders", "0001")
+        left = ("shell", "-c", TRIGGERS)
+        assert "triggers 0" in manage(environment, *left)
+        manage(environment, "migrate")
+        assert "triggers 4" in manage(environment, *left)
 
 
 PLACE = """
@@ -114,6 +136,47 @@ def test_a_worker_of_the_shop_sends_each_order(
             assert "ERROR" not in worker.text()
         finally:
             worker.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_orders_get_through_while_each_process_is_killed_in_turn() -> None:
+    program = str(SHOP / "manage.py")
+    shop = Shop(
+        web=(program, "runserver", "--noreload", "127.0.0.1:{port}"),
+        worker=("-m", "celery", "-A", "shop", "worker"),
+        prepare=((program, "migrate"),),
+        environment=variables,
+        table="orders_order",
+    )
+    with open_directory() as folder:
+        survive(shop, folder, check_shipments)
+
+
+def check_shipments(scene: Scene) -> None:
+    """What the handler has written with the ORM is what the warehouse has, and no call was written down twice.
+
+    A call whose batch was rolled back is not written down until the record comes again, which is rejected if the order
+    has another amount by then: of rejected orders the last telling may be missing.
+    """
+    told = {
+        (customer, str(number)): (amount, tellings)
+        for customer, number, amount, tellings in scene.rows(
+            'SELECT customer, "order", amount, tellings FROM orders_shipment'
+        )
+    }
+    keys = defaultdict[tuple[str, str], set[str]](set)
+    for one in scene.stock.accepted:
+        keys[one.customer, one.number].add(one.key)
+    assert {place: tellings for place, (_, tellings) in told.items() if tellings > len(keys[place])} == {}
+    rejected = {
+        (customer, str(number))
+        for customer, number in scene.rows("SELECT customer, id FROM orders_order WHERE amount < 1")
+    }
+    amounts = {place: scene.stock.orders[place]["amount"] if place in scene.stock.orders else 0 for place in keys}
+    assert {place: amount for place, (amount, _) in told.items() if place not in rejected} == {
+        place: amount for place, amount in amounts.items() if place not in rejected
+    }
 
 
 def own_lines() -> list[str]:

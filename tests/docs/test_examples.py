@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from starlette.testclient import TestClient
 
 from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.settings import Settings
@@ -70,6 +74,53 @@ def test_a_record_in_a_transaction_has_its_event_after_the_commit(own_tables: En
     with own_tables.connect() as connection:
         assert connection.exec_driver_sql("SELECT customer FROM orders").scalar() == "acme"
     page["engine"].dispose()
+
+
+def test_the_webhooks_of_the_page_are_stored(own_tables: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for provider in ("STRIPE_WEBHOOK_SECRET", "SHOPIFY_WEBHOOK_SECRET", "CARRIER_WEBHOOK_SECRETS"):
+        monkeypatch.setenv(provider, "old,new" if provider.endswith("S") else "secret")
+    page: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(HOW_TO / "receive-webhooks.md"):
+        if block.kind == "run":
+            exec(compile(block.text, "page", "exec"), page)  # noqa: S102 - the page's own code
+
+    def signed(secret: str, body: bytes) -> bytes:
+        return hmac.digest(secret.encode(), body, "sha256")
+
+    payment = (
+        b'{"id": "evt_1", "created": 1790000000, "data": {"object": {"id": "pi_1", "customer": "acme", "amount": 5}}}'
+    )
+    order = b'{"id": 820982911946154500, "customer": {"id": 7}, "updated_at": "2026-11-23T10:00:00-05:00"}'
+    parcel = b'{"account": "acme", "parcel": "p1", "history": [{"at": "2026-11-23T10:00:00Z"}]}'
+    now = str(int(time.time()))
+    requests = {
+        "payments": (
+            payment,
+            {"Stripe-Signature": f"t={now},v1={signed('secret', f'{now}.'.encode() + payment).hex()}"},
+        ),
+        "orders": (
+            order,
+            {
+                "X-Shopify-Hmac-Sha256": base64.b64encode(signed("secret", order)).decode(),
+                "X-Shopify-Webhook-Id": "w1",
+            },
+        ),
+        "carrier": (parcel, {"X-Signature": signed("new", parcel).hex(), "X-Delivery": "d1"}),
+    }
+    with TestClient(page["shop"]) as client:
+        for path, (body, headers) in requests.items():
+            for new in (True, False):
+                answer = client.post(f"/webhooks/{path}", content=body, headers=headers)
+                assert (answer.status_code, answer.json()) == (200, {"new": new}), path
+    with own_tables.connect() as connection:
+        found = connection.exec_driver_sql("SELECT source, tenant, key FROM taskbridge.records ORDER BY 1").all()
+        first = connection.exec_driver_sql("SELECT document FROM taskbridge.records WHERE source = 'payments'").scalar()
+    assert [tuple(row) for row in found] == [
+        ("orders", "7", "820982911946154500"),
+        ("parcels", "acme", "p1"),
+        ("payments", "acme", "pi_1"),
+    ]
+    assert first == {"id": "pi_1", "customer": "acme", "amount": 5}
 
 
 def test_the_code_of_the_readme_delivers_what_it_says(own_tables: Engine) -> None:  # noqa: ARG001 - for the servers

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from taskbridge.handlers.journal import JOURNAL, journal
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.recording import record_event
-from taskbridge.store import connect, record_invoice
+from taskbridge.store import Incoming, connect, forget_received, receive, record_invoice
 from tests.deployment import Deployment
 from tests.pipelines_with_criteria import ALERTS
 from tests.waiting import wait_until
@@ -125,6 +126,10 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
         notify.delay("billing", "alerts-of-services")
         wait_until(lambda: len(rights.deployment.deliveries()) >= 3, "three deliveries")
         rights.deployment.wait_until_idle()
+        for version in (1, 2):
+            webhook = Incoming("invoices", f"d{version}", "acme", "3", Decimal(version), f'{{"number": {version}}}')
+            assert receive(runtime.engine, [webhook]) == ({("invoices", f"d{version}")}, {("invoices", "acme")})
+        assert not forget_received(runtime.engine)
         notify.delay("acme")
         rights.deployment.wait_until_idle()
         text = worker.text()
@@ -185,6 +190,8 @@ def test_redis_refuses_what_nobody_needs(rights: Rights, who: str, command: tupl
         ("producer", "UPDATE taskbridge.sync_cursors SET runs = 0"),
         ("producer", "SELECT * FROM taskbridge.deliveries"),
         ("producer", "DELETE FROM taskbridge.records"),
+        ("producer", "DELETE FROM taskbridge.record_versions"),
+        ("worker", "SELECT * FROM taskbridge.received"),
         ("worker", "DELETE FROM taskbridge.records"),
         ("worker", "TRUNCATE taskbridge.deliveries"),
         ("worker", "DROP TABLE taskbridge.pauses"),

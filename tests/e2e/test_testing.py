@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
 from sqlalchemy import create_engine
 
 from taskbridge import (
@@ -17,17 +18,21 @@ from taskbridge import (
     RateLimit,
     RetryAfter,
     app,
+    install,
     notify_event,
     pipeline,
     record_event,
     record_invoice,
 )
 from taskbridge.declaring.pipeline import DECLARED
-from taskbridge.errors import UnknownPipeline
+from taskbridge.embedded import Servers
+from taskbridge.errors import ConfigurationError, UnknownPipeline
 from taskbridge.gate import Keys, Queue, State
 from taskbridge.process.runtime import afresh, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
+from taskbridge.testing.deploying import own_deployment
+from taskbridge.testing.servers import servers_for_tests
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("taskbridge_settings")
@@ -177,11 +182,36 @@ def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, tes
     assert Settings.read().postgres_url == taskbridge_settings.postgres_url
     save("acme", "1")
     prefix = taskbridge_settings.key_prefix
-    queue = f"{prefix}:{Keys(prefix).queue(Queue.FIRST)}"
+    queue = Keys(prefix).queue(Queue.FIRST)
     with redis.Redis.from_url(taskbridge_settings.redis_url, decode_responses=True) as client:
         assert client.llen(queue) == 1
         notify_event.apply_async(("acme",), countdown=0)  # the ordinary way, through kombu
         assert client.llen(queue) == 2, test
+
+
+def test_nothing_is_left_in_redis_whichever_app_it_was(
+    taskbridge_servers: Servers, taskbridge_settings: Settings
+) -> None:
+    @pipeline("invoices")
+    def take(_: Batch) -> None:
+        pass
+
+    second = Celery("second", broker=taskbridge_servers.redis_url)
+    bridge = install(second)
+    servers = {
+        "TASKBRIDGE_POSTGRES_URL": taskbridge_settings.postgres_url,
+        "TASKBRIDGE_REDIS_URL": taskbridge_servers.redis_url,
+    }
+    with redis.Redis.from_url(taskbridge_servers.redis_url, decode_responses=True) as client:
+        with own_deployment(app, **servers) as runtime:
+            prefix = runtime.settings.key_prefix
+            for one in (notify_event, bridge.notify_event):
+                one.delay("acme")
+                one.apply_async(("acme",), countdown=0)
+            drain("acme", app=second)
+            assert [*client.scan_iter(f"*{prefix}*")]
+        assert [*client.scan_iter(f"*{prefix}*")] == []
+    second.close()
 
 
 def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:
@@ -190,6 +220,14 @@ def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: S
         assert runtime_of(app) is not runtime
     assert runtime_of(app) is runtime
     assert runtime.settings == taskbridge_settings
+
+
+@pytest.mark.parametrize(("there", "missing"), [("POSTGRES", "REDIS"), ("REDIS", "POSTGRES")])
+def test_one_server_of_two_is_refused(there: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"TASKBRIDGE_TEST_{there}_URL", "somewhere")
+    monkeypatch.delenv(f"TASKBRIDGE_TEST_{missing}_URL", raising=False)
+    with pytest.raises(ConfigurationError, match=f"TASKBRIDGE_TEST_{missing}_URL is not: set both"):
+        servers_for_tests().__enter__()
 
 
 USERS_TEST = """
@@ -216,7 +254,7 @@ USERS_TEST = """
     def test_after_the_fixture_all_is_as_before():
         assert "TASKBRIDGE_KEY_PREFIX" not in os.environ
         assert app.conf.broker_url == broker
-        assert "global_keyprefix" not in app.conf.broker_transport_options
+        assert not app.conf.task_routes or "test-" not in str(app.conf.task_routes)
 """
 
 

@@ -19,6 +19,9 @@ from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
 
+NUMBERS = [f"{number:02}" for number in range(20)]
+BAD = "07"
+"""Among them, the one that cannot be handled."""
 SOON = pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
 """A statement of the store ends soon."""
 

@@ -1,40 +1,29 @@
 """In whichever way a record fails, it is in quarantine after a bounded number of tries, and the rest go on.
 
-What ends a process is in `tests/faults/test_deaths.py`.
+What ends a process is in `test_runs_that_do_not_end.py` and, with real workers, in `tests/faults/test_deaths.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded, WorkerTerminate
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.declaring.pipeline import Pipeline
-from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.errors import HandlerMistake, InvalidInput, InvalidPolicy
-from taskbridge.gate import Answer, Keys
+from taskbridge.errors import InvalidInput
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
-from taskbridge.store import Claim, record_invoice
-from tests.failures.drill import Drill
-from tests.runs import begin
+from taskbridge.store import record_invoice
+from tests.failures.drill import BAD, NUMBERS, Drill
 from tests.waiting import wait_until
-
-NUMBERS = [f"{number:02}" for number in range(20)]
-BAD = "07"
 
 
 class Custom(BaseException):
@@ -344,115 +333,6 @@ def test_what_no_worker_could_read_is_refused_at_the_producer(drill: Drill) -> N
     assert drill.states() == {"handled": 3}
 
 
-# Coroutines
-
-
-def test_a_coroutine_function_is_run_and_what_it_raises_is_a_failure(drill: Drill) -> None:
-    loops = set()
-
-    async def handler(batch: Batch) -> None:
-        await asyncio.sleep(0)
-        loops.add(id(asyncio.get_running_loop()))
-        if any(record.external_id == BAD for record in batch):
-            raise ValueError("bad")
-        batch.reject(batch[0], "no") if batch[0].external_id == "00" else None
-        journal(batch)
-
-    drill.handle(handler, max_attempts=2)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
-    assert drill.states() == {"handled": 18, "quarantined": 2}
-    assert len(drill.deployment.deliveries()) == 18
-    assert len(loops) == 1, "one loop for the process"
-
-
-class Handler:
-    async def __call__(self, batch: Batch) -> None:
-        await asyncio.sleep(0)
-        journal(batch)
-
-
-async def _partial(_: str, batch: Batch) -> None:
-    await Handler()(batch)
-
-
-@pytest.mark.parametrize(
-    "handler",
-    [lambda batch: _partial("a", batch), functools.partial(_partial, "a"), Handler()],
-    ids=["lambda", "partial", "object"],
-)
-def test_what_returns_a_coroutine_is_run(drill: Drill, handler: Any) -> None:
-    drill.handle(handler)
-    drill.save("acme", "a")
-    drill.go_on()
-    assert drill.deployment.deliveries() == [("acme", "a")]
-
-
-def test_a_task_of_a_coroutine_that_exits_ends_no_loop(drill: Drill) -> None:
-    async def exits() -> None:
-        sys.exit(1)
-
-    async def handler(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            await asyncio.create_task(exits())
-        journal(batch)
-
-    drill.handle(handler)
-    drill.save("acme", "a")
-    drill.go_on()
-    assert [type(error) for error in drill.errors] == [HandlerMistake]
-    assert drill.states() == {"handled": 1}
-
-
-@pytest.mark.parametrize("where", ["the main thread", "another thread"])
-def test_a_coroutine_is_cancelled_at_its_soft_time_limit_in_every_thread(drill: Drill, where: str) -> None:
-    ended: list[str] = []
-    loops: set[asyncio.AbstractEventLoop] = set()
-
-    async def handler(_: Batch) -> None:
-        loops.add(asyncio.get_running_loop())
-        try:
-            await asyncio.sleep(60)
-        finally:
-            # Longer than a handler that is no coroutine has before it is interrupted again.
-            await asyncio.sleep(1.5)
-            ended.append("cancelled")
-
-    drill.handle(handler, soft_time_limit=0.1)
-    drill.save("acme", "a")
-    work = functools.partial(drill.go_on, lambda: len(drill.errors) == 2)
-    if where == "the main thread":
-        work()
-    else:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(timeout=30)
-    assert ended == ["cancelled"] * 2
-    assert len(loops) == 1
-    assert [type(error) for error in drill.errors] == [SoftTimeLimitExceeded] * 2
-
-
-def generator(batch: Batch) -> Iterator[Batch]:
-    yield batch
-
-
-async def async_generator(batch: Batch) -> AsyncIterator[Batch]:
-    yield batch
-
-
-class Generator:
-    def __call__(self, batch: Batch) -> Iterator[Batch]:
-        yield batch
-
-
-@pytest.mark.parametrize(
-    "handler", [generator, async_generator, functools.partial(generator), Generator()], ids=lambda one: str(type(one))
-)
-def test_a_generator_function_is_refused_at_its_declaration(handler: Any) -> None:
-    with pytest.raises(InvalidPolicy, match=r"pipeline invoices: the handler .* is a generator function"):
-        Pipeline("invoices", handler, LatencyNeutral(), 500)
-
-
 def test_who_asks_to_wait_beside_a_handler_that_hangs_waits_as_long_as_it_asks(drill: Drill) -> None:
     never = threading.Event()
 
@@ -475,208 +355,6 @@ def test_who_asks_to_wait_beside_a_handler_that_hangs_waits_as_long_as_it_asks(d
         assert together.result() == [None, None]
     assert asks.deadline_ms is not None
     assert asks.deadline_ms - drill.gate.us // 1000 == 7_000
-
-
-# Runs that do not end
-
-
-def dies(drill: Drill) -> None:
-    """Let the next run begin and not come back, as if its process were killed; then let its deadline pass."""
-    message = drill.inline.message()
-    assert message is not None
-    begin(drill.gate, RunKey(*message))
-    _, tenant, _ = message
-    drill.replace_run(tenant)
-
-
-def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
-    drill.handle(journal)
-    drill.save("acme", *NUMBERS)
-    dies(drill)
-    assert drill.run_one()
-    assert drill.states() == {"handled": 20}
-    ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM taskbridge.sync_cursors")
-    assert failed == 1
-    assert error.startswith("the run before this one did not end: its process died")
-    assert drill.errors == []
-
-
-class Killer:
-    """Lets a drill's process be killed by its handler again and again: nobody hears of such a run."""
-
-    def __init__(self, drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._drill = drill
-        self._killed = False
-        settle_many = drill.gate.settle_many
-        monkeypatch.setattr(
-            drill.gate, "settle_many", lambda *runs, **how: [] if self._killed else settle_many(*runs, **how)
-        )
-
-    def kill(self) -> None:
-        """Call this in the handler."""
-        self._killed = True
-        raise KeyboardInterrupt
-
-    def run_one(self) -> bool:
-        """Do the next run, when its time has come; return whether its process was killed."""
-        drill = self._drill
-        while (message := drill.inline.message()) is None:
-            drill.gate.pass_to(min(status.deadline_ms or 0 for status in drill.standing()))
-            drill.gate.expire("invoices", drill.gate.active("invoices"))
-        self._killed = False
-        try:
-            slot.run_tenant(drill.runtime, *message)
-        except KeyboardInterrupt:
-            if self._killed:
-                drill.replace_run(message[1])
-        except Exception as error:
-            drill.errors.append(error)
-        return self._killed
-
-
-def test_a_record_that_takes_its_process_and_the_sessions_of_postgres_with_it_ends_in_quarantine(
-    drill: Drill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where memory runs out, or a backend crashes: the run that counts the death finds broken connections."""
-    killer = Killer(drill, monkeypatch)
-
-    def handle(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            killer.kill()
-        journal(batch)
-
-    drill.handle(handle)
-    drill.save("acme", BAD, "08")
-    for _ in range(40):
-        if killer.run_one():
-            with drill.deployment.engine.connect() as connection:
-                connection.exec_driver_sql(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                )
-        if drill.states() == {"handled": 1, "quarantined": 1}:
-            return
-    pytest.fail(f"{drill.states()}")
-
-
-def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_tries_another_record(
-    drill: Drill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killer, deaths = Killer(drill, monkeypatch), 0
-
-    def handle(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            killer.kill()
-        if deaths == 7:
-            raise WorkerTerminate
-
-    drill.handle(handle)
-    drill.save("acme", BAD, "08")
-    while deaths < 7:
-        deaths += killer.run_one()
-    with suppress(WorkerTerminate):
-        killer.run_one()
-    assert drill.deployment.rows("SELECT failed_runs, deaths FROM taskbridge.sync_cursors") == [(7, 5)]
-    assert "died" not in drill.deployment.redis.hgetall(Keys().runner("invoices", "acme"))
-
-
-def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Drill) -> None:
-    def handle(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            raise WorkerTerminate
-        journal(batch)
-
-    drill.handle(handle)
-    drill.save("acme", *NUMBERS)
-    dies(drill)
-    message = drill.inline.message()
-    assert message is not None
-    with pytest.raises(WorkerTerminate):
-        slot.run_tenant(drill.runtime, *message)
-    drill.go_on()
-    assert drill.states() == {"handled": 20}
-    assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(1,)]
-
-
-def test_from_the_second_death_in_a_row_on_the_tenant_waits(drill: Drill) -> None:
-    drill.handle(journal)
-    drill.save("acme", *NUMBERS)
-    dies(drill)
-    dies_after_a_claim(drill)
-    drill.run_one()
-    assert drill.calls == []
-    (status,) = drill.standing()
-    assert status.held
-    drill.go_on()
-    assert drill.states() == {"handled": 20}
-
-
-def dies_after_a_claim(drill: Drill) -> None:
-    """As `dies`, after the run counted the death before it."""
-    message = drill.inline.message()
-    assert message is not None
-    pipeline, tenant, token = message
-    begun = begin(drill.gate, RunKey(*message))
-    assert not isinstance(begun, Answer)
-    key = RunKey(pipeline, tenant, token)
-    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, new_events=0, runs=1))
-    if begun.died:
-        drill.runtime.cursors_of("invoices").fail(key, "as the run would")
-    drill.replace_run(tenant)
-
-
-def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> None:
-    drill.handle(journal, max_attempts=1, batch_size=1)
-    for number in NUMBERS:
-        drill.save("acme", number)
-        for _ in range(3):
-            dies(drill)
-            drill.go_on(until=lambda: bool(drill.deployment.redis.llen("taskbridge.next")))
-        drill.go_on()
-    assert drill.quarantine() == []
-    assert drill.states() == {"handled": 20}
-
-
-def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:
-    """As one that kills its process, or holds the interpreter: the gate hears no more of the run."""
-    entered, released, threads = threading.Event(), threading.Event(), list[threading.Thread]()
-
-    def handler(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            entered.set()
-            released.wait()
-        journal(batch)
-
-    def run_one_in_a_thread() -> bool:
-        entered.clear()
-        thread = threading.Thread(target=run_one)
-        thread.start()
-        threads.append(thread)
-        while thread.is_alive() and not entered.wait(0.01):
-            pass
-        return ran.pop() if ran else True
-
-    ran: list[bool] = []
-    original = drill.run_one
-
-    def run_one() -> None:
-        ran.append(original())
-
-    drill.run_one = run_one_in_a_thread  # type: ignore[method-assign]
-    drill.handle(handler, max_attempts=3)
-    drill.save("acme", *NUMBERS)
-    drill.go_on(until=lambda: bool(drill.quarantine()), steps=200)
-    released.set()
-    for thread in threads:
-        thread.join(timeout=30)
-    drill.run_one = original  # type: ignore[method-assign]
-    drill.go_on()
-
-    assert drill.states() == {"handled": 19, "quarantined": 1}
-    ((_, number, _, reason, attempts),) = drill.quarantine()
-    assert (number, attempts) == (BAD, 5)
-    assert reason.startswith("the run before this one did not end")
-    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]
 
 
 @pytest.mark.parametrize(("error", "told"), [(Unpicklable("422", request=object()), True), (ValueError("422"), False)])

@@ -369,6 +369,10 @@ def test_few_slow_base_rounds_stretch_nothing_and_more_have_a_bound(slow_rounds:
         return standing.base_at - time.monotonic()
 
     rest_after_a_round()
+    tails.seconds = 0.03
+    assert [rest_after_a_round() < 1 for _ in range(5)] == [True] * 5, "as where a server is far away"
+    tails.seconds = 0.0
+    rest_after_a_round()
     tails.seconds = 1.0
     assert [rest_after_a_round() < 10 for _ in range(4)] == [True, True, True, False]
     assert 20 < rest_after_a_round() <= 30

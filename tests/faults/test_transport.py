@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 import ssl
 from collections import Counter
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Connection, Consumer, Exchange, Queue
 
+from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.transport import transport_of
+from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
+from tests.torture.servers import RedisHere
 from tests.waiting import wait_until
 
 # Nothing is published again while a test runs.
@@ -67,6 +73,31 @@ def test_reserved_messages_are_few_and_a_warm_shutdown_puts_them_back_in_their_p
 
 
 OURS = "taskbridge.integration.transport:"
+
+
+@pytest.mark.parametrize("task", [RUN_TASK, "another"])
+def test_a_connection_that_was_lost_and_collected_can_be_closed_while_messages_are_out(task: str) -> None:
+    """Celery closes it so, and a worker ends at any error but one of the connection."""
+    with open_directory() as folder, closing(RedisHere(folder)) as server:
+        server.start()
+        connection = Connection(server.url, transport=f"{OURS}Transport")
+        queue, taken = Queue("some"), list[Any]()
+        connection.Producer().publish({}, routing_key="some", declare=[queue], headers={"task": task})
+        connection.Consumer([queue], callbacks=[lambda _, message: taken.append(message)]).consume()
+        commands = Queue("commands", Exchange("commands", type="fanout"), auto_delete=True)
+        Consumer(connection.channel(), [commands]).consume()
+        # given a message, and a look into the queue that Redis does not answer before it dies
+        with suppress(TimeoutError):
+            while True:
+                connection.drain_events(timeout=0.5)
+        server.strike(signal.SIGKILL)
+        # when it is ended as a worker ends it
+        connection.collect()
+        connection.close()
+    assert len(taken) == 1
+    assert not connection.connected
+
+
 CERTIFICATES = {"ssl_cert_reqs": ssl.CERT_NONE}
 
 

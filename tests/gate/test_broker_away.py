@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +16,12 @@ import redis
 
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.producing.notify import notify, notify_many
+from taskbridge.process.runtime import BROKER_TIMEOUT, Runtime, runtime_of
+from taskbridge.producing.notify import notify, notify_many, notify_quietly
 from tests.deployment import Deployment
 from tests.gate.test_wire import free_port, redis_at
+from tests.transactions.black_hole import BlackHole
+from tests.waiting import wait_until
 
 BOUND = 20.0
 """Seconds; without bounds it was as long as the server is away."""
@@ -53,6 +57,76 @@ def test_events_while_the_broker_is_away(
     assert runtime.gate.look("invoices", ["a"])[0].deadline_ms is not None
     assert "its deadline publishes again" in caplog.text
     assert len(caplog.records) < 50
+
+
+def test_a_request_does_not_wait_for_the_broker(deployment: Deployment, nowhere: str) -> None:
+    settings = replace(deployment.settings, broker_url=nowhere, notify_timeout=0.1)
+    runtime = runtime_of(make_app(settings).app)
+    runtime.app.finalize()
+    before = time.monotonic()
+
+    # Redis may be slow in a test; whether it answered says the gate.
+    for tenant in "abcdef":
+        notify_quietly(runtime.app, {("invoices", tenant): None})
+
+    assert time.monotonic() - before < BROKER_TIMEOUT
+    for status in runtime.gate.look("invoices", runtime.gate.active("invoices")):
+        assert status.deadline_ms is not None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_app_s_own_time_outs_make_nobody_wait_longer(deployment: Deployment, *, several: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        app = make_app(replace(deployment.settings, broker_url=url)).app
+        app.conf.broker_transport_options = {"socket_timeout": 60.0, "socket_connect_timeout": None}
+        if several:
+            app.conf.update(broker_url=[url, url])
+        runtime = runtime_of(app)
+        before = time.monotonic()
+
+        runtime.publish(Queue.NEXT, "invoices", "a", "token")
+
+        assert time.monotonic() - before < BOUND
+
+
+LATE = """
+import sys, threading, time
+from taskbridge import notify_event
+def late():
+    time.sleep(0.5)
+    notify_event.delay("b")
+    print("notified")
+notify_event.delay("a")
+threading.Thread(target=late).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_one_can_notify(deployment: Deployment, tmp_path: Path) -> None:
+    with redis_at(tmp_path / "broker") as url:
+        environment = deployment.environment(TASKBRIDGE_BROKER_URL=url)
+        ended = subprocess.run(
+            [sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (ended.returncode, ended.stdout.strip()) == (0, "notified"), ended.stderr
+        assert redis.Redis.from_url(url).llen(Queue.FIRST.value) == 2
+
+
+def test_a_broker_that_answers_late_gets_the_runs_of_events_and_of_deadlines(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    with redis_at(tmp_path / "broker") as url:
+        slow = BlackHole(url, answers_after=0.3)
+        runtime = runtime_of(make_app(replace(deployment.settings, broker_url=slow.url, notify_timeout=0.1)).app)
+        messages = redis.Redis.from_url(url)
+        for tenant in "abc":
+            notify_quietly(runtime.app, {("invoices", tenant): None})
+        runtime.publish(Queue.NEXT, "invoices", "d", "token")
+
+        assert messages.llen(Queue.NEXT.value) == 1
+        tenants = len(runtime.gate.active("invoices"))
+        wait_until(lambda: messages.llen(Queue.FIRST.value) == tenants, "the runs of events are published")
+        slow.close()
 
 
 def test_a_broker_that_comes_back(deployment: Deployment, tmp_path: Path) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+from tests.docs.printed import REFERENCE
+from tests.matrix.runs import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -19,15 +24,38 @@ def release(version: str) -> list[int]:
     return numbers
 
 
-def test_the_lowest_versions_that_are_allowed_are_those_that_are_tested() -> None:
+def declared() -> dict[str, list[int]]:
+    """Return the lowest version of each library that pyproject.toml allows."""
     extras = PROJECT["optional-dependencies"]
-    held = [one for one in extras["dev"] if one.startswith("asyncpg")]
-    ranges = [*PROJECT["dependencies"], *extras["django"], *held]
-    declared = {re.split(r"\W*\[|>=", one)[0]: one.rpartition(">=")[2] for one in ranges}
+    held = [one for one in extras["dev"] if one.startswith(("asyncpg", "cryptography"))]
+    ranges = [*PROJECT["dependencies"], *extras["django"], *extras["web"], *held]
+    return {re.split(r"\W*\[|>=", one)[0]: release(one.rpartition(">=")[2]) for one in ranges}
+
+
+def test_the_lowest_versions_that_are_allowed_are_those_that_are_tested() -> None:
     pinned = {name.lower(): version for name, version in re.findall(r"^([\w-]+)==([\d.]+)$", LOWEST, re.MULTILINE)}
-    assert {name: release(pinned[name]) for name in declared} == {
-        name: release(version) for name, version in declared.items()
+    assert {name: release(pinned[name]) for name in declared()} == declared()
+
+
+def test_the_page_names_the_lowest_version_of_each_library() -> None:
+    page = (REFERENCE / "versions.md").read_text(encoding="utf-8")
+    named = {
+        name.lower(): release(version)
+        for name, version in re.findall(r"^\| ([\w-]+)[^|]*\| ([\d.]+) \|$", page, re.MULTILINE)
     }
+    assert named.pop("python") == release(PROJECT["requires-python"].removeprefix(">="))
+    assert named == declared()
+
+
+def test_a_run_is_told_by_what_it_has_shown(tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    bodies = ("def test_good(): pass", "def test_bad(): 1 / 0", "@pytest.mark.skip", "def test_ugly(): pass")
+    tests.write_text("\n".join(("import pytest", *bodies)))
+    name = "junit_suite_name=lowest; Python 3.11.7; tests/unit tests/matrix"
+    results = tmp_path / "lowest.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--junitxml", str(results), "-o", name]
+    subprocess.run([*command, str(tests)], capture_output=True, check=False, timeout=60)
+    assert table([results]).splitlines()[2].startswith("| lowest | 3.11.7 | `tests/unit tests/matrix` | 1 | 1 | 1 | 20")
 
 
 def test_every_python_that_is_named_is_tried() -> None:

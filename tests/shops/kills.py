@@ -45,9 +45,9 @@ class Shop:
     web: Sequence[str]
     worker: Sequence[str]
     prepare: Sequence[Sequence[str]]
+    environment: Callable[[str, str], Mapping[str, str]]
+    """From the URLs of Postgres and Redis, the variables of each process of the shop."""
     table: str = "orders"
-    environment: Callable[[str, str], Mapping[str, str]] = lambda _postgres, _redis: {}
-    """From the URLs of Postgres and Redis, the variables that are the shop's own."""
 
 
 @dataclass
@@ -76,10 +76,7 @@ class Scene:
         """Return what each process of the shop is started with."""
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith("TASKBRIDGE_")},
-            "TASKBRIDGE_POSTGRES_URL": self.postgres.url,
-            "TASKBRIDGE_REDIS_URL": self.redis.url,
             "WAREHOUSE_URL": self.stock.url,
-            "PYTHONPATH": f"{ROOT / 'examples'}{os.pathsep}{ROOT}",
             **self.shop.environment(self.postgres.url, self.redis.url),
         }
 
@@ -88,6 +85,11 @@ class Scene:
 
     def start_worker(self, name: str) -> None:
         self.start(name, (*self.shop.worker, "-n", f"{name}@shop", "-c", "2", "--without-mingle", "--without-gossip"))
+
+    def web_answers(self) -> bool:
+        """Return whether the web process takes connections."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self, name: str) -> None:
         """Kill one process, and none of those that it started."""
@@ -101,12 +103,13 @@ class Scene:
             children[0].kill()
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Call the shop until it answers."""
+        """Call the shop until it answers; fail if it does not."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}, method=method
         )
-        while True:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - the same
                     return json.loads(answer.read() or b"null")
@@ -116,6 +119,7 @@ class Scene:
                 time.sleep(0.2)
             except (OSError, json.JSONDecodeError):
                 time.sleep(0.2)
+        raise AssertionError(f"{method} {path}: no answer within 60 s")
 
     def customer(self, name: str, stop: threading.Event) -> None:
         """Place, change and cancel orders."""
@@ -194,6 +198,7 @@ def kills(scene: Scene) -> Iterator[str]:
         yield "a process of a worker's pool"
     scene.kill("web")
     scene.start_web()
+    wait_until(scene.web_answers, "the web process answers", 60)
     yield "the web process"
     scene.redis.strike(signal.SIGKILL)
     scene.redis.start()
@@ -203,8 +208,11 @@ def kills(scene: Scene) -> Iterator[str]:
     yield "Postgres"
 
 
-def survive(shop: Shop, folder: Path) -> None:
-    """Run a shop under load, kill each of its processes in turn, and compare the warehouse with its table."""
+def survive(shop: Shop, folder: Path, check_own: Callable[[Scene], None] = lambda _: None) -> None:
+    """Run a shop under load, kill each of its processes in turn, and compare the warehouse with its table.
+
+    `check_own` looks at what else the shop has written.
+    """
     with at_work(shop, folder) as scene:
         stop = threading.Event()
         threads = [threading.Thread(target=scene.customer, args=(name, stop)) for name in CUSTOMERS]
@@ -222,7 +230,10 @@ def survive(shop: Shop, folder: Path) -> None:
             for thread in threads:
                 thread.join(60)
         wait_until(lambda: not scene.pending(), "nothing is pending", QUIET_WITHIN)
+        ended = [name for name, process in scene.processes.items() if process.poll() is not None]
+        assert ended == [], "a process ended that nobody had killed"
         check(scene)
+        check_own(scene)
 
 
 def check(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -19,9 +20,14 @@ MOST_LINES = 15
 TASKBRIDGE = "from taskbridge.cli.main import main; main()"
 
 
-def of_psycopg(postgres_url: str, _redis_url: str) -> dict[str, str]:
+def variables(postgres_url: str, redis_url: str) -> dict[str, str]:
     url = make_url(postgres_url).set(drivername="postgresql+psycopg")
-    return {"SHOP_DATABASE_URL": url.render_as_string(hide_password=False)}
+    return {
+        "TASKBRIDGE_POSTGRES_URL": postgres_url,
+        "TASKBRIDGE_REDIS_URL": redis_url,
+        "SHOP_DATABASE_URL": url.render_as_string(hide_password=False),
+        "PYTHONPATH": f"{ROOT / 'examples'}{os.pathsep}{ROOT}",
+    }
 
 
 SHOP = Shop(
@@ -32,7 +38,7 @@ SHOP = Shop(
         ("-c", TASKBRIDGE, "migrate"),
         ("-c", TASKBRIDGE, "adopt", "orders", "--tenant", "customer", "--key", "id"),
     ),
-    environment=of_psycopg,
+    environment=variables,
 )
 
 
@@ -75,4 +81,4 @@ def test_its_own_tests_pass() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "6 passed" in ended.stdout
+    assert "7 passed" in ended.stdout

@@ -412,7 +412,7 @@ def test_a_table_that_was_swapped_by_renaming_is_found_and_can_be_adopted(engine
     run(engine, ORDERS)
     with pytest.raises(InvalidInput, match=r"that of the table public\.former: .* or run `taskbridge unadopt orders`"):
         adoption(engine, "orders", "customer", ["id"])
-    ((wrong, remedy),) = check_adoptions(engine)["orders"]
+    ((wrong, remedy, _),) = check_adoptions(engine)["orders"]
     assert wrong.endswith("is called public.former now; changes of public.orders are not recorded")
     assert remedy.startswith("run: taskbridge unadopt orders && taskbridge adopt public.orders --tenant customer")
     unadopt(engine, "orders")

@@ -25,13 +25,6 @@ def key(tenant: str) -> RunKey:
     return RunKey("invoices", tenant, TOKEN)
 
 
-@pytest.fixture
-def bounded(engine: Engine) -> Iterator[Engine]:
-    made = connect(engine.url.render_as_string(hide_password=False), statement_timeout=1.0)
-    yield made
-    made.dispose()
-
-
 def moves(engine: Engine, tenants: list[str]) -> list[Move]:
     """Claim the cursors of tenants with a record each; return their advances."""
     cursors, found = Cursors(engine), []

@@ -192,3 +192,13 @@ def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
 )
 def test_claim_and_advance_touch_one_row(seeded: Engine, name: str, values: dict[str, Any]) -> None:
     assert not any(node["Node Type"] == "Seq Scan" for node in nodes(plan(seeded, name, **values)))
+
+
+@pytest.mark.parametrize("name", ["plan_by_index", "plan_by_lookups", "claim"])
+def test_where_the_planner_has_little_choice_no_plan_is_compiled(engine: Engine, name: str) -> None:
+    """Before Postgres 18 such a plan seems so dear that `jit`, which is on by default, takes a second for each run."""
+    claim = {"new_events": 1, "burst_runs": 1, "burst_events": 1, "events": 1, "session": "a run"}
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET jit = on")
+        connection.exec_driver_sql(query(name), {**KEY, **claim})
+        assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"

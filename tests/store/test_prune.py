@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import psycopg
@@ -20,12 +21,14 @@ from taskbridge.declaring.criteria import Match
 from taskbridge.store import (
     Claim,
     Cursors,
+    Incoming,
     Prune,
     Records,
     count_unmatched,
     know,
     prune,
     read_unmatched,
+    receive,
     record_invoice,
 )
 from taskbridge.store.queries import query
@@ -262,6 +265,21 @@ def test_a_pruned_invoice_that_is_recorded_again_is_new(engine: Engine, state: s
     assert execute(engine, "SELECT state FROM taskbridge.record_states") == [("pending",)]
     # A downstream that remembers idempotency keys takes it for new as well.
     assert revision_of(engine, "acme", "a") > before
+
+
+def test_the_version_that_a_webhook_brought_goes_with_its_record(engine: Engine) -> None:
+    for number, days in (("old", 31), ("young", 29), ("comes again", 31)):
+        write(engine, "acme", number, days)
+        receive(engine, [Incoming("invoices", None, "acme", number, Decimal(5), "{}")])
+    sweep(engine, "acme")
+    with engine.connect() as other:
+        # As a webhook does that brings the next version, and waits for the record then.
+        other.exec_driver_sql("UPDATE taskbridge.record_versions SET version = 6 WHERE key = 'comes again'")
+        assert counts(engine, MONTH)["records"] == 2
+        other.commit()
+    assert left(engine) == {"young"}
+    versions = execute(engine, "SELECT key, version FROM taskbridge.record_versions ORDER BY key")
+    assert versions == [("comes again", 6), ("young", 5)]
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])

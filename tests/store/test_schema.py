@@ -95,7 +95,7 @@ def test_a_failed_migration_says_in_a_sentence_what_postgres_refused(engine: Eng
     with pytest.raises(SchemaMismatch) as failed:
         migrate(engine)
     assert str(failed.value) == (
-        "the schema could not be changed, and is as it was: Postgres says 'relation \"deliveries\" already exists'; "
+        "the schema could not be changed, and is as it was: Postgres says 'relation \"deliveries\" already exists': "
         "mend that and run `taskbridge migrate` again"
     )
 

@@ -33,14 +33,6 @@ def key(tenant: str = "acme", token: str = OLD) -> RunKey:
     return RunKey("invoices", tenant, token)
 
 
-@pytest.fixture
-def bounded(engine: Engine) -> Iterator[Engine]:
-    """Connections as a worker has them, with a time-out that a test can wait for."""
-    made = connect(engine.url.render_as_string(hide_password=False), statement_timeout=0.5)
-    yield made
-    made.dispose()
-
-
 def pid_of(connection: Connection) -> int:
     return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
 

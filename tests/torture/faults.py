@@ -95,8 +95,8 @@ SILENCE = Bound(
 )
 # What `longer` of the fault adds for each tenant is in the words only.
 CURSORS = Bound(
-    "run budget; who was locked: + circuit's first wait; others: + 0.1 s for each that is locked and two more, and "
-    "where more than two are + lock + circuit's first wait",
+    "run budget + 1/60 s for each event; who was locked: + circuit's first wait; others: + 0.1 s for each that is "
+    "locked and two more, and where more than two are + lock + circuit's first wait",
     lambda settings, _: settings.run_budget,
 )
 TURN = Bound(

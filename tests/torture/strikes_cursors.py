@@ -32,6 +32,8 @@ CALL: Final = 0.04
 """Seconds of a call in which its tenant's cursor is locked."""
 LOCK_TRIED: Final = 0.05
 """Seconds for which runs that began together try a lock: `IMPATIENT` of taskbridge/store/sessions.py."""
+RUN: Final = 0.05
+"""Seconds that each of them may have a slot to itself: `SLICE` of taskbridge/running/delivery.py."""
 LEAST_SLOTS: Final = len(FIRST_WORKERS)
 FIRST_RUNS_TAKE: Final = 15.0
 SETTLED_AFTER: Final = 0.4
@@ -85,14 +87,15 @@ def cursors_locked(scene: Scene, planned: Planned) -> Struck:
     released = time.monotonic()
     sending.join()
     own = committed | {tenant: max(released, committed[tenant]) for tenant in locked}
-    longer = held_by_locks(count, released - began)
+    lock, queue = released - began, len(tenants) * RUN / LEAST_SLOTS
+    longer = held_by_locks(count, lock)
     return Struck(
         min(own.values()),
         tuple(tenants),
-        released - began,
+        lock,
         own=own,
-        longer={tenant: CIRCUIT_OPENS_FOR if tenant in locked else longer for tenant in tenants},
-        holds_others=released - began + CIRCUIT_OPENS_FOR,
+        longer={tenant: queue + (CIRCUIT_OPENS_FOR if tenant in locked else longer) for tenant in tenants},
+        holds_others=lock + CIRCUIT_OPENS_FOR + queue,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit, urlunsplit
@@ -30,9 +31,13 @@ def nobody_accepts() -> Iterator[str]:
 
 
 class BlackHole:
-    """An address before a server that passes on what comes, until it is `open`: from then on all is swallowed."""
+    """An address before a server that passes on what comes, until it is `open`: from then on all is swallowed.
 
-    def __init__(self, url: str) -> None:
+    Answers are passed on `answers_after` seconds later.
+    """
+
+    def __init__(self, url: str, *, answers_after: float = 0.0) -> None:
+        self._answers_after = answers_after
         parts = urlsplit(url)
         self._target = (parts.hostname, parts.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -49,12 +54,13 @@ class BlackHole:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(self._target)
                 self._sockets += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+                for source, sink, seconds in ((near, far, 0.0), (far, near, self._answers_after)):
+                    threading.Thread(target=self._carry, args=(source, sink, seconds), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, seconds: float) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
+                time.sleep(seconds)
                 if not self.open.is_set():
                     sink.sendall(data)
 

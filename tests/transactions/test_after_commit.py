@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Session
 
-from taskbridge.errors import ConfigurationError, InvalidName, UnknownPipeline
+from taskbridge.errors import ConfigurationError, InvalidConnection, InvalidName, UnknownPipeline
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.producer import Bridge
@@ -173,6 +174,12 @@ def test_blocks_that_commit_by_themselves(postgres_url: str, engine: Engine, bri
         two_phases = connection.begin_twophase()
         bridge.notify("c", "orders", connection=connection)
         two_phases.rollback()
+    with engine.connect() as connection:
+        two_phases = connection.begin_twophase()
+        bridge.record("f", "1", {}, connection=connection, **AFTER)
+        two_phases.prepare()
+        assert "orders f" not in events()
+        two_phases.commit()
 
     async def in_a_session() -> None:
         own = create_async_engine(postgres_url.replace("postgresql://", "postgresql+asyncpg://"))
@@ -182,7 +189,30 @@ def test_blocks_that_commit_by_themselves(postgres_url: str, engine: Engine, bri
         await own.dispose()
 
     asyncio.run(in_a_session())
-    assert sorted(name for name in events() if name.startswith("orders")) == [f"orders {tenant}" for tenant in "abde"]
+    assert sorted(name for name in events() if name.startswith("orders")) == [f"orders {tenant}" for tenant in "abdef"]
+
+
+def test_a_session_is_refused_in_a_coroutine_before_it_connects(engine: Engine, bridge: Bridge) -> None:
+    calls: tuple[Callable[[Session], Coroutine[Any, Any, Any]], ...] = (
+        lambda session: bridge.arecord("a", "1", {}, source="orders", connection=session),
+        lambda session: bridge.anotify("a", "orders", connection=session),
+    )
+    for call in calls:
+        with Session(engine) as session:
+            with pytest.raises(InvalidConnection, match="is not for coroutines: call `record`, `notify`"):
+                asyncio.run(call(session))
+            assert not session.in_transaction()
+
+
+def test_a_session_that_is_bound_by_its_classes_alone_is_refused(engine: Engine, bridge: Bridge) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    with Session(binds={Base: engine}) as session:
+        with pytest.raises(InvalidConnection, match="give it a `bind` too, or pass the connection"):
+            bridge.record("a", "1", {}, source="orders", connection=session)
+        with pytest.raises(InvalidConnection, match="give it a `bind` too, or pass the connection"):
+            bridge.notify("a", "orders", connection=session)
 
 
 def test_a_commit_that_postgres_refuses_has_no_event(engine: Engine, bridge: Bridge, events: Events) -> None:

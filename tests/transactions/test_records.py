@@ -64,7 +64,7 @@ def test_what_is_refused_leaves_the_transaction_usable(held: Held, bridge: Bridg
         held.call(bridge, "record", "a", "1", {"n": object()}, source="orders")
     with pytest.raises(InvalidInput, match="row 2 is no"):
         held.call(bridge, "record_many", [("a", "1", {}), ("a",)], source="orders")
-    with pytest.raises(InvalidConnection, match="pass 'after commit'"):
+    with pytest.raises(InvalidInput, match="pass 'after commit'"):
         held.call(bridge, "record", "a", "1", {}, source="orders", notify="later")
     held.call(bridge, "record", "a", "1", {}, source="orders")
     held.commit()

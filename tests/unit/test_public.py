@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from celery.app.utils import find_app
 
 import taskbridge
 from taskbridge import errors, testing
+from taskbridge.producing.producer import Bridge
 
 
 def test_the_public_names_are_what_the_package_says() -> None:
@@ -46,6 +48,26 @@ def test_the_error_tree_is_the_one_that_is_drawn() -> None:
     }
     assert drawn_tree() == found
     assert errors.__all__ == sorted([*found, "TaskBridgeError"])
+
+
+def test_each_coroutine_takes_what_its_twin_takes() -> None:
+    twins = [name for name in vars(Bridge) if f"a{name}" in vars(Bridge)]
+    assert twins == ["record", "record_many", "record_invoice", "record_event", "notify"]
+    for name in twins:
+        call, coroutine = getattr(Bridge, name), getattr(Bridge, f"a{name}")
+        assert inspect.signature(call) == inspect.signature(coroutine), name
+        assert inspect.iscoroutinefunction(coroutine)
+
+
+def test_an_error_has_what_is_wrong_and_the_remedy_apart() -> None:
+    cases = {
+        errors.InvalidInput("a: b", "c"): ("a: b", "c", "a: b: c"),
+        errors.InvalidInput("a: b", ""): ("a: b", "", "a: b"),
+        errors.Unavailable("a: b: c"): ("a", "b: c", "a: b: c"),
+    }
+    for error, expected in cases.items():
+        for one in (error, pickle.loads(pickle.dumps(error))):  # noqa: S301 - as Celery does
+            assert (one.what, one.remedy, str(one)) == expected
 
 
 def test_importing_the_package_reads_no_setting_and_touches_no_server() -> None:

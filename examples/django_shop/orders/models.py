@@ -6,11 +6,12 @@ from django.db import models
 
 
 class Order(models.Model):
-    """What a customer has ordered."""
+    """What a customer has ordered. Its version is another number after each change."""
 
     customer = models.TextField(db_index=True)
     item = models.TextField()
     amount = models.IntegerField()
+    version = models.IntegerField(default=1)
 
 
 class Shipment(models.Model):

@@ -19,22 +19,30 @@ __all__ = ["send_orders"]
 
 @pipeline("orders", rate_limit="50/s", downstream_errors=(HTTPError,))
 def send_orders(batch: Batch) -> None:
-    """Send one customer's orders, oldest change first, and write down what was sent."""
-    for order in batch:
-        try:
-            send(order)
-        except HTTPError as error:
-            if error.code == HTTPStatus.TOO_MANY_REQUESTS:
-                raise RetryAfter(error.headers["Retry-After"], scope="pipeline") from error
-            if error.code != HTTPStatus.UNPROCESSABLE_ENTITY:
-                raise
-            batch.reject(order, str(error))
-            continue
+    """Send one customer's orders, oldest change first, and write down what was sent.
+
+    All calls come first, since the first write opens the transaction that holds locks until the batch commits.
+    """
+    for order in [order for order in batch if is_taken(batch, order)]:
         amount = 0 if order.deleted else order.document["amount"]
         shipment, _ = Shipment.objects.get_or_create(
             customer=batch.tenant, order=order.external_id, defaults={"amount": amount}
         )
         Shipment.objects.filter(pk=shipment.pk).update(amount=amount, tellings=F("tellings") + 1)
+
+
+def is_taken(batch: Batch, order: Record) -> bool:
+    """Send an order; return whether the warehouse took it, else it is rejected."""
+    try:
+        send(order)
+    except HTTPError as error:
+        if error.code == HTTPStatus.TOO_MANY_REQUESTS:
+            raise RetryAfter(error.headers["Retry-After"], scope="pipeline") from error
+        if error.code != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        batch.reject(order, str(error))
+        return False
+    return True
 
 
 def send(order: Record) -> None:

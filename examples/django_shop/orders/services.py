@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import transaction
+from django.db.models import F
 from shop.celery import bridge
 
 from orders.models import Order
@@ -18,11 +19,12 @@ def place(customer: str, item: str, amount: int) -> Order:
     return order
 
 
-def change(number: int, amount: int) -> None:
-    """Change an order. Nobody notifies: it is seen a moment later."""
-    Order.objects.filter(pk=number).update(amount=amount)
+def change(number: int, amount: int) -> bool:
+    """Change an order, if there is one. Nobody notifies: it is seen a moment later."""
+    return Order.objects.filter(pk=number).update(amount=amount, version=F("version") + 1) > 0
 
 
-def cancel(number: int) -> None:
-    """Cancel an order."""
-    Order.objects.filter(pk=number).delete()
+def cancel(number: int) -> bool:
+    """Cancel an order, if there is one."""
+    count, _ = Order.objects.filter(pk=number).delete()
+    return count > 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+from django.db import connection
 from django.test import TestCase, TransactionTestCase
 from shop.celery import app
 
@@ -14,14 +16,21 @@ from orders import services
 from orders.models import Order, Shipment
 from taskbridge.django.testing import deliver, deployed
 
+BODY = "application/json"
+
 
 class Warehouse(BaseHTTPRequestHandler):
-    """Takes what it is sent; `told` has it by path. An amount below 1 is rejected."""
+    """Takes what it is sent; `told` has it by path. An amount below 1 is rejected.
+
+    `in_transaction`: how many transactions were open in the database at each call.
+    """
 
     told: ClassVar[dict[str, Any]] = {}
+    in_transaction: ClassVar[list[int]] = []
     failing = False
 
     def do_PUT(self) -> None:
+        self.in_transaction.append(open_transactions())
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         status = 500 if self.failing else 422 if order and order["amount"] < 1 else 200
         if status == 200:
@@ -36,6 +45,17 @@ class Warehouse(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+def open_transactions() -> int:
+    """Return how many sessions are within a transaction; this thread's own is not."""
+    with closing(connection), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+        )
+        (count,) = cursor.fetchone()
+    return count
+
+
 class WithWarehouse:
     """A warehouse while a test lasts."""
 
@@ -46,6 +66,7 @@ class WithWarehouse:
         self.addCleanup(server.shutdown)
         self.enterContext(self.settings(WAREHOUSE_URL=f"http://127.0.0.1:{server.server_port}"))
         Warehouse.told.clear()
+        Warehouse.in_transaction.clear()
         Warehouse.failing = False
 
 
@@ -60,7 +81,9 @@ class InATransaction(WithWarehouse, TestCase):
         order = services.place("acme", "bicycle", 2)
         globex, acme = deliver("orders")
         self.assertEqual((globex.tenant, acme.tenant), ("globex", "acme"))
-        self.assertEqual(acme[0].document, {"id": order.pk, "customer": "acme", "item": "bicycle", "amount": 2})
+        self.assertEqual(
+            acme[0].document, {"id": order.pk, "customer": "acme", "item": "bicycle", "amount": 2, "version": 1}
+        )
         self.assertEqual(Warehouse.told[f"/customers/acme/orders/{order.pk}"]["amount"], 2)
         self.assertEqual(Shipment.objects.get(customer="acme").amount, 2)
         self.assertEqual(deliver("orders"), [])
@@ -87,6 +110,15 @@ class InATransaction(WithWarehouse, TestCase):
         Warehouse.failing = False
         self.assertEqual(len(deliver("orders")), 1)
 
+    def test_what_customers_call(self) -> None:
+        number = self.client.post("/customers/acme/orders", {"item": "bicycle", "amount": 2}, BODY).json()
+        self.assertEqual(self.client.put(f"/orders/{number}", {"amount": 5}, BODY).status_code, 204)
+        self.assertEqual(Order.objects.get(pk=number).version, 2)
+        self.assertEqual(self.client.delete(f"/orders/{number}").status_code, 204)
+        self.assertEqual(self.client.put(f"/orders/{number}", {"amount": 5}, BODY).status_code, 404)
+        for wrong in ("none", {"item": "bicycle"}, {"item": "bicycle", "amount": "two"}):
+            self.assertEqual(self.client.post("/customers/acme/orders", wrong, BODY).status_code, 400)
+
     def test_an_order_notifies_when_it_is_committed(self) -> None:
         with deployed(app) as here, self.captureOnCommitCallbacks(execute=True) as hooks:
             services.place("acme", "bicycle", 2)
@@ -112,3 +144,11 @@ class WithRuns(WithWarehouse, TransactionTestCase):
             services.change(order.pk, 7)
             self.assertEqual(here.run_all(), 1)
             self.assertEqual(Shipment.objects.get(customer="acme").amount, 7)
+
+    def test_no_transaction_is_open_while_the_warehouse_is_called(self) -> None:
+        with deployed(app) as here:
+            for item in ("bicycle", "bell", "pump"):
+                services.place("acme", item, 1)
+            self.assertEqual(here.run_all(), 1)
+        self.assertEqual(Shipment.objects.count(), 3)
+        self.assertEqual(Warehouse.in_transaction, [0, 0, 0])

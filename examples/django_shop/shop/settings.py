@@ -10,6 +10,8 @@ INSTALLED_APPS = [
     "orders",
     "taskbridge.django",
 ]
+ROOT_URLCONF = "shop.urls"
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "testserver"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")

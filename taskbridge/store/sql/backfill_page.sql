@@ -9,7 +9,8 @@ WITH page AS MATERIALIZED (
 {records}
 )
 UPDATE {schema}.adopted a
-SET backfill_after = coalesce((SELECT p.place FROM page p ORDER BY p.at DESC LIMIT 1), a.backfill_after),
+SET backfill_of = {phase},
+    backfill_after = coalesce((SELECT p.place FROM page p ORDER BY p.at DESC LIMIT 1), a.backfill_after),
     backfill_columns = {columns},
     backfilled = {so_far} + (SELECT count(*) FROM page),
     backfilled_at = CASE WHEN (SELECT count(*) FROM page) < %(size)s THEN {ends} END

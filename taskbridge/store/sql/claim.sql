@@ -25,4 +25,5 @@ RETURNING set_config('application_name', %(session)s, true),
           set_config('enable_seqscan', 'off', true),
           set_config('enable_bitmapscan', 'off', true),
           set_config('enable_sort', 'off', true),
-          set_config('max_parallel_workers_per_gather', '0', true)
+          set_config('max_parallel_workers_per_gather', '0', true),
+          set_config('jit', 'off', true)

@@ -1,6 +1,7 @@
 -- One step of prune: of the next records of a source by (xid, id), delete those that are old and that every pipeline of
 -- the source has handled or discarded, with what quarantine holds of them and the ids of their messages. What no
--- criterion matched stays unless it was discarded.
+-- criterion matched stays unless it was discarded. The version that a webhook brought goes with its record, unless another
+-- comes at this moment: that one locks the version, and waits for the record next.
 -- A discarded row of quarantine is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has
 -- another xid when it is locked, and stays. One that somebody writes at this moment is not waited for: the writer could wait
 -- for this transaction next, which is a deadlock.
@@ -66,6 +67,14 @@ WITH page AS MATERIALIZED (
     RETURNING r.source, r.tenant, r.key
 ), unsaid AS (
     DELETE FROM {schema}.messages m USING deleted d WHERE m.source = d.source AND m.key = d.key
+), versions AS MATERIALIZED (
+    SELECT v.source, v.tenant, v.key
+    FROM deleted d
+    JOIN {schema}.record_versions v ON v.source = d.source AND v.tenant = d.tenant AND v.key = d.key
+    FOR UPDATE OF v SKIP LOCKED
+), unversioned AS (
+    DELETE FROM {schema}.record_versions v USING versions d
+    WHERE v.source = d.source AND v.tenant = d.tenant AND v.key = d.key
 ), orphans AS (
     DELETE FROM {schema}.quarantine q USING deleted d
     WHERE q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = d.tenant AND q.external_id = d.key

@@ -16,6 +16,7 @@ class Migration(migrations.Migration):
                 ("customer", models.TextField(db_index=True)),
                 ("item", models.TextField()),
                 ("amount", models.IntegerField()),
+                ("version", models.IntegerField(default=1)),
             ],
         ),
         migrations.CreateModel(

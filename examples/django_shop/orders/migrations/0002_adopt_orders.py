@@ -4,7 +4,9 @@ from pathlib import Path
 
 from django.db import migrations
 
+HERE = Path(__file__).parent
+
 
 class Migration(migrations.Migration):
     dependencies = [("orders", "0001_initial")]
-    operations = [migrations.RunSQL((Path(__file__).parent / "adopt_orders.sql").read_text())]
+    operations = [migrations.RunSQL((HERE / "adopt_orders.sql").read_text(), (HERE / "unadopt_orders.sql").read_text())]

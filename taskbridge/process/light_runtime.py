@@ -1,4 +1,4 @@
-"""What a process needs that only reads, as `taskbridge status` does. It loads neither Celery nor SQLAlchemy."""
+"""What a process needs that neither notifies nor runs, as `taskbridge status`: neither Celery nor SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taskbridge.store import Quarantine
     from taskbridge.store.sessions import Database
 
-__all__ = ["Looking", "redis_of"]
+__all__ = ["LightRuntime", "redis_of"]
 
 
 def redis_of(settings: Settings, hurried: float | None = None) -> redis.Redis:
@@ -42,8 +42,8 @@ def redis_of(settings: Settings, hurried: float | None = None) -> redis.Redis:
         ) from None
 
 
-class Looking:
-    """The connections and pipelines of a process that only reads."""
+class LightRuntime:
+    """The connections and pipelines of a process that neither notifies nor runs."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

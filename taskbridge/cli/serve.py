@@ -1,0 +1,64 @@
+"""`taskbridge serve`: a receiver of webhooks, or any other ASGI app, under uvicorn."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from taskbridge.cli import environment
+from taskbridge.cli.options import data_dir_option, examples
+from taskbridge.errors import ConfigurationError, TaskBridgeError
+
+__all__ = ["loaded", "serve"]
+
+
+@click.command(epilog=examples("taskbridge serve shop.webhooks:app", "taskbridge serve shop.webhooks:app --port 8080"))
+@click.argument("target", metavar="MODULE:ATTRIBUTE")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address on which to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0: any that is free."
+)
+@data_dir_option
+def serve(target: str, host: str, port: int, data_dir: Path) -> None:
+    """Serve the receiver of webhooks that MODULE:ATTRIBUTE names.
+
+    It answers 503 where Postgres cannot be used, and so starts without it.
+    """
+    try:
+        import starlette  # noqa: F401 - the receiver is made with it
+        import uvicorn
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is missing: run `pip install '.[web]'` in a checkout") from error
+    environment.existing(data_dir)
+    uvicorn.run(loaded(target), host=host, port=port)
+
+
+def loaded(target: str) -> Any:
+    """Return the ASGI app that MODULE:ATTRIBUTE names.
+
+    Raises:
+        click.UsageError: it is written otherwise.
+        ConfigurationError: the module does not import, or has no such app.
+    """
+    module, _, attribute = target.partition(":")
+    if not module or not attribute:
+        raise click.UsageError(f"{target!r} is no MODULE:ATTRIBUTE: write it as shop.webhooks:app")
+    if (directory := str(Path.cwd())) not in sys.path:
+        sys.path.append(directory)
+    try:
+        app = getattr(import_module(module), attribute, None)
+    except TaskBridgeError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"the module {module!r} does not import: {type(error).__name__}: {error}. Correct it, or its name"
+        ) from error
+    if not callable(app):
+        raise ConfigurationError(
+            f"{module}:{attribute} is no ASGI app: name what `taskbridge.web.receiver` returned, or an app that has it"
+        )
+    return app

@@ -1,0 +1,78 @@
+"""Storing what webhooks brought: many requests in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from sqlalchemy import Engine
+
+from taskbridge.store.queries import queries
+from taskbridge.store.records import refused
+from taskbridge.store.sessions import PATIENT, driving
+
+__all__ = ["Incoming", "Stored", "forget_received", "receive"]
+
+FORGOTTEN_AT_ONCE: Final = 1_000
+LOCK_TIMEOUT = "200ms"
+"""How long many requests wait for a record that somebody else is writing."""
+
+
+class Incoming(NamedTuple):
+    """What one request brings: a record as JSON text, with its sender's id of the webhook and its version, if any.
+
+    Without a document the record is deleted.
+    """
+
+    source: str
+    delivery: str | None
+    tenant: str
+    key: str
+    version: Decimal | None
+    document: str | None
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Source, tenant and key."""
+        return self.source, self.tenant, self.key
+
+
+class Stored(NamedTuple):
+    """Which deliveries (source, id) came for the first time; which tenants (source, tenant) have changed records."""
+
+    deliveries: set[tuple[str, str]]
+    tenants: set[tuple[str, str]]
+
+
+def receive(engine: Engine, group: Sequence[Incoming]) -> Stored:
+    """Store what requests brought, all or nothing; it is durable when this returns.
+
+    Of requests with one id the first counts. Of a record the newest version counts, without versions the last.
+
+    Raises:
+        InvalidInput: Postgres refuses one of the records.
+        psycopg.errors.LockNotAvailable: another transaction has held one of the records for `LOCK_TIMEOUT`.
+    """
+    columns = zip(*group, strict=True)
+    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents")
+    values = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    with refused(), driving(engine) as driver:
+        cursor = driver.cursor()
+        with driver.pipeline():
+            driver.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+            cursor.execute(queries(engine)("receive"), values)
+            driver.execute(PATIENT)
+        rows = cursor.fetchall()
+    return Stored(_of("delivery", rows), _of("tenant", rows))
+
+
+def forget_received(engine: Engine) -> bool:
+    """Delete ids of webhooks that are older than 30 days; return whether there may be more."""
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        gone = connection.exec_driver_sql(queries(engine)("forget_received"), {"limit": FORGOTTEN_AT_ONCE}).all()
+    return len(gone) == FORGOTTEN_AT_ONCE
+
+
+def _of(what: str, rows: Iterable[Sequence[str]]) -> set[tuple[str, str]]:
+    return {(source, name) for kind, source, name in rows if kind == what}

@@ -1,0 +1,292 @@
+"""Group commit: requests that come while a transaction is on share the next one.
+
+The first request of a quiet time starts a transaction at once, so nobody waits for a timer. What comes meanwhile waits
+for that commit and goes together into the next. A thread does it, with the same sessions and time-outs as all else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import psycopg
+from celery import Celery
+
+from taskbridge.errors import InvalidInput, TaskBridgeError, Unavailable
+from taskbridge.process.runtime import runtime_of
+from taskbridge.process.translation import translated_errors
+from taskbridge.producing.intake import Message, give_up
+from taskbridge.producing.notify import Events, anotify_quietly
+from taskbridge.store import Incoming, Stored, forget_received, receive
+from taskbridge.web.webhook import Unfit
+
+__all__ = ["GroupCommit", "Overloaded"]
+
+log = logging.getLogger(__name__)
+
+TOGETHER: Final = 500
+"""Requests of one transaction, at the most."""
+CHARACTERS_TOGETHER: Final = 16_000_000
+"""A transaction takes no more requests once their documents are as long."""
+MOST_WAITING: Final = 2_000
+"""Requests that may wait; more are told to come again."""
+MOST_CHARACTERS: Final = 64_000_000
+"""No more requests may wait once the documents of those that wait, or are being written, are as long."""
+SPLIT_WITHIN: Final = 2.0
+"""Seconds in which a group is halved where a record of it is locked; all that is left is tried again."""
+LOCKED_FOR: Final = 5.0
+"""Seconds in which a record that was locked is tried apart from the others, too."""
+TRIED_FOR: Final = 2.0
+"""Seconds from its coming in which a request whose record is locked is tried again."""
+APART_EVERY: Final = 0.5
+"""Seconds between two tries of those that are locked, while others wait."""
+FORGETS_EVERY: Final = 60.0
+"""Seconds between two looks for ids of webhooks that are too old to be kept."""
+
+Result = bool | Exception
+"""Whether a webhook came for the first time, or why it is not stored."""
+
+
+class Overloaded(Unavailable):
+    """More requests came than can be stored. The sender should come again later."""
+
+
+class Locked(Unavailable):
+    """Another transaction holds the record, or one that is written together with it."""
+
+
+class _Waiting(NamedTuple):
+    incoming: Incoming
+    stored: asyncio.Future[bool]
+    until: float
+    """Until when (`time.monotonic`) it is tried again where its record is locked."""
+
+    @property
+    def characters(self) -> int:
+        return len(self.incoming.document or "")
+
+
+class GroupCommit:
+    """Stores what requests bring, and notifies the pipelines that read it. One for each event loop."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._runtime = runtime_of(app)
+        self._waiting: deque[_Waiting] = deque()
+        self._apart: deque[_Waiting] = deque()
+        """Those whose records are locked: they share transactions with each other alone."""
+        self._apart_at = 0.0
+        self._characters = 0
+        self._thread = ThreadPoolExecutor(1, "taskbridge-receiver")
+        self._beside = ThreadPoolExecutor(1, "taskbridge-unmatched")
+        self._working: asyncio.Task[None] | None = None
+        self._changed: set[tuple[str, str]] = set()
+        self._notifying: asyncio.Task[None] | None = None
+        self._forgets_at = 0.0
+        self._locked: dict[tuple[str, str, str], float] = {}
+        """Records that another transaction holds, and until when (`time.monotonic`) they are tried apart."""
+
+    async def store(self, incoming: Incoming) -> bool:
+        """Store what a request brings; return when it is durable, and whether it came for the first time.
+
+        Raises:
+            Overloaded: too many others wait.
+            Locked: another transaction has held the record for `TRIED_FOR`.
+            Unavailable: Postgres cannot be used. What became of it is unknown, so the sender should come again.
+            InvalidInput: Postgres refuses the record.
+        """
+        self._check_room()
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        one = _Waiting(incoming, stored, time.monotonic() + TRIED_FOR)
+        self._queue(one)
+        self._characters += one.characters
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+        return await stored
+
+    async def keep(self, unfit: Unfit) -> None:
+        """Store a request that brings no record as unmatched; the same body is stored once.
+
+        Raises:
+            Overloaded: too many others wait.
+            Unavailable: Postgres cannot be used.
+        """
+        self._check_room()
+        name, length = hashlib.sha256(unfit.request.body).hexdigest(), len(unfit.request.body)
+        message = Message(unfit.source, unfit.request.payload, name, name)
+        self._characters += length
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._beside, give_up, self._runtime, message, unfit.reason)
+        finally:
+            self._characters -= length
+
+    def _check_room(self) -> None:
+        if len(self._waiting) + len(self._apart) >= MOST_WAITING or self._characters > MOST_CHARACTERS:
+            raise Overloaded("more requests came than can be stored: come again in a second")
+
+    async def close(self) -> None:
+        """Wait for what was begun."""
+        if self._working is not None:
+            await asyncio.wait([self._working])
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying])
+        self._thread.shutdown()
+        self._beside.shutdown()
+
+    async def _work(self) -> None:
+        """Make one transaction after the other while requests wait."""
+        loop = asyncio.get_running_loop()
+        group: list[_Waiting] = []
+        try:
+            while self._waiting or self._apart:
+                group, ends = self._next_group()
+                incoming = [one.incoming for one in group]
+                results, tenants = await loop.run_in_executor(self._thread, self._write, incoming, ends)
+                for one, result in zip(group, results, strict=True):
+                    self._settle(one, result)
+                self._notify(tenants)
+                if time.monotonic() >= self._forgets_at:
+                    await loop.run_in_executor(self._thread, self._forget)
+        finally:
+            # Where this was cancelled, nobody else would ever answer them.
+            for one in (*group, *self._waiting, *self._apart):
+                _answer(one, Unavailable("the receiver ends"))
+            self._characters -= sum(one.characters for one in (*self._waiting, *self._apart))
+            self._waiting.clear()
+            self._apart.clear()
+            self._working = None
+
+    def _next_group(self) -> tuple[list[_Waiting], float]:
+        """Return what goes into the next transaction, and until when it is halved where a record is locked.
+
+        Those that were locked are not halved: the others wait for one lock time-out, however many they are.
+        """
+        now = time.monotonic()
+        is_apart = bool(self._apart) and (not self._waiting or now >= self._apart_at)
+        self._apart_at = now + APART_EVERY if is_apart else self._apart_at
+        waiting = self._apart if is_apart else self._waiting
+        group, characters = list[_Waiting](), 0
+        while waiting and len(group) < TOGETHER and characters < CHARACTERS_TOGETHER:
+            one = waiting.popleft()
+            group.append(one)
+            characters += one.characters
+        return group, now if is_apart else now + SPLIT_WITHIN
+
+    def _queue(self, one: _Waiting) -> None:
+        is_locked = self._locked.get(one.incoming.place, 0.0) > time.monotonic()
+        (self._apart if is_locked else self._waiting).append(one)
+
+    def _settle(self, one: _Waiting, result: Result) -> None:
+        """Answer a request, or let it be tried again where its record is locked."""
+        if isinstance(result, Locked) and time.monotonic() < one.until and not one.stored.done():
+            self._queue(one)
+            return
+        self._characters -= one.characters
+        _answer(one, result)
+
+    def _write(self, group: Sequence[Incoming], ends: float) -> tuple[Sequence[Result], set[tuple[str, str]]]:
+        """Store a group, in the thread; return what becomes of each request, and which tenants have changed records.
+
+        Where one of them is refused, or its record is locked, the group is halved until it is alone, or until `ends`.
+        """
+        try:
+            with translated_errors():
+                stored = self._received(group)
+        except Exception as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                if len(group) == 1:
+                    self._locked[group[0].place] = time.monotonic() + LOCKED_FOR
+                if len(group) == 1 or time.monotonic() > ends:
+                    return [Locked("another transaction holds the record: come again")] * len(group), set()
+            elif len(group) == 1 or isinstance(error, Unavailable):
+                return [_reason(error, group[0].source)] * len(group), set()
+            half = len(group) // 2
+            (results, tenants), (others, more) = self._write(group[:half], ends), self._write(group[half:], ends)
+            return [*results, *others], tenants | more
+        for one in group if self._locked else ():
+            self._locked.pop(one.place, None)
+        return _first_comings(group, stored), stored.tenants
+
+    def _received(self, group: Sequence[Incoming]) -> Stored:
+        try:
+            return receive(self._runtime.engine, group)
+        except psycopg.errors.DeadlockDetected:
+            # With somebody who writes the same records in another order.
+            return receive(self._runtime.engine, group)
+
+    def _forget(self) -> None:
+        try:
+            with translated_errors():
+                more = forget_received(self._runtime.engine)
+        except Exception as error:
+            log.warning("ids of old webhooks are not deleted now: %s", error)
+            more = False
+        if not more:
+            self._forgets_at = time.monotonic() + FORGETS_EVERY
+        self._locked = {place: until for place, until in self._locked.items() if until > time.monotonic()}
+
+    def _notify(self, tenants: set[tuple[str, str]]) -> None:
+        """Send events for tenants with changed records. No answer waits for it: workers find them all the same."""
+        self._changed |= tenants
+        if self._changed and (self._notifying is None or self._notifying.done()):
+            self._notifying = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        try:
+            while self._changed:
+                changed, self._changed = self._changed, set()
+                # The first time this imports the modules with the pipelines.
+                if events := await asyncio.to_thread(self._events, changed):
+                    await anotify_quietly(self._app, events)
+        except Exception:
+            log.exception("no events for the records that webhooks brought; workers find them all the same")
+        finally:
+            self._notifying = None
+
+    def _events(self, changed: set[tuple[str, str]]) -> Events:
+        pipelines = self._runtime.pipelines
+        return {
+            (name, tenant): None
+            for name in pipelines.names()
+            for source, tenant in changed
+            if source == pipelines[name].source
+        }
+
+
+def _first_comings(group: Sequence[Incoming], stored: Stored) -> list[Result]:
+    """Return for each request whether it came for the first time."""
+    left = set(stored.deliveries)
+    found: list[Result] = []
+    for one in group:
+        place = (one.source, one.delivery or "")
+        found.append(one.delivery is None or place in left)
+        left.discard(place)
+    return found
+
+
+def _reason(error: Exception, source: str) -> Exception:
+    if isinstance(error, InvalidInput) and str(error).startswith(f"the source {source} "):
+        # As where it is a table that was adopted: no sender could send anything else.
+        return Unavailable(str(error))
+    if isinstance(error, TaskBridgeError):
+        return error
+    if isinstance(error, psycopg.DataError):
+        return InvalidInput("Postgres cannot hold the record")
+    log.error("a transaction of the receiver failed", exc_info=error)
+    return Unavailable("the receiver failed")
+
+
+def _answer(one: _Waiting, result: Result) -> None:
+    if one.stored.done():  # answered, or whoever asked has gone
+        return
+    if isinstance(result, Exception):
+        one.stored.set_exception(result)
+    else:
+        one.stored.set_result(result)

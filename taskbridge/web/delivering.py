@@ -1,0 +1,285 @@
+"""Delivering over HTTP: a handler that posts records to somebody's endpoint, signed as Standard Webhooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import httpcore2
+from celery import Celery, current_task
+
+from taskbridge.common.texts import printable
+from taskbridge.declaring.batch import Batch, Record, RetryAfter
+from taskbridge.errors import ConfigurationError
+from taskbridge.process.runtime import runtime_of
+from taskbridge.web.addresses import Network, deadline
+from taskbridge.web.signatures import Secrets, StandardWebhooks
+
+__all__ = ["Refused", "Undelivered", "UnexpectedAnswer", "deliver"]
+
+LONGEST_ANSWER: Final = 1_048_576
+LONGEST_REASON: Final = 1_024
+"""Bytes of an answer that become the reason of a rejection or a failure."""
+OF_THE_CONTENT: Final = frozenset({400, 409, 413, 422})
+"""Answers that may be about one record of several, or about their number: the request is halved."""
+REFUSED_IN_A_ROW: Final = 3
+"""Records that are refused alone before the call fails, as long as no other was taken: it may be the endpoint."""
+PAUSED_AGAIN_AFTER: Final = 30.0
+"""Seconds after which a run of a tenant looks at its pause again, should that be over."""
+
+try:
+    USER_AGENT = f"taskbridge/{version('celery-taskbridge')}"
+except PackageNotFoundError:
+    USER_AGENT = "taskbridge"
+
+_NAMESPACE: Final = uuid.UUID("0d6a1b0a-7b34-5b58-9a43-2f2c8f5c0a7e")
+
+Url = str | Callable[[str], str]
+"""Where to send: with `{tenant}` in it, percent-encoded, or a function of the tenant."""
+Secret = Secrets | Callable[[str], Secrets]
+"""What signs: `whsec_...`, or several while they are exchanged; or a function of the tenant that returns these."""
+
+
+class Undelivered(ConnectionError):
+    """The endpoint cannot be used now: no answer in time, no connection, or an answer that says so."""
+
+
+class Refused(Exception):
+    """The endpoint refused what a request holds, and has taken nothing else of the call: it may refuse everything."""
+
+
+class UnexpectedAnswer(Exception):
+    """The endpoint's answer says something of records that were not sent, or that cannot be understood."""
+
+
+def deliver(
+    url: Url,
+    secret: Secret,
+    *,
+    per: Literal["batch", "record"] = "batch",
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 30.0,
+    connect_timeout: float = 5.0,
+    allow_private: bool = False,
+    app: Celery | None = None,
+) -> Callable[[Batch], None]:
+    """Return a handler that posts records to an endpoint, one request for each batch or for each record.
+
+    The body is `{"type": pipeline, "tenant": tenant, "data": [{"id", "revision", "deleted", "document"}, ...]}`, signed
+    as Standard Webhooks. `webhook-id` is the same whenever the same records are sent in the same revisions.
+
+    What becomes of the records after each answer is in docs/how-to/deliver-over-http.md.
+
+    Args:
+        url: where to send: http or https. `{tenant}` in it is the tenant, percent-encoded; or a function of the tenant.
+        secret: `whsec_...`, or several while they are exchanged: each signs. Or a function of the tenant, which is
+            needed where the URL depends on the tenant: whoever runs one endpoint could sign for another.
+        per: what a request holds.
+        headers: further headers of each request.
+        timeout: seconds for a request, all its steps together; fewer where the pipeline's soft time limit ends before.
+        connect_timeout: seconds of these for the connection.
+        allow_private: whether addresses may be used that are not public. A name is resolved once for each connection,
+            and the connection goes to the address that was looked at.
+        app: the Celery app on which TaskBridge is installed; None: that of the worker.
+
+    Raises:
+        ConfigurationError: a secret or a time-out is not allowed, or all tenants' endpoints have one secret.
+    """
+    if isinstance(url, str) and not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"the URL to deliver to begins with neither http:// nor https://: {url!r}")
+    if not (0 < connect_timeout <= timeout):
+        raise ConfigurationError("the time-outs of `deliver` are 0 < connect_timeout <= timeout")
+    if not callable(secret):
+        if _is_of_tenants(url):
+            raise ConfigurationError(
+                "the URL depends on the tenant and the secret does not, so whoever runs one endpoint could sign for "
+                "another: pass `secret` as a function of the tenant"
+            )
+        _scheme(secret)
+    return _Deliver(url, secret, per, dict(headers or {}), timeout, connect_timeout, allow_private, app)
+
+
+def _scheme(secret: Secrets) -> StandardWebhooks:
+    scheme = StandardWebhooks(secret)
+    if not scheme.sign("", b"", 0.0)["webhook-signature"]:
+        raise ConfigurationError("`deliver` signs with secrets whsec_..., and there is none")
+    return scheme
+
+
+def _is_of_tenants(url: Url) -> bool:
+    return callable(url) or "{tenant}" in url
+
+
+class _Deliver:
+    """The handler."""
+
+    def __init__(
+        self,
+        url: Url,
+        secret: Secret,
+        per: Literal["batch", "record"],
+        headers: dict[str, str],
+        timeout: float,
+        connect_timeout: float,
+        allow_private: bool,
+        app: Celery | None,
+    ) -> None:
+        self._url = url
+        self._secret = secret
+        self._at_once = per == "batch"
+        self._headers = {name.lower(): text for name, text in headers.items()}
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._allow_private = allow_private
+        self._app = app
+        self._making = threading.Lock()
+        self._pool: httpcore2.ConnectionPool | None = None
+        self._pid = 0
+
+    def __call__(self, batch: Batch) -> None:
+        """Send the batch."""
+        url = self._url_of(batch.tenant)
+        scheme = _scheme(self._secret(batch.tenant) if callable(self._secret) else self._secret)
+        left: list[Sequence[Record]] = [batch[:]] if self._at_once else [[record] for record in batch]
+        taken, refused = False, list[tuple[Record, str]]()
+        while left and len(refused) < REFUSED_IN_A_ROW:
+            records = left.pop(0)
+            status, headers, body = self._post(url, scheme, batch, records)
+            if status not in OF_THE_CONTENT:
+                self._judge(batch, records, status, headers, body)
+                taken = True
+            elif len(records) > 1:
+                half = len(records) // 2
+                left[:0] = [records[:half], records[half:]]
+            else:
+                refused.append((records[0], _said(status, body)))
+            # Only now it is known that the endpoint takes what is right.
+            while taken and refused:
+                batch.reject(*refused.pop())
+        if refused:
+            raise Refused(f"the endpoint took nothing, and answered {refused[0][1]}")
+
+    def _url_of(self, tenant: str) -> str:
+        if callable(self._url):
+            return self._url(tenant)
+        return self._url.replace("{tenant}", quote(tenant, safe=""))
+
+    def _post(
+        self, url: str, scheme: StandardWebhooks, batch: Batch, records: Sequence[Record]
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Send records; return the answer's status, headers and body."""
+        if not batch.owned:
+            raise Undelivered("not sent: another run takes over the tenant")
+        data = [
+            {"id": one.external_id, "revision": one.revision, "deleted": one.deleted, "document": dict(one.document)}
+            for one in records
+        ]
+        body = json.dumps({"type": batch.pipeline, "tenant": batch.tenant, "data": data}, ensure_ascii=False).encode()
+        keys = "\n".join(one.idempotency_key for one in records)
+        message_id = records[0].idempotency_key if len(records) == 1 else str(uuid.uuid5(_NAMESPACE, keys))
+        fixed = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": USER_AGENT}
+        sent = {**fixed, **self._headers, **scheme.sign(message_id, body, time.time())}
+        times = {"connect": self._connect_timeout, "pool": self._timeout}
+        try:
+            with (
+                deadline(min(self._timeout, batch.seconds_left)),
+                self._connections.stream(
+                    "POST", url, headers=[*sent.items()], content=body, extensions={"timeout": times}
+                ) as answer,
+            ):
+                parts, length = [], 0
+                for part in answer.iter_stream():
+                    parts.append(part)
+                    length += len(part)
+                    if length > LONGEST_ANSWER:
+                        break
+        except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as error:
+            # The text of an error about a header of ours would have its value.
+            text = "" if isinstance(error, httpcore2.LocalProtocolError) else f": {error}"
+            raise Undelivered(
+                f"no answer from the endpoint: {type(error).__name__}{printable(text)[:LONGEST_REASON]}"
+            ) from error
+        except httpcore2.UnsupportedProtocol:
+            raise ConfigurationError(f"the URL for tenant {batch.tenant!r} is neither http nor https") from None
+        found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
+        if 200 <= answer.status < 300 and (
+            length > LONGEST_ANSWER or found.get("content-encoding", "identity") != "identity"
+        ):
+            raise UnexpectedAnswer(
+                f"the answer is packed, or longer than {LONGEST_ANSWER:,} bytes: who was taken, is not known"
+            )
+        return answer.status, found, b"".join(parts)[:LONGEST_ANSWER]
+
+    @property
+    def _connections(self) -> httpcore2.ConnectionPool:
+        """The pool of this process; a forked child makes its own."""
+        with self._making:
+            return self._made()
+
+    def _made(self) -> httpcore2.ConnectionPool:
+        if self._pool is None or self._pid != os.getpid():
+            self._pool = httpcore2.ConnectionPool(
+                ssl_context=ssl.create_default_context(),
+                # The threads that deliver are the limit: an endpoint that hangs must not keep another's from one.
+                max_connections=None,
+                max_keepalive_connections=20,
+                network_backend=Network(allow_private=self._allow_private),
+                keepalive_expiry=30.0,
+            )
+            self._pid = os.getpid()
+        return self._pool
+
+    def _judge(
+        self, batch: Batch, records: Sequence[Record], status: int, headers: Mapping[str, str], body: bytes
+    ) -> None:
+        """Do what an answer asks for."""
+        if 200 <= status < 300:
+            for record, why in _failures(records, headers, body):
+                batch.reject(record, why)
+            for record in records:
+                if record.external_id not in batch.rejected:
+                    batch.handled(record)
+        elif status == 429 or (status == 503 and "retry-after" in headers):
+            raise RetryAfter(headers.get("retry-after"), "tenant" if _is_of_tenants(self._url) else "pipeline")
+        elif status == 410:
+            app = self._app or current_task.app
+            runtime_of(app).pauses.pause(batch.pipeline, batch.tenant, "its endpoint answered 410: it is gone")
+            raise RetryAfter(PAUSED_AGAIN_AFTER)
+        else:
+            raise Undelivered(f"the endpoint answered {_said(status, body)}")
+
+
+def _said(status: int, body: bytes) -> str:
+    why = printable(" ".join(body[:LONGEST_REASON].decode(errors="replace").split()))
+    return f"{status}: {why}" if why else f"{status}"
+
+
+def _failures(records: Sequence[Record], headers: Mapping[str, str], body: bytes) -> list[tuple[Record, str]]:
+    """Return which records the endpoint did not take, and why; of an answer that is no JSON object, none.
+
+    Raises:
+        UnexpectedAnswer: one of them was not sent, or has no reason; or the answer should be JSON and is none.
+    """
+    try:
+        answer: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        if body.strip() and ("json" in headers.get("content-type", "") or body.lstrip().startswith(b"{")):
+            raise UnexpectedAnswer("the answer should be JSON and is none: who was taken, is not known") from None
+        return []
+    if not isinstance(answer, dict) or answer.get("failures") is None:
+        return []
+    sent = {one.external_id: one for one in records}
+    found = []
+    for one in answer["failures"] if isinstance(answer["failures"], list) else [None]:
+        if not isinstance(one, dict) or sent.get(str(one.get("id"))) is None or not str(one.get("error") or "").strip():
+            raise UnexpectedAnswer("`failures` of the answer is no list of records that were sent, each with its error")
+        found.append((sent[str(one["id"])], str(one["error"])[:LONGEST_REASON]))
+    return found

@@ -1,0 +1,262 @@
+"""Declaring a webhook: whose request it is, and where tenant, key, version and document stand in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, NamedTuple
+
+from jsonpath_rfc9535 import JSONPathRecursionError
+
+from taskbridge.common.names import check_key, check_source_name, check_tenant
+from taskbridge.common.texts import shown
+from taskbridge.declaring.criteria import compiled
+from taskbridge.errors import ConfigurationError, InvalidInput, UsageError
+from taskbridge.store import Incoming, json_text
+from taskbridge.web.signatures import Headers, Scheme
+
+__all__ = ["OF_THE_VALUES", "Finder", "Request", "Unfit", "Webhook", "check_distinct", "finder", "parsed", "text_of"]
+
+log = logging.getLogger(__name__)
+
+OF_THE_VALUES: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What a function raises over values that are not as it expects them."""
+LONGEST_DELIVERY: Final = 200
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MOST_DIGITS: Final = 60
+"""Digits of a version, and of its exponent's value."""
+
+
+class Request(NamedTuple):
+    """A request that is genuine: its headers (names in lower case), its body, and the JSON in it."""
+
+    headers: Headers
+    body: bytes
+    payload: Any
+
+
+class Unfit(NamedTuple):
+    """A request that is genuine, and brings no record; and why."""
+
+    source: str
+    request: Request
+    reason: str
+
+
+Finder = str | Callable[[Request], Any]
+"""Where a value stands in the payload, as JSONPath that gives exactly one value; or a function that returns it."""
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """A source whose records come by webhook.
+
+    Args:
+        source: where the records belong; a pipeline reads the source of its own name unless it declares another.
+        signature: the provider's scheme, with its secrets.
+        tenant: where the tenant stands. A number is written as text.
+        key: where the record's own name stands.
+        version: where the record's version stands: a number, or an ISO 8601 time. A record is never overwritten by one
+            of an older version. None: the last one that comes counts.
+        document: where the record stands; the whole payload, unless something else is said.
+        deleted: what says that the record was deleted: True, or False. It has no document then, and pipelines are given
+            it with `deleted`. The version counts as ever.
+        when: a function that returns False for requests that bring no record; these are answered with 200. None: all
+            bring one.
+        delivery: where the provider's id of the webhook stands, as JSONPath or as a header's name; None: as the scheme
+            says. A webhook is taken once within 30 days.
+        path: where requests come, below the receiver's own; None: `/` and the source.
+
+    Raises:
+        InvalidName: the source is not allowed.
+        InvalidPolicy: a path is no JSONPath.
+        ConfigurationError: the path of the requests does not begin with `/`.
+    """
+
+    source: str
+    signature: Scheme
+    tenant: Finder
+    key: Finder
+    version: Finder | None = None
+    document: Finder = "$"
+    deleted: Finder | None = None
+    when: Callable[[Request], bool] | None = None
+    delivery: Finder | None = None
+    path: str | None = None
+    _finders: dict[str, Callable[[Request], Any]] = field(init=False, repr=False, compare=False)
+    _is_unsigned: bool = field(init=False, repr=False, compare=False)
+    """Whether the webhook's id stands in a header that nobody signs."""
+
+    def __post_init__(self) -> None:
+        check_source_name(self.source)
+        if self.path is not None and not self.path.startswith("/"):
+            raise ConfigurationError(f"the path {shown(self.path)} of the webhook {self.source!r} begins with no /")
+        delivery = self.signature.delivery if self.delivery is None else self.delivery
+        given = {
+            "tenant": self.tenant,
+            "key": self.key,
+            "version": self.version,
+            "document": self.document,
+            "deleted": self.deleted,
+            "delivery": delivery,
+        }
+        finders = {name: finder(name, place) for name, place in given.items() if place is not None}
+        object.__setattr__(self, "_finders", finders)
+        is_header = isinstance(delivery, str) and not delivery.startswith("$")
+        object.__setattr__(self, "_is_unsigned", is_header and not self.signature.signs_delivery)
+
+    @property
+    def route(self) -> str:
+        """Where requests come."""
+        return self.path or f"/{self.source}"
+
+    def read(self, request: Request) -> Incoming | Unfit | None:
+        """Return what a request brings; None: it is not meant to bring a record.
+
+        A function of the declaration that raises one of `OF_THE_VALUES` is logged; other errors are raised.
+        """
+        try:
+            if self.when is not None and not self.when(request):
+                return None
+            return self._incoming(request)
+        except UsageError as error:
+            return Unfit(self.source, request, str(error))
+        except OF_THE_VALUES as error:
+            # Its text may quote the document, so the log alone has it.
+            log.exception("a function of the webhook %r cannot read a request", self.source)
+            return Unfit(self.source, request, f"a function of the webhook raised {type(error).__name__}")
+
+    def _incoming(self, request: Request) -> Incoming:
+        tenant = check_tenant(text_of("tenant", self._find("tenant", request)))
+        key = text_of("key", self._find("key", request))
+        check_key(tenant, key)
+        is_deleted = self._find("deleted", request) or False
+        if not isinstance(is_deleted, bool):
+            raise InvalidInput("what says that the record was deleted is neither true nor false")
+        document = {} if is_deleted else self._find("document", request)
+        if not isinstance(document, dict):
+            raise InvalidInput("the document is no JSON object")
+        delivery = self._find("delivery", request)
+        if delivery is not None:
+            delivery = _delivery(delivery)
+            if self._is_unsigned:
+                # Somebody else may have sent an old body with this id.
+                delivery = f"{delivery} {hashlib.sha256(request.body).hexdigest()[:32]}"
+        return Incoming(
+            self.source,
+            delivery,
+            tenant,
+            key,
+            _version(self._find("version", request)) if "version" in self._finders else None,
+            None if is_deleted else json_text(f"tenant {tenant!r}, record {key!r}", document),
+        )
+
+    def _find(self, name: str, request: Request) -> Any:
+        finder = self._finders.get(name)
+        return None if finder is None else finder(request)
+
+
+def parsed(body: bytes) -> Any:
+    """Return the JSON of a body.
+
+    Raises:
+        InvalidInput: it is none, or none that this machine could read again.
+    """
+    try:
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_refused)
+    except (ValueError, RecursionError):
+        raise InvalidInput("the body is no JSON in UTF-8") from None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def finder(name: str, place: Finder) -> Callable[[Request], Any]:
+    """Return what finds a value in a request; it raises InvalidInput where there is none.
+
+    Raises:
+        InvalidPolicy: `place` is no JSONPath.
+    """
+    if callable(place):
+        return place
+    if name == "delivery" and not place.startswith("$"):
+        header = place.lower()
+        return lambda request: _header(header, request)
+    query, _ = compiled(name, place)
+
+    def find(request: Request) -> Any:
+        try:
+            found = query.find(request.payload).values()
+        except (RecursionError, JSONPathRecursionError):
+            raise InvalidInput(f"the body is nested too deeply to look for the {name} ({place})") from None
+        if len(found) != 1:
+            raise InvalidInput(f"the {name} ({place}) is there {len(found)} times: exactly one is needed")
+        return found[0]
+
+    return find
+
+
+def _header(names: str, request: Request) -> str:
+    for name in names.split(","):
+        if found := request.headers.get(name.strip()):
+            return found
+    raise InvalidInput(f"the header {names} is missing")
+
+
+def text_of(name: str, value: Any) -> str:
+    """Return a text or a whole number as text; raise InvalidInput where it is neither."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidInput(f"the {name} is neither text nor a whole number")
+    try:
+        return str(value)
+    except ValueError:
+        raise InvalidInput(f"the {name} is a number of too many digits") from None
+
+
+def _delivery(value: Any) -> str:
+    text = text_of("webhook's id", value)
+    if not text or len(text) > LONGEST_DELIVERY or not text.isprintable():
+        raise InvalidInput(f"the webhook's id is not 1 to {LONGEST_DELIVERY} printable characters")
+    return text
+
+
+def _version(value: Any) -> Decimal:
+    """Return a number; of a time, its seconds since 1970."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InvalidInput("the version is neither a number nor an ISO 8601 time")
+    try:
+        # First: `20261123` is a number, and would be a date.
+        number = Decimal(str(value))
+    except (InvalidOperation, ValueError):
+        number = _seconds(str(value))
+    if not number.is_finite() or len(number.as_tuple().digits) > MOST_DIGITS or abs(number.adjusted()) > MOST_DIGITS:
+        raise InvalidInput(f"the version is no number of at most {MOST_DIGITS} digits, and no ISO 8601 time")
+    return number
+
+
+def _seconds(text: str) -> Decimal:
+    """Return the seconds from 1970 to an ISO 8601 time, in UTC unless it says otherwise; NaN where it is none."""
+    try:
+        when = datetime.fromisoformat(text)
+        since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH
+    except (ValueError, OverflowError):
+        return Decimal("nan")
+    return Decimal(since // timedelta(microseconds=1)) / 1_000_000
+
+
+def check_distinct(webhooks: tuple[Webhook, ...]) -> None:
+    """Raise ConfigurationError where two webhooks have one route, or one source and a version in one of them."""
+    routes = [webhook.route for webhook in webhooks]
+    twice = sorted({route for route in routes if routes.count(route) > 1})
+    if twice:
+        raise ConfigurationError(f"two webhooks have the path {twice[0]}: give one of them another `path`")
+    versioned = {one.source for one in webhooks if one.version is not None}
+    mixed = sorted(versioned & {one.source for one in webhooks if one.version is None})
+    if mixed:
+        raise ConfigurationError(f"of the webhooks of {mixed[0]!r} one has a version and one has none: give both one")

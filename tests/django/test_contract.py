@@ -1,0 +1,157 @@
+"""What a handler is given, and what becomes of what it does, is the same by `deliver` as by real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
+from taskbridge.django.testing import deliver, deployed
+from taskbridge.process.light_runtime import LightRuntime
+from tests.deployment import Deployment
+from tests.inline import AT_ONCE
+from tests.store.adopting import ORDERS, adopted, run
+
+Seen = list[tuple[str, list[tuple[str, bool]]]]
+
+
+class Shop:
+    """An adopted table in one of the two kinds of tests; `seen` has the batches of `orders`, by tenant and key."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, handle_all: Callable[[], object]) -> None:
+        self._monkeypatch = monkeypatch
+        self._handle_all = handle_all
+        self.seen: Seen = []
+
+    def handle(self, handler: Handler, *others: str, batch_size: int = 10) -> None:
+        """Declare `orders` with a handler, and other pipelines of its source."""
+        declared = Pipelines()
+        declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size))
+        for name in others:
+            declared.declare(Pipeline(name, lambda _: None, AT_ONCE, batch_size, source="orders"))
+        self._monkeypatch.setattr(LightRuntime, "pipelines", declared)
+
+    def note(self, batch: Batch) -> None:
+        """What a handler calls."""
+        self.seen.append((batch.tenant, [(record.external_id, record.deleted) for record in batch]))
+
+    def execute(self, statement: str) -> None:
+        """Change the table as the project does."""
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def batches(self) -> Seen:
+        """Let all be handled, and return the new batches."""
+        self.seen.clear()
+        self._handle_all()
+        return list(self.seen)
+
+
+@contextmanager
+def in_a_test_case(_: Deployment) -> Iterator[Callable[[], object]]:
+    def handle_all() -> None:
+        while deliver("orders"):
+            pass
+
+    with transaction.atomic():
+        yield handle_all
+
+
+@contextmanager
+def in_a_transaction_test_case(here: Deployment) -> Iterator[Callable[[], object]]:
+    with deployed(here.app) as one:
+        yield one.run_all
+
+
+@pytest.fixture(params=[in_a_test_case, in_a_transaction_test_case])
+def shop(
+    request: pytest.FixtureRequest,
+    deployment: Deployment,
+    project: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Shop]:
+    run(deployment.engine, ORDERS)
+    adopted(deployment.engine)
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    with request.param(deployment) as handle_all:
+        yield Shop(monkeypatch, handle_all)
+
+
+PLACE = "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'acme', 2, 'b'), (3, 'bolt', 3, 'c')"
+PLACED: Seen = [("acme", [("1", False), ("2", False)]), ("bolt", [("3", False)])]
+
+
+def test_each_change_is_handled_once_and_a_row_that_is_gone_is_deleted(shop: Shop) -> None:
+    documents: list[Any] = []
+
+    def handler(batch: Batch) -> None:
+        shop.note(batch)
+        documents.extend(dict(record.document) for record in batch)
+
+    shop.handle(handler)
+    shop.execute(PLACE)
+    assert sorted(shop.batches()) == PLACED
+    assert shop.batches() == []
+    shop.execute("UPDATE orders SET total = 9 WHERE id = 2")
+    assert shop.batches() == [("acme", [("2", False)])]
+    documents.clear()
+    shop.execute("DELETE FROM orders WHERE id = 1")
+    assert shop.batches() == [("acme", [("1", True)])]
+    assert documents == [{}]
+
+
+def test_what_a_handler_writes_back_is_kept_and_does_not_wake_it(shop: Shop) -> None:
+    def handler(batch: Batch) -> None:
+        shop.note(batch)
+        shop.execute(f"UPDATE orders SET note = 'sent' WHERE customer = '{batch.tenant}'")  # noqa: S608 - our constant
+
+    shop.handle(handler)
+    shop.execute(PLACE)
+    assert sorted(shop.batches()) == PLACED
+    assert shop.batches() == []
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT DISTINCT note FROM orders")
+        assert cursor.fetchall() == [("sent",)]
+
+
+def test_with_two_readers_what_is_written_back_is_seen(shop: Shop) -> None:
+    def handler(batch: Batch) -> None:
+        shop.note(batch)
+        shop.execute("UPDATE orders SET note = 'sent' WHERE note <> 'sent'")
+
+    shop.handle(handler, "audit")
+    shop.execute("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    seen = shop.batches() + shop.batches()
+    assert seen == [("acme", [("1", False)])] * 2
+    assert shop.batches() == []
+
+
+def test_a_coroutine_is_awaited(shop: Shop) -> None:
+    async def handler(batch: Batch) -> None:
+        shop.note(batch)
+
+    shop.handle(handler)
+    shop.execute(PLACE)
+    assert sorted(shop.batches()) == PLACED
+
+
+def test_more_than_a_batch_holds_comes_in_several(shop: Shop) -> None:
+    shop.handle(shop.note, batch_size=2)
+    shop.execute("INSERT INTO orders SELECT n, 'acme', n, 'a' FROM generate_series(1, 5) n")
+    assert [len(records) for _, records in shop.batches()] == [2, 2, 1]
+
+
+def test_what_is_rejected_does_not_come_again_and_the_others_are_handled(shop: Shop) -> None:
+    def handler(batch: Batch) -> None:
+        shop.note(batch)
+        batch.reject(batch[0], "no")
+
+    shop.handle(handler)
+    shop.execute(PLACE)
+    assert sorted(shop.batches()) == PLACED
+    assert shop.batches() == []

@@ -1,0 +1,243 @@
+"""A record whose run does not end, as its process dies or hangs, is in quarantine after a bounded number of tries."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+from celery.exceptions import WorkerTerminate
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.batch import Batch
+from taskbridge.gate import Answer, Keys
+from taskbridge.handlers.journal import journal
+from taskbridge.running import slot
+from taskbridge.store import Claim, Cursors, Page
+from tests.failures.drill import BAD, NUMBERS, SOON, Drill
+from tests.runs import begin
+
+
+def dies(drill: Drill) -> None:
+    """Let the next run begin and not come back, as if its process were killed; then let its deadline pass."""
+    message = drill.inline.message()
+    assert message is not None
+    begin(drill.gate, RunKey(*message))
+    _, tenant, _ = message
+    drill.replace_run(tenant)
+
+
+def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
+    drill.handle(journal)
+    drill.save("acme", *NUMBERS)
+    dies(drill)
+    assert drill.run_one()
+    assert drill.states() == {"handled": 20}
+    ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM taskbridge.sync_cursors")
+    assert failed == 1
+    assert error.startswith("the run before this one did not end: its process died")
+    assert drill.errors == []
+
+
+class Killer:
+    """Lets a drill's process be killed by its handler again and again: nobody hears of such a run."""
+
+    def __init__(self, drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._drill = drill
+        self._killed = False
+        settle_many = drill.gate.settle_many
+        monkeypatch.setattr(
+            drill.gate, "settle_many", lambda *runs, **how: [] if self._killed else settle_many(*runs, **how)
+        )
+
+    def kill(self) -> None:
+        """Call this in the handler."""
+        self._killed = True
+        raise KeyboardInterrupt
+
+    def run_one(self) -> bool:
+        """Do the next run, when its time has come; return whether its process was killed."""
+        drill = self._drill
+        while (message := drill.inline.message()) is None:
+            drill.gate.pass_to(min(status.deadline_ms or 0 for status in drill.standing()))
+            drill.gate.expire("invoices", drill.gate.active("invoices"))
+        self._killed = False
+        try:
+            slot.run_tenant(drill.runtime, *message)
+        except KeyboardInterrupt:
+            if self._killed:
+                drill.replace_run(message[1])
+        except Exception as error:
+            drill.errors.append(error)
+        return self._killed
+
+
+def test_a_record_that_takes_its_process_and_the_sessions_of_postgres_with_it_ends_in_quarantine(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory runs out, or a backend crashes: the run that counts the death finds broken connections."""
+    killer = Killer(drill, monkeypatch)
+
+    def handle(batch: Batch) -> None:
+        if any(record.external_id == BAD for record in batch):
+            killer.kill()
+        journal(batch)
+
+    drill.handle(handle)
+    drill.save("acme", BAD, "08")
+    for _ in range(40):
+        if killer.run_one():
+            with drill.deployment.engine.connect() as connection:
+                connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+        if drill.states() == {"handled": 1, "quarantined": 1}:
+            return
+    pytest.fail(f"{drill.states()}")
+
+
+def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_tries_another_record(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer, deaths = Killer(drill, monkeypatch), 0
+
+    def handle(batch: Batch) -> None:
+        if any(record.external_id == BAD for record in batch):
+            killer.kill()
+        if deaths == 7:
+            raise WorkerTerminate
+
+    drill.handle(handle)
+    drill.save("acme", BAD, "08")
+    while deaths < 7:
+        deaths += killer.run_one()
+    with suppress(WorkerTerminate):
+        killer.run_one()
+    assert drill.deployment.rows("SELECT failed_runs, deaths FROM taskbridge.sync_cursors") == [(7, 5)]
+    assert "died" not in drill.deployment.redis.hgetall(Keys().runner("invoices", "acme"))
+
+
+def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Drill) -> None:
+    def handle(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            raise WorkerTerminate
+        journal(batch)
+
+    drill.handle(handle)
+    drill.save("acme", *NUMBERS)
+    dies(drill)
+    message = drill.inline.message()
+    assert message is not None
+    with pytest.raises(WorkerTerminate):
+        slot.run_tenant(drill.runtime, *message)
+    drill.go_on()
+    assert drill.states() == {"handled": 20}
+    assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(1,)]
+
+
+@SOON
+def test_a_death_is_not_forgotten_where_the_next_run_cannot_read_its_batch(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drill.handle(journal, batch_size=1)
+    drill.save("acme", "1")
+    dies(drill)
+    real = Cursors.claim
+
+    def claim_while_locked(self: Cursors, claim: Claim) -> Page:
+        with drill.deployment.engine.begin() as connection:
+            connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+            return real(self, claim)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cursors, "claim", claim_while_locked)
+        assert drill.run_one()
+    counts = "SELECT failed_runs, attempts, deaths FROM taskbridge.sync_cursors"
+    assert drill.deployment.rows(counts) == [(1, 1, 0)], "the batch was not read, which is no death"
+    # when it can be read again
+    drill.go_on(until=lambda: drill.deployment.rows(counts) != [(1, 1, 0)])
+    assert drill.deployment.rows(counts) == [(2, 1, 1)], "then the death is counted"
+    drill.go_on()
+    assert drill.states() == {"handled": 1}
+
+
+def test_from_the_second_death_in_a_row_on_the_tenant_waits(drill: Drill) -> None:
+    drill.handle(journal)
+    drill.save("acme", *NUMBERS)
+    dies(drill)
+    dies_after_a_claim(drill)
+    drill.run_one()
+    assert drill.calls == []
+    (status,) = drill.standing()
+    assert status.held
+    drill.go_on()
+    assert drill.states() == {"handled": 20}
+
+
+def dies_after_a_claim(drill: Drill) -> None:
+    """As `dies`, after the run counted the death before it."""
+    message = drill.inline.message()
+    assert message is not None
+    pipeline, tenant, token = message
+    begun = begin(drill.gate, RunKey(*message))
+    assert not isinstance(begun, Answer)
+    key = RunKey(pipeline, tenant, token)
+    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, new_events=0, runs=1))
+    if begun.died:
+        drill.runtime.cursors_of("invoices").fail(key, "as the run would")
+    drill.replace_run(tenant)
+
+
+def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> None:
+    drill.handle(journal, max_attempts=1, batch_size=1)
+    for number in NUMBERS:
+        drill.save("acme", number)
+        for _ in range(3):
+            dies(drill)
+            drill.go_on(until=lambda: bool(drill.deployment.redis.llen("taskbridge.next")))
+        drill.go_on()
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 20}
+
+
+def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:
+    """As one that kills its process, or holds the interpreter: the gate hears no more of the run."""
+    entered, released, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def handler(batch: Batch) -> None:
+        if any(record.external_id == BAD for record in batch):
+            entered.set()
+            released.wait()
+        journal(batch)
+
+    def run_one_in_a_thread() -> bool:
+        entered.clear()
+        thread = threading.Thread(target=run_one)
+        thread.start()
+        threads.append(thread)
+        while thread.is_alive() and not entered.wait(0.01):
+            pass
+        return ran.pop() if ran else True
+
+    ran: list[bool] = []
+    original = drill.run_one
+
+    def run_one() -> None:
+        ran.append(original())
+
+    drill.run_one = run_one_in_a_thread  # type: ignore[method-assign]
+    drill.handle(handler, max_attempts=3)
+    drill.save("acme", *NUMBERS)
+    drill.go_on(until=lambda: bool(drill.quarantine()), steps=200)
+    released.set()
+    for thread in threads:
+        thread.join(timeout=30)
+    drill.run_one = original  # type: ignore[method-assign]
+    drill.go_on()
+
+    assert drill.states() == {"handled": 19, "quarantined": 1}
+    ((_, number, _, reason, attempts),) = drill.quarantine()
+    assert (number, attempts) == (BAD, 5)
+    assert reason.startswith("the run before this one did not end")
+    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]

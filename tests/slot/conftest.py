@@ -1,0 +1,46 @@
+"""A slot in the process of the tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from taskbridge.running import slot
+from tests.deployment import Deployment
+from tests.inline import Inline
+from tests.slot.doing import (
+    Locks,
+)
+
+
+@pytest.fixture
+def inline(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Inline:
+    # A slow machine must not make short runs long.
+    monkeypatch.setattr(slot, "SLICE", 30.0)
+    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 30.0)
+    made = Inline(deployment)
+    made.runtime.taken_from = frozenset(made.runtime.keys.queues)
+    return made
+
+
+@pytest.fixture
+def threads(inline: Inline) -> Iterator[ThreadPoolExecutor]:  # noqa: ARG001 - it ends before the deployment
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def locks(inline: Inline, threads: ThreadPoolExecutor) -> Iterator[Locks]:  # noqa: ARG001 - threads may wait for them
+    with inline.deployment.engine.connect() as session:
+        yield Locks(session)
+
+
+@pytest.fixture
+def never(threads: ThreadPoolExecutor) -> Iterator[threading.Event]:  # noqa: ARG001 - threads may wait for it
+    """What a handler waits for that does not end; it ends with the test."""
+    event = threading.Event()
+    yield event
+    event.set()

@@ -1,0 +1,634 @@
+"""What an endpoint answers decides what becomes of each record."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpcore2
+import pytest
+import standardwebhooks
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from taskbridge.declaring.batch import Batch, Record
+from taskbridge.errors import ConfigurationError
+from taskbridge.gate import State
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import record_invoice
+from taskbridge.web import Refused, Undelivered, UnexpectedAnswer, addresses, deliver
+from taskbridge.web.addresses import Network, deadline, is_public
+from tests.deployment import Deployment
+from tests.failures.drill import Drill
+from tests.transactions.black_hole import nobody_accepts
+from tests.waiting import wait_until
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Endpoint:
+    """An HTTP server that answers as a test says, and remembers what came."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Any], Answer] = lambda _: (200, {}, b"")
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.connections = 0
+        self.handlers: list[Any] = []
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                endpoint.connections += 1
+                super().setup()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                endpoint.requests.append((self.path, headers, body))
+                status, more, content = endpoint.answer(json.loads(body)["data"])
+                self.send_response(status)
+                for name, value in more.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if content == SLOWLY:
+                    for at in range(len(content)):
+                        time.sleep(0.1)
+                        self.wfile.write(content[at : at + 1])
+                else:
+                    self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hooks"
+
+    def sent(self) -> list[list[str]]:
+        """Return the ids of the records of each request."""
+        return [[one["id"] for one in json.loads(body)["data"]] for _, _, body in self.requests]
+
+
+SLOWLY = b"." * 600
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    for handler in made.handlers:
+        if (pool := vars(handler)["_pool"]) is not None:
+            pool.close()
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+def handle(drill: Drill, endpoint: Endpoint, **options: Any) -> None:
+    handler = deliver(endpoint.url, options.pop("secret", SECRET), allow_private=True, app=drill.runtime.app, **options)
+    endpoint.handlers.append(handler)
+    drill.handle(handler)
+
+
+def always(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> Callable[[Any], Answer]:
+    return lambda _: (status, headers or {}, body)
+
+
+def test_a_batch_is_one_signed_request_and_the_same_records_have_the_same_id(drill: Drill, endpoint: Endpoint) -> None:
+    answers = iter([500, 200])
+    endpoint.answer = lambda _: (next(answers), {}, b"")
+    handle(drill, endpoint, headers={"X-Shop": "12", "Content-Type": "application/cloudevents+json"})
+    drill.save("acme", "1", "2")
+    drill.go_on()
+    assert drill.states() == {"handled": 2}
+    assert endpoint.sent() == [["1", "2"], ["1", "2"]]
+    (_, first, _), (path, second, body) = endpoint.requests
+    assert first["webhook-id"] == second["webhook-id"]
+    standardwebhooks.Webhook(SECRET).verify(body, second)
+    assert (path, second["x-shop"], second["content-type"]) == ("/hooks", "12", "application/cloudevents+json")
+    assert second["user-agent"].startswith("taskbridge")
+    assert json.loads(body)["tenant"] == "acme"
+    assert endpoint.connections == 1
+
+
+def test_during_a_rotation_both_secrets_sign(drill: Drill, endpoint: Endpoint) -> None:
+    handle(drill, endpoint, secret=[SECRET, OTHER])
+    drill.save("acme", "1")
+    drill.run_one()
+    ((_, headers, body),) = endpoint.requests
+    for secret in (SECRET, OTHER):
+        standardwebhooks.Webhook(secret).verify(body, headers)
+
+
+def test_a_request_for_each_record(drill: Drill, endpoint: Endpoint) -> None:
+    handle(drill, endpoint, per="record")
+    drill.save("acme", "1", "2", "3")
+    drill.run_one()
+    assert endpoint.sent() == [["1"], ["2"], ["3"]]
+    assert len({headers["webhook-id"] for _, headers, _ in endpoint.requests}) == 3
+
+
+def test_the_failures_of_an_answer_are_rejected_and_the_others_handled(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.answer = always(200, body=b'{"failures": [{"id": "2", "error": "no such customer"}]}')
+    handle(drill, endpoint)
+    drill.save("acme", "1", "2", "3")
+    drill.run_one()
+    assert drill.states() == {"handled": 2, "quarantined": 1}
+    ((_, number, _, reason, _),) = drill.quarantine()
+    assert (number, reason) == ("2", "no such customer")
+
+
+@pytest.mark.parametrize(
+    "failures", [[{"id": "9", "error": "x"}], [{"id": "1"}], [{"id": "1", "error": ""}], [1], {"1": "x"}, "all"]
+)
+def test_failures_that_cannot_be_understood_fail_the_batch(drill: Drill, endpoint: Endpoint, failures: Any) -> None:
+    endpoint.answer = always(200, body=json.dumps({"failures": failures}).encode())
+    handle(drill, endpoint)
+    drill.save("acme", "1", "2")
+    drill.run_one()
+    assert [type(error) for error in drill.errors] == [UnexpectedAnswer]
+    assert drill.states() == {"pending": 2}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"ok", b"[]", b'{"failures": []}', b'{"failures": null}', b"[" * 50_000, b'{"id": 1}']
+)
+def test_other_answers_with_2xx_mean_that_all_were_taken(drill: Drill, endpoint: Endpoint, body: bytes) -> None:
+    endpoint.answer = always(202, body=body)
+    handle(drill, endpoint)
+    drill.save("acme", "1", "2")
+    drill.run_one()
+    assert drill.states() == {"handled": 2}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({}, json.dumps({"failures": [{"id": "1", "error": "e" * 1_100_000}]}).encode()),
+        ({"Content-Encoding": "gzip"}, gzip.compress(b'{"failures": [{"id": "1", "error": "e"}]}')),
+        ({}, '{"failures": [{"id": "1", "error": "\xe4"}]}'.encode("latin-1")),
+        ({"Content-Type": "application/json"}, b"ok"),
+        ({}, b'{"failures": [{"id'),
+    ],
+    ids=["too long", "packed", "not UTF-8", "no JSON", "cut"],
+)
+def test_an_answer_that_cannot_be_read_handles_nothing(
+    drill: Drill, endpoint: Endpoint, headers: dict[str, str], body: bytes
+) -> None:
+    endpoint.answer = always(200, headers, body)
+    handle(drill, endpoint)
+    drill.save("acme", "1", "2")
+    drill.run_one()
+    assert [type(error) for error in drill.errors] == [UnexpectedAnswer]
+    assert drill.states() == {"pending": 2}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_endpoint_that_asks_to_wait_is_left_alone_as_long(drill: Drill, endpoint: Endpoint, status: int) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    for text, least, most in (("7", 6_000, 7_000), (date, 60_000, 101_000)):
+        endpoint.answer = always(status, {"Retry-After": text})
+        handle(drill, endpoint)
+        tenant = f"tenant {text}"
+        drill.save(tenant, "1")
+        drill.run_one()
+        (waits,) = drill.gate.look("invoices", [tenant])
+        assert waits.deadline_ms is not None
+        assert least < waits.deadline_ms - drill.gate.us // 1000 <= most
+        drill.go_on(until=lambda: True)
+        drill.gate.pass_to(waits.deadline_ms)
+        endpoint.answer = always(200)
+        drill.go_on()
+    assert drill.errors == []
+    assert drill.quarantine() == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 408, 500, 502, 503, 504])
+def test_an_endpoint_that_cannot_be_used_is_tried_again(drill: Drill, endpoint: Endpoint, status: int) -> None:
+    endpoint.answer = always(status, {"Location": "/elsewhere"})
+    handle(drill, endpoint)
+    drill.save("acme", "1", "2")
+    drill.run_one()
+    assert [type(error) for error in drill.errors] == [Undelivered]
+    assert [path for path, _, _ in endpoint.requests] == ["/hooks"], "redirects are not followed"
+    assert drill.quarantine() == []
+    endpoint.answer = always(200)
+    drill.go_on()
+    assert drill.states() == {"handled": 2}
+
+
+def test_a_request_that_is_too_large_is_halved_at_once(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.answer = lambda data: (413 if len(data) > 3 else 200, {}, b"")
+    handle(drill, endpoint)
+    numbers = [str(number) for number in range(10, 20)]
+    drill.save("acme", *numbers)
+    assert drill.run_one()
+    assert drill.states() == {"handled": 10}
+    taken = [ids for ids in endpoint.sent() if len(ids) <= 3]
+    assert [number for ids in taken for number in ids] == numbers, "in their order"
+
+
+@pytest.mark.parametrize("bad", ["10", "15"])
+@pytest.mark.parametrize("status", [400, 409, 413, 422])
+def test_one_record_that_is_refused_costs_no_other(drill: Drill, endpoint: Endpoint, status: int, bad: str) -> None:
+    def answer(data: Any) -> Answer:
+        return (status, {}, b"not this " * 1_000) if any(one["id"] == bad for one in data) else (200, {}, b"")
+
+    endpoint.answer = answer
+    handle(drill, endpoint)
+    drill.save("acme", *(str(number) for number in range(10, 20)))
+    drill.run_one()
+    assert drill.states() == {"handled": 9, "quarantined": 1}
+    ((_, number, _, reason, _),) = drill.quarantine()
+    assert number == bad
+    assert reason.startswith(f"{status}: not this not this")
+    assert len(reason) < 1_100
+
+
+def test_a_record_that_is_refused_alone_goes_to_quarantine_when_others_are_taken(
+    drill: Drill, endpoint: Endpoint
+) -> None:
+    endpoint.answer = lambda data: (422, {}, b"not this") if data[0]["id"] == "bad" else (200, {}, b"")
+    handle(drill, endpoint, per="record")
+    drill.save("acme", "bad")
+    drill.run_one()
+    assert drill.quarantine() == [], "nothing tells that the endpoint takes any"
+    assert [type(error) for error in drill.errors] == [Refused]
+    drill.save("globex", "1")
+    drill.go_on()
+    assert drill.states() == {"handled": 1, "quarantined": 1}
+    ((_, _, _, reason, _),) = drill.quarantine()
+    assert reason.endswith("422: not this")
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 422, 451])
+def test_an_endpoint_that_refuses_everything_empties_no_backlog_into_quarantine(
+    drill: Drill, endpoint: Endpoint, status: int
+) -> None:
+    endpoint.answer = always(status, body=b"wrong configuration")
+    handle(drill, endpoint, per="record")
+    for tenant in ("acme", "bolt", "globex"):
+        drill.save(tenant, "1", "2", "3")
+    drill.go_on(until=lambda: drill.circuit().open, within_ms=1_000_000)
+    assert drill.circuit().open
+    assert all(f"{status}: wrong configuration" in str(error) for error in drill.errors)
+    drill.go_on(within_ms=300_000)
+    assert drill.quarantine() == []
+    endpoint.answer = always(200)
+    drill.go_on()
+    assert drill.states() == {"handled": 9}
+
+
+def test_an_endpoint_that_refuses_everything_is_not_asked_for_each_record(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.answer = always(400)
+    handle(drill, endpoint)
+    drill.save("acme", *(str(number) for number in range(100, 164)))
+    drill.run_one()
+    assert [type(error) for error in drill.errors] == [Refused]
+    assert len(endpoint.requests) <= 10
+
+
+def test_a_tenant_whose_endpoint_is_gone_is_paused(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.answer = always(410)
+    handle(drill, endpoint)
+    drill.save("acme", "1")
+    drill.run_one()
+    paused = drill.runtime.pauses.of("invoices").tenants
+    assert paused["acme"].reason == "its endpoint answered 410: it is gone"
+    drill.runtime.pauses.release("invoices", "acme")
+    endpoint.answer = always(200)
+    drill.go_on()
+    assert drill.states() == {"handled": 1}
+
+
+def test_a_worker_delivers_and_pauses_whose_endpoint_is_gone(deployment: Deployment, endpoint: Endpoint) -> None:
+    def answer(data: Any) -> Answer:
+        return (410, {}, b"") if any(one["document"]["tenant"] == "gone" for one in data) else (200, {}, b"")
+
+    endpoint.answer = answer
+    with deployment.worker(TASKBRIDGE_PIPELINES="tests.web.deliveries", TEST_ENDPOINT=endpoint.url):
+        for tenant in ("acme", "gone", "globex"):
+            for number in range(20):
+                record_invoice(deployment.engine, tenant, f"{number:02}", {"tenant": tenant})
+            deployment.notify_event.delay(tenant)
+        paused = runtime_of(deployment.app).pauses
+        wait_until(lambda: "gone" in paused.of("invoices").tenants, "its tenant is paused")
+        wait_until(lambda: sum(map(len, endpoint.sent())) >= 60, "the others are sent")
+        handled = "SELECT count(*) FROM taskbridge.record_states WHERE state = 'handled'"
+        wait_until(lambda: deployment.rows(handled) == [(40,)], "the others are handled")
+
+
+def test_an_answer_that_comes_byte_by_byte_has_the_whole_time_and_no_more(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.answer = always(200, body=SLOWLY)
+    handle(drill, endpoint, timeout=0.5, connect_timeout=0.5)
+    drill.save("acme", "1")
+    began = time.monotonic()
+    drill.run_one()
+    assert time.monotonic() - began < 20, "60 s without the bound"
+    assert [type(error) for error in drill.errors] == [Undelivered]
+
+
+def test_whoever_reads_slowly_has_the_whole_time_and_no_more() -> None:
+    def read_slowly() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            while connection.recv(65_536):
+                time.sleep(0.2)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        httpcore2.ConnectionPool(network_backend=Network(allow_private=True)) as pool,
+    ):
+        threading.Thread(target=read_slowly, daemon=True).start()
+        began = time.monotonic()
+        with deadline(0.5), pytest.raises(httpcore2.TimeoutException):
+            pool.request("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", content=b"x" * 12_000_000)
+        assert time.monotonic() - began < 10, "12 MB at 0.3 MB a second"
+
+
+def a_batch(tenant: str, count: int = 1, **options: Any) -> Batch:
+    records = [Record("invoices", tenant, str(number), number, {"tenant": tenant}) for number in range(count)]
+    options = {"owned": lambda: True, **options}
+    return Batch("invoices", tenant, "token", records, connect=pytest.fail, open_session=pytest.fail, **options)
+
+
+def test_a_run_that_lost_its_tenant_sends_no_more(endpoint: Endpoint) -> None:
+    handler = deliver(endpoint.url, SECRET, per="record", allow_private=True)
+    endpoint.handlers.append(handler)
+    with pytest.raises(Undelivered, match="another run"):
+        handler(a_batch("acme", 5, owned=lambda: len(endpoint.requests) < 2))
+    assert len(endpoint.requests) == 2
+
+
+def test_a_request_has_no_more_time_than_its_call(endpoint: Endpoint) -> None:
+    endpoint.answer = always(200, body=SLOWLY)
+    handler = deliver(endpoint.url, SECRET, allow_private=True)
+    endpoint.handlers.append(handler)
+    began = time.monotonic()
+    with pytest.raises(Undelivered):
+        handler(a_batch("acme", until=began + 0.5))
+    assert time.monotonic() - began < 20, "30 s without the bound"
+
+
+def test_endpoints_that_hang_keep_no_other_from_a_connection(endpoint: Endpoint) -> None:
+    released = threading.Event()
+
+    def answer(data: Any) -> Answer:
+        if data[0]["document"]["tenant"] == "hangs":
+            released.wait(60)
+        return 200, {}, b""
+
+    endpoint.answer = answer
+    handler = deliver(endpoint.url, SECRET, allow_private=True, timeout=20)
+    endpoint.handlers.append(handler)
+    with ThreadPoolExecutor(15) as threads:
+        hanging = [threads.submit(handler, a_batch("hangs")) for _ in range(14)]
+        wait_until(lambda: len(endpoint.requests) == 14, "all hang at once")
+        handler(a_batch("good"))
+        released.set()
+        for one in hanging:
+            one.result()
+
+
+def test_a_url_for_each_tenant(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.url += "/{tenant}/orders"
+    handle(drill, endpoint, secret=lambda _: SECRET)
+    drill.save("a/b?c d", "1")
+    drill.run_one()
+    assert endpoint.requests[0][0] == "/hooks/a%2Fb%3Fc%20d/orders"
+    endpoint.answer = always(429, {"Retry-After": "9"})
+    drill.save("a/b?c d", "2")
+    drill.save("another", "1")
+    drill.run_one()
+    drill.run_one()
+    assert [status.state for status in drill.gate.look("invoices", ["a/b?c d", "another"])] == [State.WAITING] * 2
+    assert len(endpoint.requests) == 3, "each tenant has asked by itself"
+
+
+def test_where_all_tenants_have_one_endpoint_all_of_them_wait_when_it_asks(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.answer = always(429, {"Retry-After": "9"})
+    handle(drill, endpoint)
+    drill.save("acme", "1")
+    drill.save("globex", "1")
+    drill.run_one()
+    drill.run_one()
+    assert len(endpoint.requests) == 1, "the other tenant does not ask by itself"
+    endpoint.answer = always(200)
+    drill.go_on()
+    assert drill.states() == {"handled": 2}
+    assert drill.now_ms >= 9_000
+
+
+def test_whoever_runs_one_tenant_s_endpoint_cannot_sign_for_another(drill: Drill, endpoint: Endpoint) -> None:
+    secrets = {"acme": SECRET, "globex": [OTHER]}
+    endpoint.url += "/{tenant}"
+    handle(drill, endpoint, secret=secrets.__getitem__)
+    for tenant in secrets:
+        drill.save(tenant, "1")
+        drill.run_one()
+    for (_, headers, body), (own, other) in zip(endpoint.requests, [(SECRET, OTHER), (OTHER, SECRET)], strict=True):
+        standardwebhooks.Webhook(own).verify(body, headers)
+        with pytest.raises(standardwebhooks.WebhookVerificationError):
+            standardwebhooks.Webhook(other).verify(body, headers)
+
+
+@pytest.mark.parametrize("url", ["https://x/{tenant}", lambda tenant: f"https://{tenant}.example"])
+def test_one_secret_for_the_endpoints_of_all_tenants_is_refused(url: Any) -> None:
+    with pytest.raises(ConfigurationError, match="pass `secret` as a function of the tenant"):
+        deliver(url, SECRET)
+
+
+def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
+    """Let names of `.example` have these addresses, one answer after the other; the names that are asked for."""
+    asked: list[str] = []
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
+        if not str(host).endswith(".example"):
+            return real(host, port, *rest, **options)
+        asked.append(host)
+        found = answers[min(len(asked), len(answers)) - 1]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return asked
+
+
+def test_a_name_is_resolved_once_and_none_of_its_private_addresses_is_called(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "is_public", "127.0.0.1".__eq__)
+    port = endpoint.server.server_port
+    with socket.create_server(("127.0.0.2", port)) as private:
+        private.setblocking(False)
+        asked = resolve(monkeypatch, ["127.0.0.2", "127.0.0.1"], ["127.0.0.2"])
+        handlers = [deliver(f"http://customer.example:{port}/hooks", SECRET) for _ in range(2)]
+        endpoint.handlers += handlers
+        handlers[0](a_batch("acme"))
+        assert (asked, endpoint.connections) == (["customer.example"], 1)
+        with pytest.raises(Undelivered, match=r"customer\.example has no public address.*allow_private=True"):
+            handlers[1](a_batch("acme"))
+        with pytest.raises(BlockingIOError):
+            private.accept()
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve(monkeypatch, ["127.0.0.1", "127.0.0.2"])
+    with nobody_accepts() as silent:
+        port = urlsplit(silent).port
+        assert port is not None
+        with socket.create_server(("127.0.0.2", port)), deadline(4.0):
+            stream = Network(allow_private=True).connect_tcp("customer.example", port, 4.0)
+            assert stream.get_extra_info("server_addr") == ("127.0.0.2", port)
+            stream.close()
+
+
+def test_a_resolver_that_is_silent_has_the_time_of_the_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60))
+    began = time.monotonic()
+    with pytest.raises(Undelivered, match="not resolved in time"):
+        deliver("http://customer.example", SECRET, timeout=0.5, connect_timeout=0.5)(a_batch("acme"))
+    assert time.monotonic() - began < 20, "60 s without the bound"
+    released.set()
+
+
+def certificate(name: str, path: Path) -> ssl.SSLContext:
+    """Write a certificate for a name, with its key; the context of a server that has it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    usage = dict.fromkeys(
+        ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"], False
+    )
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True, key_cert_sign=True, encipher_only=False, decipher_only=False, **usage
+            ),
+            critical=True,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    written = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(written + made.public_bytes(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+def test_a_server_with_the_certificate_of_another_name_is_sent_nothing(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    context = certificate("customer.example", tmp_path / "certificate.pem")
+    endpoint.server.socket = context.wrap_socket(endpoint.server.socket, server_side=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
+    resolve(monkeypatch, ["127.0.0.1"])
+
+    def send(host: str) -> None:
+        handler = deliver(f"https://{host}:{endpoint.server.server_port}/hooks", SECRET, allow_private=True)
+        endpoint.handlers.append(handler)
+        handler(a_batch("acme"))
+
+    send("customer.example")
+    with pytest.raises(Undelivered, match="Hostname mismatch"):
+        send("other.example")
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"])
+def test_addresses_that_are_not_public_are_not_called(drill: Drill, endpoint: Endpoint, host: str) -> None:
+    drill.handle(deliver(endpoint.url.replace("127.0.0.1", host), SECRET))
+    drill.save("acme", "1")
+    drill.run_one()
+    assert [type(error) for error in drill.errors] == [Undelivered]
+    assert endpoint.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("::ffff:93.184.216.34", True),
+        ("10.0.0.1", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("127.8.9.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("100.127.255.255", False),
+        ("0.0.0.1", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("ff0e::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("::ffff:169.254.169.254", False),
+        ("2002:0a00:0001::1", False),
+        ("64:ff9b::0a00:0001", False),
+        ("64:ff9b::5db8:d822", True),
+        ("64:ff9b:1::a9fe:a9fe", False),
+        ("192.0.0.192", False),
+        ("168.63.129.16", False),
+        ("192.88.99.1", False),
+        ("fec0::1", False),
+        ("::10.0.0.1", False),
+        ("::ffff:0:10.0.0.1", False),
+        ("2606:2800::5efe:10.0.0.1", False),
+        ("5f00::1", False),
+        ("3fff::1", False),
+        ("2001:db8::1", False),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", False),
+    ],
+)
+def test_what_is_a_public_address(address: str, *, public: bool) -> None:
+    assert is_public(address) is public
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("ftp://x", {}),
+        ("x", {}),
+        ("https://x", {"secret": "whsec_"}),
+        ("https://x", {"secret": "plain?"}),
+        ("https://x", {"timeout": 0}),
+        ("https://x", {"timeout": 1, "connect_timeout": 2}),
+    ],
+)
+def test_what_can_never_work_is_refused_when_it_is_declared(url: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        deliver(url, options.pop("secret", SECRET), **options)

@@ -1,0 +1,641 @@
+"""A request is answered with 2xx once its record is durable, and what cannot be stored is told to its sender."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.errors import Unavailable
+from taskbridge.process.runtime import runtime_of
+from taskbridge.settings import Settings
+from taskbridge.store import Incoming, receive
+from taskbridge.store import receiving as storing
+from taskbridge.web import Hmac, Request, Slack, StandardWebhooks, Webhook, committing, receiver, receiving
+from tests.deployment import Deployment
+from tests.store.adopting import Reader, adopted
+from tests.transactions.black_hole import nobody_accepts
+from tests.transactions.conftest import producer
+from tests.waiting import wait_until
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+PLAIN = "a secret"
+ORDERS = Webhook(
+    "orders", StandardWebhooks(SECRET), tenant="$.customer", key="$.id", version="$.version", document="$.order"
+)
+INVOICES = Webhook(
+    "invoices",
+    Hmac(PLAIN, header="x-signature", delivery="x-delivery"),
+    tenant="$.shop",
+    key="$.number",
+    path="/in/voices",
+)
+CHATS = Webhook("chats", Slack(PLAIN), tenant="$.team_id", key="$.event.ts")
+
+
+def note_key(request: Request) -> Any:
+    """Where a note's key stands, as a declaration's function that looks into a database."""
+    if request.payload.get("away"):
+        raise Unavailable("no database")
+    return request.payload["keys"][0]
+
+
+NOTES = Webhook(
+    "notes",
+    StandardWebhooks(SECRET),
+    tenant="$.customer",
+    key=note_key,
+    version="$.version",
+    deleted=lambda request: request.payload.get("type") == "deleted",
+    when=lambda request: request.payload.get("type") != "hello",
+)
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serve an app on a port of this machine; the address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the receiver listens")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def nothing(_: object) -> None:
+    """Handle a batch."""
+
+
+@pytest.fixture
+def url(deployment: Deployment) -> Iterator[str]:
+    pipelines = Pipelines()
+    for name in ("orders", "invoices", "chats", "notes"):
+        pipelines.declare(Pipeline(name, nothing, LatencyNeutral(), 100))
+    runtime_of(deployment.app).pipelines = pipelines
+    with served(receiver(ORDERS, INVOICES, CHATS, NOTES, app=deployment.app)) as address:
+        yield address
+
+
+def an_order(number: int | str = 1, version: Any = 1, delivery: str | None = None, **order: Any) -> httpx2.Request:
+    """An order of acme, signed; `delivery` is its own unless one is given."""
+    body = json.dumps({"customer": "acme", "id": number, "version": version, "order": order}).encode()
+    return signed(body, delivery or f"msg-{number}-{version}-{order}")
+
+
+def a_note(**payload: Any) -> httpx2.Request:
+    body = json.dumps({"customer": "acme", "version": 1} | payload).encode()
+    return signed(body, f"msg-{payload}", path="notes")
+
+
+def signed(body: bytes, delivery: str, secret: bytes = b"k" * 32, path: str = "orders") -> httpx2.Request:
+    when = str(int(time.time()))
+    content = f"{delivery}.{when}.".encode() + body
+    signature = base64.b64encode(hmac.new(secret, content, hashlib.sha256).digest()).decode()
+    headers = {"webhook-id": delivery, "webhook-timestamp": when, "webhook-signature": f"v1,{signature}"}
+    return httpx2.Request("POST", f"http://x/{path}", content=body, headers=headers)
+
+
+def an_invoice(body: bytes, delivery: str = "d1") -> httpx2.Request:
+    signature = hmac.new(PLAIN.encode(), body, hashlib.sha256).hexdigest()
+    return httpx2.Request(
+        "POST", "http://x/in/voices", content=body, headers={"X-Signature": signature, "X-Delivery": delivery}
+    )
+
+
+Send = Callable[[httpx2.Request], httpx2.Response]
+
+
+@pytest.fixture
+def send(url: str) -> Iterator[Send]:
+    with httpx2.Client(timeout=60) as client:
+        yield sender(client, url)
+
+
+def sender(client: httpx2.Client, url: str) -> Send:
+    def send(request: httpx2.Request) -> httpx2.Response:
+        # Over another connection where the receiver has closed the last one.
+        headers = {name: text for name, text in request.headers.items() if name not in ("host", "content-length")}
+        return client.request(request.method, url + request.url.path, content=request.content, headers=headers)
+
+    return send
+
+
+def orders(deployment: Deployment) -> dict[str, Any]:
+    found = deployment.rows("SELECT key, document FROM taskbridge.records WHERE source = 'orders' AND tenant <> ''")
+    return {row.key: row.document for row in found}
+
+
+def unmatched(deployment: Deployment) -> list[tuple[str, Any]]:
+    found = deployment.rows("SELECT reason, document FROM taskbridge.records WHERE tenant = '' ORDER BY id")
+    return [(row.reason, row.document) for row in found]
+
+
+def wait_for_the_lock(deployment: Deployment) -> None:
+    """Wait until the receiver's transaction waits for a lock."""
+    waiting = "SELECT FROM pg_locks WHERE NOT granted"
+    wait_until(lambda: deployment.rows(waiting), "the receiver's transaction waits")
+
+
+def test_a_record_is_there_when_its_request_is_answered_and_its_tenant_is_notified(
+    send: Send, deployment: Deployment
+) -> None:
+    answer = send(an_order(7, amount=3))
+    assert (answer.status_code, answer.json()) == (200, {"new": True})
+    assert orders(deployment) == {"7": {"amount": 3}}
+    wait_until(lambda: deployment.gate.active("orders") == ["acme"], "its event")
+
+
+def test_a_delivery_is_taken_once(send: Send, deployment: Deployment) -> None:
+    assert send(an_order(1, delivery="again", amount=1)).json() == {"new": True}
+    assert send(an_order(1, delivery="again", amount=2)).json() == {"new": False}
+    assert orders(deployment) == {"1": {"amount": 1}}
+
+
+def test_of_deliveries_in_one_transaction_that_have_one_id_the_first_counts(deployment: Deployment) -> None:
+    group = [
+        Incoming("orders", "d1", "acme", "1", Decimal(1), '{"a": 1}'),
+        Incoming("orders", "d1", "acme", "1", Decimal(2), '{"a": 2}'),
+        Incoming("orders", "d1", "bolt", "2", Decimal(1), "{}"),
+        Incoming("orders", "d2", "acme", "3", None, '{"a": 3}'),
+        Incoming("orders", None, "acme", "3", None, '{"a": 4}'),
+    ]
+    stored = receive(deployment.engine, group)
+    assert stored == ({("orders", "d1"), ("orders", "d2")}, {("orders", "acme")})
+    assert orders(deployment) == {"1": {"a": 1}, "3": {"a": 4}}
+    assert receive(deployment.engine, group[:3]) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        (2, 1),
+        (10, 9),
+        ("2026-11-23T10:00:00Z", "2026-11-23T10:30:00+01:00"),
+        ("2026-11-23T10:00:00.000002Z", "2026-11-23T10:00:00.000001Z"),
+        ("2026-11-24", "2026-11-23T23:59:59"),
+        (12345678901234567890123, 12345678901234567890122),
+        (0.5, "0.25"),
+        ("20261199", "20261130"),
+        ("1970-01-01T00:01:41Z", 100),
+    ],
+)
+def test_an_older_version_never_overwrites_a_newer_one(
+    send: Send, deployment: Deployment, newer: Any, older: Any
+) -> None:
+    for version in (newer, older):
+        assert send(an_order(1, version, amount=str(version))).json() == {"new": True}
+    assert orders(deployment) == {"1": {"amount": str(newer)}}
+    assert send(an_order(1, newer, amount="corrected")).status_code == 200
+    assert orders(deployment) == {"1": {"amount": "corrected"}}
+
+
+def test_in_any_order_and_all_at_once_the_newest_version_is_kept(
+    send: Send, deployment: Deployment, locked: Callable[[], None]
+) -> None:
+    with ThreadPoolExecutor(30) as threads:
+        answers = [
+            threads.submit(send, an_order(number % 3, version, v=version))
+            for number in range(6)
+            for version in (3, 9, 1, 7)
+        ]
+        wait_for_the_lock(deployment)
+        locked()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert orders(deployment) == {key: {"v": 9} for key in "012"}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"NaN", "no JSON"),
+        (b"9" * 5_000, "no JSON"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_a_reason(send: Send, deployment: Deployment, body: bytes, why: str) -> None:
+    answer = send(signed(body, "msg"))
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+    assert orders(deployment) == {}
+    assert unmatched(deployment) == []
+
+
+def test_a_form_is_refused_with_what_to_choose(send: Send) -> None:
+    request = signed(b"payload=%7B%7D", "msg")
+    request.headers["Content-Type"] = "application/x-www-form-urlencoded"
+    answer = send(request)
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        "the body is a form: choose application/json at the provider",
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"[]", "the tenant"),
+        (b'{"customer": null, "id": 1, "version": 1, "order": {}}', "the tenant is neither"),
+        (b'{"customer": true, "id": 1, "version": 1, "order": {}}', "the tenant is neither"),
+        (b'{"customer": "", "id": 1, "version": 1, "order": {}}', "tenant"),
+        (b'{"customer": "a\\u0000", "id": 1, "version": 1, "order": {}}', "tenant"),
+        (b'{"customer": "a", "id": "", "version": 1, "order": {}}', "key"),
+        (b'{"customer": "a", "id": "\\ud800", "version": 1, "order": {}}', ""),
+        (b'{"customer": "a", "id": 1.5, "version": 1, "order": {}}', "the key is neither"),
+        (b'{"customer": "a", "id": 1, "version": "soon", "order": {}}', "version"),
+        (b'{"customer": "a", "id": 1, "version": 1e400, "order": {}}', "version"),
+        (b'{"customer": "a", "id": 1, "order": {}}', "the version"),
+        (b'{"customer": "a", "id": 1, "version": 1, "order": 5}', "no JSON object"),
+        (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": "\\u0000"}}', "NUL"),
+        (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": "\\ud83d"}}', ""),
+        (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": 1e5000}}', ""),
+    ],
+)
+def test_what_is_genuine_and_brings_no_record_is_kept_as_unmatched_and_not_sent_again(
+    send: Send, deployment: Deployment, body: bytes, why: str
+) -> None:
+    for delivery in ("msg", "again"):
+        answer = send(signed(body, delivery))
+        assert answer.status_code == 200
+        assert why in answer.json()["unmatched"]
+    assert orders(deployment) == {}
+    ((reason, _),) = unmatched(deployment)
+    assert reason == answer.json()["unmatched"]
+
+
+def test_what_a_function_cannot_find_brings_no_record(send: Send, deployment: Deployment) -> None:
+    for payload, why in (({}, "KeyError"), ({"keys": []}, "IndexError"), ({"keys": {"a": "secret"}}, "KeyError")):
+        answer = send(a_note(**payload))
+        assert (answer.status_code, answer.json()) == (200, {"unmatched": f"a function of the webhook raised {why}"})
+    assert len(unmatched(deployment)) == 3
+
+
+def test_what_is_not_meant_to_bring_a_record_is_answered_and_not_kept(send: Send, deployment: Deployment) -> None:
+    answer = send(a_note(type="hello"))
+    assert (answer.status_code, answer.json()) == (200, {"ignored": True})
+    assert unmatched(deployment) == []
+
+
+def test_a_fault_that_is_not_the_sender_s_lets_it_come_again(send: Send, deployment: Deployment) -> None:
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (id bigint PRIMARY KEY, customer text)")
+    adopted(deployment.engine)
+    for request in (a_note(away=True), an_order()):
+        answer = send(request)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json() == {"error": "the request is not taken now: come again"}
+    assert unmatched(deployment) == []
+
+
+def test_a_webhook_that_tells_of_a_deletion_deletes_by_the_same_rule_of_versions(
+    send: Send, deployment: Deployment
+) -> None:
+    def read() -> list[tuple[int, bool, dict[str, Any]]]:
+        records = Reader(deployment.engine, "notes", "notes").records("acme")
+        return [(int(one.external_id), one.deleted, dict(one.document)) for one in records]
+
+    assert send(a_note(keys=[1], version=1)).status_code == 200
+    assert [deleted for _, deleted, _ in read()] == [False]
+    for request in (a_note(keys=[1], version=3, type="deleted"), a_note(keys=[1], version=2)):
+        assert send(request).json() == {"new": True}
+    assert read() == [(1, True, {})]
+    assert send(a_note(keys=[1], version=3, type="deleted", again=True)).json() == {"new": True}
+    assert read() == []
+    assert send(a_note(keys=[1], version=4)).status_code == 200
+    assert [deleted for _, deleted, _ in read()] == [False]
+
+
+def test_refusals_are_in_the_log_once_a_minute_with_their_number(send: Send, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = signed(b"{}", "msg", secret=b"of somebody else")
+    for _ in range(3):
+        send(wrong)
+    send(signed(b"{", "msg"))
+    lines = [one.getMessage() for one in caplog.records if one.name == "taskbridge.web.receiving"]
+    assert [line.partition(",")[0] for line in lines] == [
+        "requests to /orders answered with 401: 1",
+        "requests to /orders answered with 400: 1",
+    ]
+    assert "no signature of the request" in lines[0]
+
+
+def test_what_is_not_signed_is_refused(send: Send, deployment: Deployment) -> None:
+    answer = send(signed(b"{}", "msg", secret=b"of somebody else"))
+    assert answer.status_code == 401
+    assert "k" * 32 not in answer.text
+    assert orders(deployment) == {}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_long_is_refused_while_it_comes(url: str, *, chunked: bool) -> None:
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(2_000):
+            sent += 65_536
+            yield b" " * 65_536
+
+    content: Any = parts() if chunked else b" " * 1_048_577
+    try:
+        answer = httpx2.post(f"{url}/orders", content=content, timeout=60)
+        assert answer.status_code == 413
+    except (httpx2.WriteError, httpx2.ReadError):
+        # The receiver has closed the connection before all was sent.
+        assert chunked
+    assert sent < 100_000_000
+
+
+def raw(url: str, text: str) -> socket.socket:
+    """A connection over which the beginning of a request was sent."""
+    host, port = url.removeprefix("http://").split(":")
+    opened = socket.create_connection((host, int(port)), timeout=30)
+    opened.sendall(f"POST /orders HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{text}".encode())
+    return opened
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "BODY_WITHIN", 0.2)
+    with raw(url, "{") as slow:
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_bodies_that_are_on_their_way_take_no_more_memory_than_is_said(
+    send: Send, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "MOST_HELD", 420)
+    monkeypatch.setattr(receiving, "LONG_BODY", 0)
+    with raw(url, "x" * 400):
+        wait_until(lambda: send(an_order()).status_code == 503, "it is too much")
+    wait_until(lambda: send(an_order()).status_code == 200, "that one has gone")
+
+
+def test_who_goes_away_while_it_waits_costs_no_other(
+    send: Send, url: str, deployment: Deployment, locked: Callable[[], None]
+) -> None:
+    with pytest.raises(httpx2.ReadTimeout), httpx2.Client(timeout=0.3) as client:
+        sender(client, url)(an_order(1))
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(send, an_order(2))
+        wait_for_the_lock(deployment)
+        locked()
+        assert answer.result().status_code == 200
+    assert set(orders(deployment)) == {"1", "2"}
+
+
+def test_a_long_body_is_read_too(send: Send, deployment: Deployment) -> None:
+    assert send(an_order(1, delivery="long", text="x" * 200_000)).status_code == 200
+    assert orders(deployment) == {"1": {"text": "x" * 200_000}}
+
+
+def test_a_provider_that_asks_gets_its_challenge(send: Send) -> None:
+    body = json.dumps({"type": "url_verification", "challenge": "3eZbrw1a"}).encode()
+    when = str(int(time.time()))
+    signature = hmac.new(PLAIN.encode(), b"v0:" + when.encode() + b":" + body, hashlib.sha256).hexdigest()
+    headers = {"x-slack-request-timestamp": when, "x-slack-signature": f"v0={signature}"}
+    answer = send(httpx2.Request("POST", "http://x/chats", content=body, headers=headers))
+    assert (answer.status_code, answer.text) == (200, "3eZbrw1a")
+
+
+def test_the_whole_payload_is_the_document_unless_something_else_is_said(send: Send, deployment: Deployment) -> None:
+    body = b'{"shop": 12, "number": "n1", "amount": "4.50"}'
+    assert send(an_invoice(body)).status_code == 200
+    assert deployment.rows("SELECT tenant, key, document FROM taskbridge.records") == [
+        ("12", "n1", {"shop": 12, "number": "n1", "amount": "4.50"})
+    ]
+
+
+@pytest.fixture
+def locked(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """The log is locked, so that the receiver's transaction waits, until this is called."""
+    monkeypatch.setattr(storing, "LOCK_TIMEOUT", "60s")
+    with deployment.engine.connect() as connection:
+        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        yield connection.rollback
+
+
+def test_requests_that_come_while_a_transaction_is_on_share_the_next(
+    send: Send, deployment: Deployment, locked: Callable[[], None]
+) -> None:
+    with ThreadPoolExecutor(40) as threads:
+        answers = [threads.submit(send, an_order(number)) for number in range(40)]
+        time.sleep(0.5)
+        assert not any(answer.done() for answer in answers), "no answer before the commit"
+        locked()
+        assert {answer.result().status_code for answer in answers} == {200}
+    ((transactions,),) = deployment.rows("SELECT count(DISTINCT xid) FROM taskbridge.records")
+    assert transactions <= 3
+
+
+def test_a_record_that_somebody_else_holds_keeps_no_other_waiting(
+    send: Send, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "SPLIT_WITHIN", 20.0)
+    for number in range(3):
+        send(an_order(number, 1))
+    with deployment.engine.connect() as connection:
+        connection.exec_driver_sql("SELECT FROM taskbridge.records WHERE key = '1' FOR UPDATE")
+        with ThreadPoolExecutor(20) as threads:
+            answers = dict(enumerate(threads.map(send, [an_order(number, 2) for number in range(20)])))
+        assert {number for number, answer in answers.items() if answer.status_code != 200} == {1}
+        assert answers[1].status_code == 503
+        began = time.monotonic()
+        assert send(an_order(1, 3)).status_code == 503
+        assert time.monotonic() - began < 5
+    assert send(an_order(1, 4)).status_code == 200
+
+
+def test_a_record_that_is_locked_for_a_short_while_is_stored_when_it_is_free(
+    send: Send, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "TRIED_FOR", 60.0)
+    for number in range(3):
+        send(an_order(number, 1))
+    with deployment.engine.connect() as connection, ThreadPoolExecutor(3) as threads:
+        connection.exec_driver_sql("SELECT FROM taskbridge.records WHERE key IN ('0', '1') FOR UPDATE")
+        locked = [threads.submit(send, an_order(number, 2)) for number in (0, 1)]
+        time.sleep(0.8)
+        assert not any(answer.done() for answer in locked), "a lock is waited for 0.2 s at once"
+        assert threads.submit(send, an_order(2, 2)).result(5).status_code == 200
+        connection.rollback()
+        assert {answer.result().status_code for answer in locked} == {200}
+
+
+def test_an_id_that_nobody_signed_keeps_no_other_body_out(send: Send, deployment: Deployment) -> None:
+    bodies = [b'{"shop": "1", "number": "n1"}', b'{"shop": "1", "number": "n2"}']
+    assert [send(an_invoice(body, "1001")).json()["new"] for body in (*bodies, *bodies)] == [True, True, False, False]
+    assert len(deployment.rows("SELECT FROM taskbridge.records")) == 2
+
+
+def test_one_record_that_postgres_refuses_costs_no_other(send: Send, deployment: Deployment) -> None:
+    refuse = (
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.key = '13' THEN RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'no thirteen'; END IF; "
+        "RETURN NEW; END $$; "
+        "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(refuse)
+    with ThreadPoolExecutor(20) as threads:
+        answers = dict(enumerate(threads.map(send, [an_order(number) for number in range(20)])))
+    assert {number for number, answer in answers.items() if answer.status_code != 200} == {13}
+    assert (answers[13].status_code, answers[13].json()) == (400, {"error": "no thirteen"})
+    assert len(orders(deployment)) == 19
+
+
+def test_what_postgres_cannot_hold_is_refused_as_its_sender_s_fault(send: Send, deployment: Deployment) -> None:
+    refuse = (
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION USING ERRCODE = '22P05', MESSAGE = 'its ä'; END $$; "
+        "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(refuse)
+    answer = send(an_order())
+    assert (answer.status_code, answer.json()) == (400, {"error": "Postgres cannot hold the record"})
+
+
+def test_pipelines_that_do_not_import_keep_nobody_from_an_answer(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = producer(replace(deployment.settings, pipelines=("no_such_module",)))
+    del runtime_of(made.app).__dict__["pipelines"]
+    with served(receiver(ORDERS, app=made.app)) as url, httpx2.Client(timeout=60) as client:
+        for number in range(3):
+            assert sender(client, url)(an_order(number)).status_code == 200
+    assert "workers find them all the same" in caplog.text
+    runtime_of(made.app).close()
+
+
+def test_whoever_waits_is_answered_when_the_work_is_cancelled(
+    deployment: Deployment, locked: Callable[[], None]
+) -> None:
+    async def cancelled() -> list[Any]:
+        commit = committing.GroupCommit(deployment.app)
+        incoming = [Incoming("orders", None, "acme", str(number), None, "{}") for number in range(3)]
+        first = asyncio.create_task(commit.store(incoming[0]))
+        await asyncio.to_thread(wait_for_the_lock, deployment)
+        others = [asyncio.create_task(commit.store(one)) for one in incoming[1:]]
+        await asyncio.sleep(0)
+        assert commit._working is not None
+        commit._working.cancel()
+        found = await asyncio.wait_for(asyncio.gather(first, *others, return_exceptions=True), 10)
+        locked()
+        await commit.close()
+        return found
+
+    assert [type(one) for one in asyncio.run(cancelled())] == [Unavailable] * 3
+
+
+def test_more_than_can_wait_are_told_to_come_again(
+    send: Send, deployment: Deployment, locked: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "MOST_WAITING", 3)
+    with ThreadPoolExecutor(20) as threads:
+        answers = [threads.submit(send, an_order(number)) for number in range(20)]
+        # Three wait, and one to three are in the transaction.
+        wait_until(lambda: sum(answer.done() for answer in answers) >= 14, "some are refused")
+        locked()
+        refused = [answer.result() for answer in answers if answer.result().status_code == 503]
+    assert 14 <= len(refused) <= 16
+    assert {answer.headers["Retry-After"] for answer in refused} == {"1"}
+    assert {answer.json()["error"] for answer in refused} == {
+        "more requests came than can be stored: come again in a second"
+    }
+    assert len(orders(deployment)) == 20 - len(refused)
+
+
+def test_without_postgres_the_sender_is_told_to_come_again(postgres_url: str, redis_client: Any) -> None:  # noqa: ARG001
+    nowhere = postgres_url.replace("postgresql://", "postgresql://nobody:wrong@", 1) + "&port=1"
+    made = producer(Settings(nowhere, "redis://127.0.0.1:1/0"))
+    with served(receiver(ORDERS, app=made.app)) as url, httpx2.Client(timeout=60) as client:
+        answer = sender(client, url)(an_order())
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "wrong" not in answer.text
+    runtime_of(made.app).close()
+
+
+def test_a_redis_that_swallows_packets_delays_no_answer(deployment: Deployment) -> None:
+    with nobody_accepts() as redis_url:
+        made = producer(Settings(deployment.settings.postgres_url, redis_url, notify_timeout=8.0))
+        pipelines = Pipelines()
+        pipelines.declare(Pipeline("orders", nothing, LatencyNeutral(), 100))
+        runtime_of(made.app).pipelines = pipelines
+        with served(receiver(ORDERS, app=made.app)) as url, httpx2.Client(timeout=60) as client:
+            began = time.monotonic()
+            for number in range(5):
+                assert sender(client, url)(an_order(number)).status_code == 200
+            assert time.monotonic() - began < 8.0
+        runtime_of(made.app).close()
+    assert len(orders(deployment)) == 5
+
+
+def test_it_can_be_mounted(deployment: Deployment) -> None:
+    whole = Starlette(routes=[Mount("/hooks", receiver(ORDERS, app=deployment.app))])
+    with served(whole) as url, httpx2.Client(timeout=60) as client:
+        assert sender(client, f"{url}/hooks")(an_order()).status_code == 200
+        assert client.get(f"{url}/hooks/orders").status_code == 405
+
+
+def test_ids_of_deliveries_are_kept_for_thirty_days(
+    send: Send, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "FORGETS_EVERY", 0.0)
+    for number in (1, 2):
+        send(an_order(number, delivery=f"d{number}"))
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.received SET received_at = now() - interval '31 days' WHERE delivery = 'd1'"
+        )
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.received SET received_at = now() - interval '29 days' WHERE delivery = 'd2'"
+        )
+    send(an_order(3, delivery="d3"))
+    left = "SELECT delivery FROM taskbridge.received ORDER BY 1"
+    wait_until(lambda: deployment.rows(left) == [("d2",), ("d3",)], "the oldest is gone")
+    assert send(an_order(2, delivery="d2", amount=2)).json() == {"new": False}
+    assert send(an_order(1, delivery="d1", amount=2)).json() == {"new": True}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.one_of(
+        st.binary(),
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        ).map(lambda value: json.dumps({"customer": value, "id": value, "version": value, "order": value}).encode()),
+        st.dictionaries(st.sampled_from(["customer", "id", "version", "order"]), st.integers() | st.text()).map(
+            lambda value: json.dumps(value | {"order": {}}).encode()
+        ),
+    ),
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1),
+)
+def test_nothing_that_comes_is_an_error_of_the_receiver(send: Send, body: bytes, delivery: str) -> None:
+    assert send(signed(body, delivery)).status_code in (200, 400)
