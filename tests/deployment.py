@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 from celery import Celery
 from sqlalchemy import Engine, make_url
@@ -72,14 +73,15 @@ class Worker:
         self.process.wait()
 
     def stop(self) -> None:
-        """End the worker as an operator would (warm shutdown)."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
+        """End the worker as an operator would (warm shutdown), and what is left of it after a test that killed it."""
+        try:
+            if self.process.poll() is None:
+                self.process.terminate()
                 self.process.wait(timeout=ENDS_WITHIN)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
+        finally:
+            with suppress(ProcessLookupError):
+                self.signal_all(signal.SIGKILL)
+            self.process.wait()
 
 
 class Deployment:
@@ -164,7 +166,21 @@ class Deployment:
     def wait_until_idle(self, seconds: float = 15.0) -> None:
         wait_until(self.idle, "idle", seconds)
 
+    def readers(self) -> list[str]:
+        """The command lines of other processes that are connected to this deployment's Redis database."""
+        database = self.settings.redis_url.rpartition("/")[2]
+        theirs = {client["addr"] for client in self.redis.client_list() if client["db"] == database}
+        others: list[str] = []
+        for connection in psutil.net_connections("tcp"):
+            if connection.pid in (None, os.getpid()) or not connection.laddr:
+                continue
+            if f"{connection.laddr.ip}:{connection.laddr.port}" in theirs:
+                with suppress(psutil.NoSuchProcess):
+                    others.append(" ".join(psutil.Process(connection.pid).cmdline()) + str(connection.pid))
+        return others
+
     def close(self) -> None:
+        wait_until(lambda: not self.readers(), "the workers of this test have ended", 5)
         runtime_of(self.app).engine.dispose()
         self.app.close()
         self.redis.flushdb()
