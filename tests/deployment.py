@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -165,21 +166,29 @@ class Deployment:
     def wait_until_idle(self, seconds: float = 15.0) -> None:
         wait_until(self.idle, "idle", seconds)
 
-    def readers(self) -> list[str]:
-        """The command lines of other processes that are connected to this deployment's Redis database."""
-        database = self.settings.redis_url.rpartition("/")[2]
-        theirs = {client["addr"] for client in self.redis.client_list() if client["db"] == database}
-        others: list[str] = []
-        for connection in psutil.net_connections("tcp"):
-            if connection.pid in (None, os.getpid()) or not connection.laddr:
-                continue
-            if f"{connection.laddr.ip}:{connection.laddr.port}" in theirs:
+    def _others(self) -> list[str]:
+        """What other processes are connected to this deployment's Redis database."""
+        database, port = self.settings.redis_url.rpartition("/")[2], make_url(self.settings.redis_url).port
+        addresses = {client["addr"] for client in self.redis.client_list() if client["db"] == database}
+        own = psutil.Process()
+        # psutil before 6.0 calls it otherwise.
+        connections = getattr(own, "net_connections", None) or own.connections
+        ours = {f"{one.laddr.ip}:{one.laddr.port}" for one in connections("tcp")}
+        if not (theirs := addresses - ours):
+            return []
+        found: list[str] = []
+        for one in psutil.net_connections("tcp"):
+            # Connections to different servers may have the same port at this end.
+            if one.pid and one.raddr and one.raddr.port == port and f"{one.laddr.ip}:{one.laddr.port}" in theirs:
                 with suppress(psutil.NoSuchProcess):
-                    others.append(" ".join(psutil.Process(connection.pid).cmdline()) + str(connection.pid))
-        return others
+                    found.append(f"{one.pid}: {psutil.Process(one.pid).cmdline()}")
+        return found
 
     def close(self) -> None:
-        wait_until(lambda: not self.readers(), "the workers of this test have ended", 5)
+        deadline = time.monotonic() + ENDS_WITHIN
+        while (others := self._others()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not others, others
         runtime_of(self.app).engine.dispose()
         self.app.close()
         self.redis.flushdb()
