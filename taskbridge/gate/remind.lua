@@ -1,8 +1,9 @@
 -- Tenants have pending records: start each one's runner, or note it in the runner that it has. However often they are found,
--- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. They wait
--- for their turn where many of them are queued, since first events stand behind these. So they do where a base round found
--- them (`by_base`): where Redis lost its data it finds many at once. Who had an event keeps its deadline instead. A run that
--- is under way may be handling those, so it is not told.
+-- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. Those
+-- without a runner wait for their turn where many of them are queued, since first events stand behind these. So they do where
+-- a base round found them (`by_base`): where Redis lost its data it finds many at once. Who waits for a deadline keeps it: where
+-- many come due at once, the ticker starts them, and turns are far slower. A run that is under way may be handling those, so
+-- it is not told.
 -- KEYS: due queue turns shares reminded
 -- KEYS OF EACH: runner last
 -- ARGV: pipeline republish_ms most_reminded by_base keeps_last nonce now_ms
@@ -19,18 +20,16 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local now = milliseconds(own_us)
   -- Most have no runner, or a run that is coming: of these nothing else is asked.
   local state = redis.call("HGET", runner_key, "state")
-  local token, held, began, pending_ms, events, swept, earliest, has_event
+  local token, held, began, pending_ms, events, swept, earliest
   if state then
     -- A runner without a deadline, because a part of Redis was lost, would wait for ever.
     redis.call("ZADD", due_key, "NX", now, tenant)
     if state == "queued" or state == "running" and by_base then
       return ABSORBED, false
     end
-    local runner = redis.call("HMGET", runner_key, "token", "held", "began", "delay", "events", "swept", "earliest",
-      "reminded")
+    local runner = redis.call("HMGET", runner_key, "token", "held", "began", "delay", "events", "swept", "earliest")
     token, held, began, pending_ms = runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4])
     events, swept, earliest = tonumber(runner[5]), tonumber(runner[6]), tonumber(runner[7])
-    has_event = events - (runner[8] and 1 or 0) > swept
     if held then
       return ABSORBED, false
     end
@@ -64,7 +63,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   end
 
   local start = math.max(now, began and began + delay_ms or 0, earliest or 0)
-  if start <= now and room <= 0 and not has_event then
+  if start <= now and room <= 0 and not state then
     wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, own_us, "found", unpack(fresh))
     return POSTPONED, false
   elseif start <= now and room > 0 then

@@ -97,7 +97,6 @@ class Condition(Enum):
     FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"
     NEW_EVENTS = "events > swept"
-    HAS_EVENT = "it had an event since its last run"
     LEASE_ALIVE = "the lease was alive when the run began"
     MANY = "a base round found its records, or as many runs are queued as reminders may publish"
     QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
@@ -184,18 +183,10 @@ TRANSITIONS: tuple[Row, ...] = (
     Row(
         _W,
         Verb.REMIND,
-        (_C.SPACING_OVER, _C.MANY, _C.HAS_EVENT),
-        _W,
-        Answer.DELAYED,
-        "due now, if not before: who was notified does not wait behind those that were found",
-    ),
-    Row(
-        _W,
-        Verb.REMIND,
         (_C.SPACING_OVER, _C.MANY),
         _W,
-        Answer.POSTPONED,
-        "one event until a run begins, unless events > swept; held, behind those of its pipeline in the turns",
+        Answer.DELAYED,
+        "one event until a run begins, unless events > swept; due now, if not before: the ticker starts it",
     ),
     Row(
         _W,

@@ -71,6 +71,20 @@ def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crow
     assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
 
 
+@pytest.mark.parametrize("by_base", [False, True])
+def test_who_is_due_is_started_by_the_ticker_also_where_a_round_finds_it_first(crowd: Crowd, by_base: bool) -> None:
+    """Turns are given one at a time. Where thousands come due at once, a round finds many before the ticker does."""
+    assert remind(crowd, "other") == [Answer.STARTED], "as many as reminders may publish"
+    due = Reminder("a", 1_000, crowd.now)
+    assert crowd.gate.remind(PIPELINE, [due]) == [Answer.DELAYED]
+    crowd.passes(1_000)
+
+    assert crowd.gate.remind(PIPELINE, [due], by_base=by_base) == [Answer.DELAYED]
+    assert not crowd.status("a").waits_for_turn
+    assert crowd.gate.tick(PIPELINE, 10).tenants == ["a"]
+    assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
+
+
 def test_a_run_that_is_reminded_while_it_works_is_followed_by_another(crowd: Crowd) -> None:
     crowd.start("a")
 

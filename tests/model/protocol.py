@@ -72,7 +72,6 @@ TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
 SPACING = frozenset({Condition.SPACING_OVER})
 MANY = frozenset({Condition.MANY})
 FOUND = frozenset({Condition.FOUND})
-EVENT = frozenset({Condition.HAS_EVENT})
 NOTHING: frozenset[Condition] = frozenset()
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
@@ -419,8 +418,6 @@ def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
 def _remind(world: World, guards: Guards, *, of_base: bool) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
     known, unknown = (_held(gate) | MANY, SPACING) if of_base else (_held(gate), SPACING | MANY)
-    if gate.new:
-        unknown |= EVENT
     for row in _rows(gate.state, Verb.REMIND, known, unknown):
         counts = (
             row.state is State.IDLE

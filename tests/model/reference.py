@@ -463,7 +463,6 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.MANY: isinstance(event, Remind)
         and (event.by_base or now.shared.turns.queued_by_reminders(now.ms) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
-        Condition.HAS_EVENT: tenant.events - tenant.reminded > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
