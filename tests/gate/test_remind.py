@@ -75,7 +75,7 @@ def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crow
 def test_who_is_due_is_started_by_the_ticker_also_where_a_round_finds_it_first(crowd: Crowd, by_base: bool) -> None:
     """Turns are given one at a time. Where thousands come due at once, a round finds many before the ticker does."""
     assert remind(crowd, "other") == [Answer.STARTED], "as many as reminders may publish"
-    due = Reminder("a", 1_000, crowd.now)
+    due = Reminder("a", 1_000, crowd.gate.us // 1000)
     assert crowd.gate.remind(PIPELINE, [due]) == [Answer.DELAYED]
     crowd.passes(1_000)
 
