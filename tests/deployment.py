@@ -169,9 +169,11 @@ class Deployment:
         """The command lines of other processes that are connected to this deployment's Redis database."""
         database = self.settings.redis_url.rpartition("/")[2]
         theirs = {client["addr"] for client in self.redis.client_list() if client["db"] == database}
+        port = make_url(self.settings.redis_url).port or 6379
         others: list[str] = []
         for connection in psutil.net_connections("tcp"):
-            if connection.pid in (None, os.getpid()) or not connection.laddr:
+            # A local port may be that of connections to several servers.
+            if connection.pid in (None, os.getpid()) or not connection.raddr or connection.raddr.port != port:
                 continue
             if f"{connection.laddr.ip}:{connection.laddr.port}" in theirs:
                 with suppress(psutil.NoSuchProcess):
