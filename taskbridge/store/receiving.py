@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -69,11 +68,10 @@ def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statem
         cursor = driver.cursor()
         with driver.pipeline():
             driver.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-            # One statement is a transaction of its own.
-            with driver.transaction() if messages else nullcontext():
-                if group:
-                    cursor.execute(queries(engine)("receive"), values)
-                made = {at: driver.execute(queries(engine)(messages[at].query), messages[at].values) for at in order}
+            # What is in a pipeline is one transaction.
+            if group:
+                cursor.execute(queries(engine)("receive"), values)
+            made = {at: driver.execute(queries(engine)(messages[at].query), messages[at].values) for at in order}
             driver.execute(PATIENT)
         rows = cursor.fetchall() if group else []
         new = {at for at, one in made.items() if one.fetchall()}

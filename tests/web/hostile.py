@@ -386,7 +386,7 @@ def _odd_members(chance: Random, members: dict[str, str]) -> bytes:
         if how < 0.65:
             members[name] = fragment
         elif how < 0.75:
-            del members[name]
+            members.pop(name, None)
         elif how < 0.9:
             members["order"] = f'{{"number": {fragment}, "note": "{CANARY}", "x": {chance.choice(_FRAGMENTS)}}}'
         else:

@@ -25,7 +25,7 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import receiving as storing
 from taskbridge.store import record
-from taskbridge.web import Hmac, Webhook, events, receiver
+from taskbridge.web import Hmac, Webhook, committing, events, receiver
 from taskbridge.web.posting import MOST_ENTRIES, with_events
 from tests.deployment import Deployment
 from tests.store.adopting import adopted
@@ -48,7 +48,8 @@ def declared() -> Pipelines:
     pipelines = Pipelines()
     for name, source in (("orders", "orders"), ("billing", "orders"), ("invoices", "invoices")):
         pipelines.declare(Pipeline(name, nothing, LatencyNeutral(), 100, source=source))
-    pipelines.declare(Pipeline("alerts", nothing, ALERTS, 100, source="alerts"))
+    for name, source in (("alerts", "alerts"), ("complaints", "invoices")):
+        pipelines.declare(Pipeline(name, nothing, ALERTS, 100, source=source))
     return pipelines
 
 
@@ -163,7 +164,9 @@ def test_of_an_array_that_postgres_refuses_nothing_is_stored(url: str, deploymen
     adopted(deployment.engine, "invoices")
     message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
     invoice = {"source": "invoices", "tenant": "acme", "key": "1", "document": {}}
-    for several in ([an_order(), message, invoice, {"pipeline": "orders", "tenant": "acme"}], [invoice]):
+    refused = message | {"pipeline": "complaints", "message_id": "m2"}
+    event = {"pipeline": "orders", "tenant": "acme"}
+    for several in ([an_order(), message, invoice, event], [an_order(), message, refused, event], [invoice]):
         answer = post(url, several)
         assert answer.status_code == 400
         assert "the source invoices is a table that was adopted" in answer.json()["error"]
@@ -178,17 +181,22 @@ def test_arrays_that_come_together_and_write_the_same_records_are_all_stored(
     monkeypatch.setattr(storing, "LOCK_TIMEOUT", "60s")
 
     def body(number: int) -> list[dict[str, Any]]:
-        several = [
-            *(an_order(key, n=number) for key in range(50)),
-            *({"pipeline": "alerts", "message_id": f"m{key}", "payload": {"n": number}} for key in range(50)),
-        ]
+        pair = number // 2
+        # Those with records wait for each other's records, and so not for messages.
+        several = [an_order(key, n=number) for key in range(50 * (pair % 2))]
+        several += [{"pipeline": "alerts", "message_id": f"m{pair}-{key}", "payload": {}} for key in range(50)]
         return several if number % 2 else several[::-1]
 
-    with served(events(TOKEN, app=deployment.app)) as other, ThreadPoolExecutor(16) as threads:
+    with served(events(TOKEN, app=deployment.app)) as other, ThreadPoolExecutor(2) as threads:
         urls = (url, f"{other}/events")
-        answers = [threads.submit(post, urls[number % 2], body(number)) for number in range(40)]
+        answers = [threads.submit(post, urls[number % 2], body(number)) for number in range(60)]
         assert {answer.result().status_code for answer in answers} == {200}
-    assert deployment.rows("SELECT count(*) FROM taskbridge.records") == [(100,)]
+    assert deployment.rows("SELECT count(*) FROM taskbridge.records") == [(50 + 30 * 50,)]
+    # Sessions tell the statistics at the latest when they end.
+    deployment.engine.dispose()
+    runtime_of(deployment.app).engine.dispose()
+    time.sleep(1)
+    assert deployment.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -385,6 +393,37 @@ def test_a_record_that_somebody_else_holds_is_told_to_come_again(url: str, deplo
     assert post(url, [an_order(2, n=2), an_order(1, n=2)]).status_code == 200
 
 
+def test_arrays_that_wait_take_no_more_memory_than_is_said(
+    url: str, locked: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "MOST_CHARACTERS", 500_000)
+    several = [an_order(number) for number in range(MOST_ENTRIES)]
+    with ThreadPoolExecutor(12) as threads:
+        answers = [threads.submit(post, url, several) for _ in range(12)]
+        # Each counts for more than 200,000, so three are taken in.
+        wait_until(lambda: sum(answer.done() for answer in answers) == 9, "the others are refused")
+        locked()
+        assert sorted(answer.result().status_code for answer in answers) == [200] * 3 + [503] * 9
+
+
+def test_a_transaction_takes_no_more_arrays_than_it_has_room_for(
+    url: str, deployment: Deployment, locked: Callable[[], None]
+) -> None:
+    def several(at: int) -> list[dict[str, Any]]:
+        return [an_order(f"{at}-{number}") for number in range(300)]
+
+    with ThreadPoolExecutor(5) as threads:
+        answers = [threads.submit(post, url, several(0))]
+        wait_until(lambda: deployment.rows("SELECT FROM pg_locks WHERE NOT granted"), "the transaction waits")
+        answers += [threads.submit(post, url, several(at)) for at in range(1, 5)]
+        time.sleep(1)
+        locked()
+        assert {answer.result().status_code for answer in answers} == {200}
+    ((count, transactions),) = deployment.rows("SELECT count(*), count(DISTINCT xid) FROM taskbridge.records")
+    assert count == 1_500
+    assert transactions >= 3
+
+
 def without_postgres(deployment: Deployment) -> Any:
     made = make_app(
         Settings("postgresql://nobody:wrong@127.0.0.1:1/nowhere", deployment.settings.redis_url, notify_timeout=10)
@@ -456,6 +495,19 @@ def test_without_redis_records_beside_an_event_are_stored_and_the_answer_says_so
         "error": "what is to be stored is stored, but the events are not taken now: send them again"
     }
     assert len(records(deployment)) == 1
+
+
+def test_an_event_whose_delay_postgres_does_not_tell_is_not_waited_for(deployment: Deployment) -> None:
+    made = make_app(Settings(deployment.settings.postgres_url, deployment.settings.redis_url))
+    runtime_of(made.app).pipelines = declared()
+    with served(events(TOKEN, app=made.app)) as address, deployment.engine.connect() as connection:
+        post(f"{address}/events", {"pipeline": "alerts", "tenant": "acme"})
+        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        began = time.monotonic()
+        assert post(f"{address}/events", {"pipeline": "alerts", "tenant": "acme"}).status_code == 503
+        assert time.monotonic() - began < 5
+        connection.rollback()
+    runtime_of(made.app).close()
 
 
 def test_a_pipeline_that_does_not_import_is_no_fault_of_the_sender(deployment: Deployment) -> None:
