@@ -126,6 +126,8 @@ class Endpoint(ABC, Generic[B]):
         # Where the body is not read to its end.
         closing = {"Connection": "close"} if request.scope["http_version"] < "2" else {}
         if (answer := await self.begin(request)) is not None:
+            # uvicorn may have answered a body that is framed wrongly itself; it knows that in its next turn alone.
+            await asyncio.sleep(0)
             answer.headers.update(closing)
             return answer
         try:

@@ -287,6 +287,19 @@ def test_who_has_no_token_is_refused_before_the_body_comes(
     assert records(deployment) == []
 
 
+def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").removesuffix("/events").split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port)), timeout=30) as opened:
+            opened.sendall(b"POST /events HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+            answer = b"".join(iter(lambda: opened.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in caplog.text
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == []
+
+
 @pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer {OTHER}", f"BEARER  {TOKEN}"])
 def test_each_token_is_taken_while_they_are_exchanged(url: str, header: str) -> None:
     answer = httpx2.post(url, json={"pipeline": "orders", "tenant": "acme"}, headers={"Authorization": header})
