@@ -6,16 +6,18 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import Celery
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
+from starlette.types import Lifespan, Receive, Scope, Send
 
 from taskbridge.common.texts import error_line, printable
 from taskbridge.errors import TaskBridgeError
@@ -126,8 +128,6 @@ class Endpoint(ABC, Generic[B]):
         # Where the body is not read to its end.
         closing = {"Connection": "close"} if request.scope["http_version"] < "2" else {}
         if (answer := await self.begin(request)) is not None:
-            # uvicorn may have answered a body that is framed wrongly itself; it knows that in its next turn alone.
-            await asyncio.sleep(0)
             answer.headers.update(closing)
             return answer
         try:
@@ -193,10 +193,25 @@ class Refusal(JSONResponse):
         super().__init__(content, status, headers)
         self.why = why or said
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, unless the server has answered by itself."""
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception as error:
+            # uvicorn answers a body that is framed wrongly, and raises if an answer comes before its next turn.
+            log.debug("an answer with %d is not sent: %s", self.status_code, error_line(error))
+            await asyncio.sleep(0)
 
-def mountable(routes: list[Route], commits: Commits) -> Starlette:
+
+def mountable(routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> Starlette:
     """Return an ASGI app with these routes; it can be mounted under any path."""
-    made = Starlette(routes=routes, lifespan=commits.lifespan)
+    made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _refused})
     # A redirection would lead to the host that the request names.
     made.router.redirect_slashes = False
     return made
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """Answer a request of another path or method."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - for the type
+    return Refusal(error.status_code, error.detail, dict(error.headers or {}))

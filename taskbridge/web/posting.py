@@ -65,7 +65,7 @@ def events(
     given = [check_token(one) for one in ([tokens] if isinstance(tokens, str) else tokens)]
     commits = Commits(app)
     routes = [Route(PATH, _Events(given, commits, longest_body).receive, methods=["POST"])] if given else []
-    return mountable(routes, commits)
+    return mountable(routes, commits.lifespan)
 
 
 def with_events(target: ASGIApp) -> ASGIApp:

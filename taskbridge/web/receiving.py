@@ -41,7 +41,7 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
     check_distinct(webhooks)
     commits = Commits(app)
     routes = [Route(one.route, _OfWebhook(one, commits, longest_body).receive, methods=["POST"]) for one in webhooks]
-    made = mountable(routes, commits)
+    made = mountable(routes, commits.lifespan)
     # For `taskbridge webhook`, which signs as they say.
     made.state.webhooks = webhooks
     return made

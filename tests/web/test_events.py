@@ -291,9 +291,9 @@ def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = url.removeprefix("http://").removesuffix("/events").split(":")
-    for _ in range(20):
+    for line in (b"POST /events", b"POST /another", b"PUT /events") * 7:
         with socket.create_connection((host, int(port)), timeout=30) as opened:
-            opened.sendall(b"POST /events HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+            opened.sendall(line + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
             answer = b"".join(iter(lambda: opened.recv(65_536), b""))
         assert answer.startswith(b"HTTP/1.1 400 ")
     assert "Traceback" not in caplog.text
