@@ -87,7 +87,7 @@ flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/f
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
-fuzz: $(READY) ## Hostile requests at a receiver of webhooks, some minutes (INPUTS=1000000 SEED=1)
+fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events, some minutes (INPUTS=1000000 SEED=1)
 	$(BIN)/python -m tests.web.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 from taskbridge.errors import ConfigurationError
 
-__all__ = ["GIVEN", "Settings", "unknown_variables"]
+__all__ = ["GIVEN", "Settings", "check_token", "unknown_variables"]
 
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
 """Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
@@ -65,7 +66,12 @@ class Settings:
     metrics_address: str = "127.0.0.1"
     """The address of that port. Whoever reaches it sees the metrics. 0.0.0.0 is every address of the machine."""
 
+    events_tokens: tuple[str, ...] = field(default=(), repr=False)
+    """What `POST /events` takes as a bearer token; comma-separated in the environment. Empty: there is no such path."""
+
     def __post_init__(self) -> None:
+        for token in self.events_tokens:
+            check_token(token)
         check_key_prefix(self.key_prefix)
         check_schema_name(self.schema)
         for name, limits in SETTINGS.items():
@@ -84,25 +90,41 @@ class Settings:
         if environment is None:
             environment = {name: text for one in GIVEN for name, text in one().items()} | os.environ
         values: dict[str, Any] = {}
-        for field in fields(cls):
-            text = environment.get(_variable(field.name), "").strip()
+        for one in fields(cls):
+            text = environment.get(_variable(one.name), "").strip()
             if text:
-                values[field.name] = _parse(field.name, text)
+                values[one.name] = _parse(one.name, text)
         return cls(**values)
 
     def as_environment(self) -> dict[str, str]:
         """Return the variables from which `read` makes the same settings; those with their defaults are left out."""
         found = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                found[_variable(field.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
+                found[_variable(one.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
         return found
 
     @property
     def broker(self) -> str:
         """The broker's URL: its own, else the gate's."""
         return self.broker_url or self.redis_url
+
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}")
+
+
+def check_token(token: str) -> str:
+    """Return a bearer token unchanged, or raise ConfigurationError: 16 to 200 of the characters that such a one has.
+
+    The message does not show it.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise ConfigurationError(
+            "a token of TASKBRIDGE_EVENTS_TOKENS is not allowed",
+            "use 16 to 200 of A-Z, a-z, 0-9 and ._~+/=-, as `openssl rand -hex 32` prints",
+        )
+    return token
 
 
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
@@ -126,7 +148,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
     Variables that begin with TASKBRIDGE_TEST_ are for tests and are left out.
     """
-    known = sorted({_variable(field.name) for field in fields(Settings)} | OTHERS)
+    known = sorted({_variable(one.name) for one in fields(Settings)} | OTHERS)
     found = []
     for name in sorted(environment):
         if name.startswith("TASKBRIDGE_") and name not in known and not name.startswith("TASKBRIDGE_TEST_"):
@@ -159,7 +181,7 @@ def _parse(name: str, text: str) -> object:
             raise ConfigurationError(f"{_variable(name)} is {text!r}", "give a number of seconds") from None
     if name == "tail_listens":
         return _switch(name, text)
-    if name == "pipelines":
+    if name in ("pipelines", "events_tokens"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in _SCHEMES:
         scheme = text.partition("://")[0]

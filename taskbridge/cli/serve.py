@@ -1,4 +1,4 @@
-"""`taskbridge serve`: a receiver of webhooks, or any other ASGI app, under uvicorn."""
+"""`taskbridge serve`: a receiver of webhooks, or any other ASGI app, and `POST /events`, under uvicorn."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import click
 from taskbridge.cli import environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.settings import Settings
 
 __all__ = ["loaded", "serve"]
 
 
-@click.command(epilog=examples("taskbridge serve shop.webhooks:app", "taskbridge serve shop.webhooks:app --port 8080"))
-@click.argument("target", metavar="MODULE:ATTRIBUTE")
+@click.command(epilog=examples("taskbridge serve shop.webhooks:app --port 8080", "taskbridge serve"))
+@click.argument("target", metavar="[MODULE:ATTRIBUTE]", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address on which to listen.")
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0: any that is free."
 )
 @data_dir_option
-def serve(target: str, host: str, port: int, data_dir: Path) -> None:
-    """Serve the receiver of webhooks that MODULE:ATTRIBUTE names.
+def serve(target: str | None, host: str, port: int, data_dir: Path) -> None:
+    """Serve the receiver of webhooks that MODULE:ATTRIBUTE names, and POST /events.
 
-    It answers 503 where Postgres cannot be used, and so starts without it.
+    The latter is there where TASKBRIDGE_EVENTS_TOKENS is set, and needs no MODULE:ATTRIBUTE. Both answer 503 where
+    Postgres cannot be used, and so start without it.
     """
     try:
         import starlette  # noqa: F401 - the receiver is made with it
@@ -34,7 +36,21 @@ def serve(target: str, host: str, port: int, data_dir: Path) -> None:
     except ImportError as error:
         raise ConfigurationError(f"{error.name} is missing: run `pip install '.[web]'` in a checkout") from error
     environment.existing(data_dir)
-    uvicorn.run(loaded(target), host=host, port=port)
+    uvicorn.run(_app(target), host=host, port=port)
+
+
+def _app(target: str | None) -> Any:
+    from taskbridge.web.posting import events, with_events
+
+    has_events = bool(Settings.read().events_tokens)
+    if target is None:
+        if not has_events:
+            raise click.UsageError(
+                "there is nothing to serve: name a MODULE:ATTRIBUTE, or set TASKBRIDGE_EVENTS_TOKENS for POST /events"
+            )
+        return events()
+    app = loaded(target)
+    return with_events(app) if has_events else app
 
 
 def loaded(target: str) -> Any:

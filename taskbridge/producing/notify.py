@@ -19,7 +19,17 @@ from taskbridge.gate import Answer, Spacing, hurry
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 
-__all__ = ["Event", "Events", "anotify_quietly", "merged", "notify", "notify_many", "notify_quietly", "start"]
+__all__ = [
+    "Event",
+    "Events",
+    "anotify",
+    "anotify_quietly",
+    "merged",
+    "notify",
+    "notify_many",
+    "notify_quietly",
+    "start",
+]
 
 log = logging.getLogger(__name__)
 
@@ -87,14 +97,25 @@ def notify_quietly(app: Celery, events: Events) -> list[Answer] | None:
         return None
 
 
+async def anotify(app: Celery, events: Events, timeout: float | None = None) -> list[Answer]:
+    """Notify in a thread, so that the event loop goes on; wait for it for `timeout` seconds.
+
+    Raises:
+        UnknownPipeline: no loaded module declares one of the pipelines.
+        Unavailable: Redis cannot be used.
+        TimeoutError: it gave no answer in time; whether it took the events is unknown.
+    """
+    runtime = runtime_of(app)
+    sending = asyncio.wrap_future(runtime.event_threads.submit(_send, runtime, events))
+    return await asyncio.wait_for(sending, None if runtime.eager else timeout)
+
+
 async def anotify_quietly(app: Celery, events: Events) -> list[Answer] | None:
     """Notify as `notify_quietly` in a thread, so that the event loop goes on; wait for it no longer than that would."""
     runtime = runtime_of(app)
     rounds = -(-len(events) // AT_ONCE)
-    timeout = None if runtime.eager else runtime.settings.notify_timeout * rounds
-    sending = asyncio.wrap_future(runtime.event_threads.submit(_send, runtime, events))
     try:
-        return await asyncio.wait_for(sending, timeout)
+        return await anotify(app, events, runtime.settings.notify_timeout * rounds)
     except Exception as error:
         if runtime.eager:
             raise

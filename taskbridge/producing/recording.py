@@ -35,6 +35,7 @@ __all__ = [
     "of_message",
     "of_rows",
     "prepare",
+    "readers_of",
     "record_event",
     "with_event",
 ]
@@ -76,7 +77,7 @@ def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> P
         UnknownPipeline: nobody is there to be notified.
     """
     runtime = runtime_of(app)
-    readers = _readers(runtime, source) if notify else []
+    readers = readers_of(runtime, source) if notify else []
 
     def pending(holder: Holder) -> Writing[Counter[str]]:
         def after_each(tenants: Iterable[str]) -> None:
@@ -87,7 +88,13 @@ def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> P
     return pending
 
 
-def _readers(runtime: Runtime, source: str) -> list[str]:
+def readers_of(runtime: LightRuntime, source: str) -> list[str]:
+    """Return the loaded pipelines that read a source.
+
+    Raises:
+        InvalidName: the source is not allowed.
+        UnknownPipeline: there is none.
+    """
     check_source_name(source)
     pipelines = runtime.pipelines
     if readers := [name for name in pipelines.names() if pipelines[name].source == source]:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         fetching,
         json_text,
         matching_alone,
+        message_statement,
         record,
         record_invoice,
         record_many,
@@ -95,8 +96,8 @@ if not TYPE_CHECKING:
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received receive",
             "records": (
-                "Records Row Statement Writing awritten fetching json_text matching_alone record record_invoice "
-                "record_many with_reason writing writing_message written"
+                "Records Row Statement Writing awritten fetching json_text matching_alone message_statement record "
+                "record_invoice record_many with_reason writing writing_message written"
             ),
             "schema": "check_schema migrate",
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error",

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Engine
 
 from taskbridge.store.queries import queries
-from taskbridge.store.records import refused
+from taskbridge.store.records import Statement, refused
 from taskbridge.store.sessions import PATIENT, driving
 
 __all__ = ["Incoming", "Stored", "forget_received", "receive"]
@@ -39,32 +39,43 @@ class Incoming(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Which deliveries (source, id) came for the first time; which tenants (source, tenant) have changed records."""
+    """What came of a group.
+
+    Which deliveries (source, id) came for the first time, which tenants (source, tenant) have changed records, and
+    which messages, by their places in the sequence, are new.
+    """
 
     deliveries: set[tuple[str, str]]
     tenants: set[tuple[str, str]]
+    messages: set[int]
 
 
-def receive(engine: Engine, group: Sequence[Incoming]) -> Stored:
+def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statement] = ()) -> Stored:
     """Store what requests brought, all or nothing; it is durable when this returns.
 
-    Of requests with one id the first counts. Of a record the newest version counts, without versions the last.
+    Of requests with one id the first counts. Of a record the newest version counts, without versions the last. Each of
+    `messages` is a statement of `message_statement`.
 
     Raises:
         InvalidInput: Postgres refuses one of the records.
         psycopg.errors.LockNotAvailable: another transaction has held one of the records for `LOCK_TIMEOUT`.
     """
-    columns = zip(*group, strict=True)
     names = ("sources", "deliveries", "tenants", "keys", "versions", "documents")
-    values = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    values = {name: [one[at] for one in group] for at, name in enumerate(names)}
+    # In one order, so that two of these hardly ever wait for each other.
+    order = sorted(range(len(messages)), key=lambda place: _place(messages[place]))
     with refused(), driving(engine) as driver:
         cursor = driver.cursor()
         with driver.pipeline():
             driver.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-            cursor.execute(queries(engine)("receive"), values)
+            # What is in a pipeline is one transaction.
+            if group:
+                cursor.execute(queries(engine)("receive"), values)
+            made = {at: driver.execute(queries(engine)(messages[at].query), messages[at].values) for at in order}
             driver.execute(PATIENT)
-        rows = cursor.fetchall()
-    return Stored(_of("delivery", rows), _of("tenant", rows))
+        rows = cursor.fetchall() if group else []
+        new = {at for at, one in made.items() if one.fetchall()}
+    return Stored(_of("delivery", rows), _of("tenant", rows), new)
 
 
 def forget_received(engine: Engine) -> bool:
@@ -72,6 +83,10 @@ def forget_received(engine: Engine) -> bool:
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         gone = connection.exec_driver_sql(queries(engine)("forget_received"), {"limit": FORGOTTEN_AT_ONCE}).all()
     return len(gone) == FORGOTTEN_AT_ONCE
+
+
+def _place(message: Statement) -> tuple[str, str]:
+    return message.values["source"], message.values["key"]
 
 
 def _of(what: str, rows: Iterable[Sequence[str]]) -> set[tuple[str, str]]:

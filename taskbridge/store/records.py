@@ -32,6 +32,7 @@ __all__ = [
     "fetching",
     "json_text",
     "matching_alone",
+    "message_statement",
     "record",
     "record_invoice",
     "record_many",
@@ -128,8 +129,12 @@ def writing(
 
 def writing_message(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Writing[bool]:
     """Write one message, `payload` as JSON text; whether it is new. One that was recorded before stays as it is."""
-    values = {"source": source, "key": message_id, "document": payload, **_columns(found)}
-    return bool((yield Statement("record_event", values)))
+    return bool((yield message_statement(source, message_id, payload, found)))
+
+
+def message_statement(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Statement:
+    """Return what writes one message, and gives a row if it is new."""
+    return Statement("record_event", {"source": source, "key": message_id, "document": payload, **_columns(found)})
 
 
 def written(steps: Writing[R], fetch: Callable[[Statement], list[Any]]) -> R:

@@ -1,6 +1,10 @@
-"""A receiver of webhooks, as an ASGI app. It needs the extra `web`: `pip install '.[web]'` in a checkout."""
+"""ASGI apps that take webhooks and events, and delivery over HTTP.
+
+They need the extra `web`: `pip install '.[web]'` in a checkout.
+"""
 
 from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
+from taskbridge.web.posting import events
 from taskbridge.web.receiving import receiver
 from taskbridge.web.signatures import (
     GitHub,
@@ -31,5 +35,6 @@ __all__ = [
     "Verified",
     "Webhook",
     "deliver",
+    "events",
     "receiver",
 ]

@@ -18,26 +18,30 @@ from typing import Final, NamedTuple
 import psycopg
 from celery import Celery
 
+from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, TaskBridgeError, Unavailable
 from taskbridge.process.runtime import runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.intake import Message, give_up
-from taskbridge.producing.notify import Events, anotify_quietly
-from taskbridge.store import Incoming, Stored, forget_received, receive
+from taskbridge.producing.notify import Event, Events, anotify_quietly, merged
+from taskbridge.producing.recording import Prepared
+from taskbridge.store import Incoming, Stored, forget_received, message_statement, receive
 from taskbridge.web.webhook import Unfit
 
-__all__ = ["GroupCommit", "Overloaded"]
+__all__ = ["Brought", "GroupCommit", "Overloaded"]
 
 log = logging.getLogger(__name__)
 
 TOGETHER: Final = 500
-"""Requests of one transaction, at the most."""
+"""A transaction takes no more requests once they bring as many records."""
 CHARACTERS_TOGETHER: Final = 16_000_000
 """A transaction takes no more requests once their documents are as long."""
 MOST_WAITING: Final = 2_000
 """Requests that may wait; more are told to come again."""
 MOST_CHARACTERS: Final = 64_000_000
 """No more requests may wait once the documents of those that wait, or are being written, are as long."""
+OF_EACH: Final = 200
+"""As many characters are counted for a record beside its names and its document."""
 SPLIT_WITHIN: Final = 2.0
 """Seconds in which a group is halved where a record of it is locked; all that is left is tried again."""
 LOCKED_FOR: Final = 5.0
@@ -50,7 +54,9 @@ FORGETS_EVERY: Final = 60.0
 """Seconds between two looks for ids of webhooks that are too old to be kept."""
 
 Result = bool | Exception
-"""Whether a webhook came for the first time, or why it is not stored."""
+"""Whether all of a request came for the first time, or why it is not stored."""
+Place = tuple[str, str, str]
+"""Source, tenant and key of a record."""
 
 
 class Overloaded(Unavailable):
@@ -61,15 +67,45 @@ class Locked(Unavailable):
     """Another transaction holds the record, or one that is written together with it."""
 
 
+class Brought(NamedTuple):
+    """What one request brings; all of it is stored, or nothing."""
+
+    records: Sequence[Incoming] = ()
+    messages: Sequence[Prepared] = ()
+
+    @property
+    def places(self) -> list[Place]:
+        """Source or pipeline, tenant and key of each."""
+        return [*(one.place for one in self.records), *((one.pipeline, "", one.message_id) for one in self.messages)]
+
+    @property
+    def characters(self) -> int:
+        """About how much memory it takes."""
+        texts = [one.document or "" for one in self.records] + [one.text for one in self.messages]
+        return sum(map(len, texts)) + sum(OF_EACH + sum(map(len, place)) for place in self.places)
+
+
 class _Waiting(NamedTuple):
-    incoming: Incoming
+    brought: Brought
+    characters: int
     stored: asyncio.Future[bool]
     until: float
     """Until when (`time.monotonic`) it is tried again where its record is locked."""
 
     @property
-    def characters(self) -> int:
-        return len(self.incoming.document or "")
+    def entries(self) -> int:
+        return len(self.brought.records) + len(self.brought.messages)
+
+
+class Changes(NamedTuple):
+    """Which tenants (source, tenant) have changed records, and the events of messages that found their tenant."""
+
+    tenants: set[tuple[str, str]] = set()  # noqa: RUF012 - nobody changes it
+    matched: Events = {}  # noqa: RUF012 - nobody changes it
+
+    def and_those_of(self, others: Changes) -> Changes:
+        """Return both."""
+        return Changes(self.tenants | others.tenants, _merged(self.matched, others.matched))
 
 
 class GroupCommit:
@@ -87,13 +123,14 @@ class GroupCommit:
         self._beside = ThreadPoolExecutor(1, "taskbridge-unmatched")
         self._working: asyncio.Task[None] | None = None
         self._changed: set[tuple[str, str]] = set()
+        self._matched: dict[Event, int | None] = {}
         self._notifying: asyncio.Task[None] | None = None
         self._forgets_at = 0.0
-        self._locked: dict[tuple[str, str, str], float] = {}
+        self._locked: dict[Place, float] = {}
         """Records that another transaction holds, and until when (`time.monotonic`) they are tried apart."""
 
-    async def store(self, incoming: Incoming) -> bool:
-        """Store what a request brings; return when it is durable, and whether it came for the first time.
+    async def store(self, brought: Brought) -> bool:
+        """Store what a request brings; return when it is durable, and whether all of it came for the first time.
 
         Raises:
             Overloaded: too many others wait.
@@ -103,7 +140,7 @@ class GroupCommit:
         """
         self._check_room()
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        one = _Waiting(incoming, stored, time.monotonic() + TRIED_FOR)
+        one = _Waiting(brought, brought.characters, stored, time.monotonic() + TRIED_FOR)
         self._queue(one)
         self._characters += one.characters
         if self._working is None or self._working.done():
@@ -147,11 +184,11 @@ class GroupCommit:
         try:
             while self._waiting or self._apart:
                 group, ends = self._next_group()
-                incoming = [one.incoming for one in group]
-                results, tenants = await loop.run_in_executor(self._thread, self._write, incoming, ends)
+                brought = [one.brought for one in group]
+                results, changes = await loop.run_in_executor(self._thread, self._write, brought, ends)
                 for one, result in zip(group, results, strict=True):
                     self._settle(one, result)
-                self._notify(tenants)
+                self._notify(changes)
                 if time.monotonic() >= self._forgets_at:
                     await loop.run_in_executor(self._thread, self._forget)
         finally:
@@ -172,15 +209,17 @@ class GroupCommit:
         is_apart = bool(self._apart) and (not self._waiting or now >= self._apart_at)
         self._apart_at = now + APART_EVERY if is_apart else self._apart_at
         waiting = self._apart if is_apart else self._waiting
-        group, characters = list[_Waiting](), 0
-        while waiting and len(group) < TOGETHER and characters < CHARACTERS_TOGETHER:
+        group, count, characters = list[_Waiting](), 0, 0
+        while waiting and count < TOGETHER and characters < CHARACTERS_TOGETHER:
             one = waiting.popleft()
             group.append(one)
+            count += one.entries
             characters += one.characters
         return group, now if is_apart else now + SPLIT_WITHIN
 
     def _queue(self, one: _Waiting) -> None:
-        is_locked = self._locked.get(one.incoming.place, 0.0) > time.monotonic()
+        now = time.monotonic()
+        is_locked = any(self._locked.get(place, 0.0) > now for place in one.brought.places) if self._locked else False
         (self._apart if is_locked else self._waiting).append(one)
 
     def _settle(self, one: _Waiting, result: Result) -> None:
@@ -191,10 +230,11 @@ class GroupCommit:
         self._characters -= one.characters
         _answer(one, result)
 
-    def _write(self, group: Sequence[Incoming], ends: float) -> tuple[Sequence[Result], set[tuple[str, str]]]:
-        """Store a group, in the thread; return what becomes of each request, and which tenants have changed records.
+    def _write(self, group: Sequence[Brought], ends: float) -> tuple[Sequence[Result], Changes]:
+        """Store a group, in the thread; return what becomes of each request, and what has changed.
 
-        Where one of them is refused, or its record is locked, the group is halved until it is alone, or until `ends`.
+        Where one of them is refused, or a record of it is locked, the group is halved until it is alone, or until
+        `ends`.
         """
         try:
             with translated_errors():
@@ -202,24 +242,29 @@ class GroupCommit:
         except Exception as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 if len(group) == 1:
-                    self._locked[group[0].place] = time.monotonic() + LOCKED_FOR
+                    self._locked |= dict.fromkeys(group[0].places, time.monotonic() + LOCKED_FOR)
                 if len(group) == 1 or time.monotonic() > ends:
-                    return [Locked("another transaction holds the record: come again")] * len(group), set()
+                    return [Locked("another transaction holds the record: come again")] * len(group), Changes()
             elif len(group) == 1 or isinstance(error, Unavailable):
-                return [_reason(error, group[0].source)] * len(group), set()
+                return [_reason(error)] * len(group), Changes()
             half = len(group) // 2
-            (results, tenants), (others, more) = self._write(group[:half], ends), self._write(group[half:], ends)
-            return [*results, *others], tenants | more
-        for one in group if self._locked else ():
-            self._locked.pop(one.place, None)
-        return _first_comings(group, stored), stored.tenants
+            (results, changes), (others, more) = self._write(group[:half], ends), self._write(group[half:], ends)
+            return [*results, *others], changes.and_those_of(more)
+        for place in [place for one in group for place in one.places] if self._locked else ():
+            self._locked.pop(place, None)
+        return _first_comings(group, stored), Changes(stored.tenants, _matched(group, stored))
 
-    def _received(self, group: Sequence[Incoming]) -> Stored:
+    def _received(self, group: Sequence[Brought]) -> Stored:
+        records = [one for brought in group for one in brought.records]
+        messages = [message_statement(*self._columns(one)) for brought in group for one in brought.messages]
         try:
-            return receive(self._runtime.engine, group)
+            return receive(self._runtime.engine, records, messages)
         except psycopg.errors.DeadlockDetected:
             # With somebody who writes the same records in another order.
-            return receive(self._runtime.engine, group)
+            return receive(self._runtime.engine, records, messages)
+
+    def _columns(self, message: Prepared) -> tuple[str, str, str, Match | Unmatched]:
+        return self._runtime.source_of(message.pipeline), message.message_id, message.text, message.found
 
     def _forget(self) -> None:
         try:
@@ -232,49 +277,66 @@ class GroupCommit:
             self._forgets_at = time.monotonic() + FORGETS_EVERY
         self._locked = {place: until for place, until in self._locked.items() if until > time.monotonic()}
 
-    def _notify(self, tenants: set[tuple[str, str]]) -> None:
+    def _notify(self, changes: Changes) -> None:
         """Send events for tenants with changed records. No answer waits for it: workers find them all the same."""
-        self._changed |= tenants
-        if self._changed and (self._notifying is None or self._notifying.done()):
+        self._changed |= changes.tenants
+        self._matched = _merged(self._matched, changes.matched)
+        if (self._changed or self._matched) and (self._notifying is None or self._notifying.done()):
             self._notifying = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
         try:
-            while self._changed:
+            while self._changed or self._matched:
                 changed, self._changed = self._changed, set()
+                matched, self._matched = self._matched, {}
                 # The first time this imports the modules with the pipelines.
-                if events := await asyncio.to_thread(self._events, changed):
+                if events := await asyncio.to_thread(self._events, changed, matched):
                     await anotify_quietly(self._app, events)
         except Exception:
-            log.exception("no events for the records that webhooks brought; workers find them all the same")
+            log.exception("no events for the records that came; workers find them all the same")
         finally:
             self._notifying = None
 
-    def _events(self, changed: set[tuple[str, str]]) -> Events:
+    def _events(self, changed: set[tuple[str, str]], matched: Events) -> Events:
         pipelines = self._runtime.pipelines
-        return {
+        readers = {
             (name, tenant): None
             for name in pipelines.names()
             for source, tenant in changed
             if source == pipelines[name].source
         }
+        return _merged(readers, matched)
 
 
-def _first_comings(group: Sequence[Incoming], stored: Stored) -> list[Result]:
-    """Return for each request whether it came for the first time."""
-    left = set(stored.deliveries)
-    found: list[Result] = []
-    for one in group:
-        place = (one.source, one.delivery or "")
-        found.append(one.delivery is None or place in left)
-        left.discard(place)
+def _matched(group: Sequence[Brought], stored: Stored) -> dict[Event, int | None]:
+    """Return the events of messages that are new and have a tenant."""
+    messages = [one for brought in group for one in brought.messages]
+    found: dict[Event, int | None] = {}
+    for at in stored.messages:
+        pipeline, said = messages[at].pipeline, messages[at].found
+        if isinstance(said, Match):
+            event = pipeline, said.tenant
+            found[event] = merged(found[event], said.delay_ms) if event in found else said.delay_ms
     return found
 
 
-def _reason(error: Exception, source: str) -> Exception:
-    if isinstance(error, InvalidInput) and str(error).startswith(f"the source {source} "):
-        # As where it is a table that was adopted: no sender could send anything else.
-        return Unavailable(str(error))
+def _merged(events: Events, others: Events) -> dict[Event, int | None]:
+    both = {event: merged(events[event], others[event]) for event in events.keys() & others.keys()}
+    return {**events, **others, **both}
+
+
+def _first_comings(group: Sequence[Brought], stored: Stored) -> list[Result]:
+    """Return for each request whether all of it came for the first time."""
+    left = set(stored.deliveries)
+    found: list[Result] = []
+    for brought in group:
+        places = {(one.source, one.delivery) for one in brought.records if one.delivery is not None}
+        found.append(places <= left)
+        left -= places
+    return found
+
+
+def _reason(error: Exception) -> Exception:
     if isinstance(error, TaskBridgeError):
         return error
     if isinstance(error, psycopg.DataError):

@@ -22,7 +22,15 @@ from taskbridge.web import Hmac, Webhook, receiver
 
 app = receiver(Webhook("orders", Hmac("secret", header="x-signature"), tenant="$.t", key="$.k"))
 nothing = None
+taken = receiver(Webhook("events", Hmac("secret", header="x-signature"), tenant="$.t", key="$.k"))
+
+
+async def without_lifespan(scope, receive, send):
+    assert scope["type"] == "http"
+    await app(scope, receive, send)
 """
+TOKEN = "t0ken-of-a-program-1"
+TOKENS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
@@ -54,6 +62,65 @@ def test_a_receiver_is_served_until_it_is_told_to_end(hooks: Program, engine: En
     assert tenants == ([] if away else ["acme"])
     assert ended.status == 0
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("target", ["hooks:app", "hooks:without_lifespan", None])
+def test_events_are_served_beside_a_receiver_or_alone_where_there_is_a_token(
+    hooks: Program, engine: Engine, target: str | None
+) -> None:
+    hooks.environment["TASKBRIDGE_EVENTS_TOKENS"] = TOKEN
+    body = b'{"t": "acme", "k": "1"}'
+    signature = hmac.new(b"secret", body, hashlib.sha256).hexdigest()
+    with hooks.started("serve", *([target] if target else []), "--port", "0") as running:
+        (place,) = wait_until(
+            lambda: re.findall(r"running on http://(127\.0\.0\.1:[0-9]+)", running.stderr), "it listens"
+        )
+        client = HTTPConnection(place, timeout=30)
+        found = []
+        for path, sent, headers in (
+            ("/events", b'{"source": "invoices", "tenant": "acme", "key": "1", "document": {}}', {}),
+            ("/events", b'{"source": "invoices", "tenant": "acme", "key": "1", "document": {}}', TOKENS),
+            ("/orders", body, {"x-signature": signature}),
+        ):
+            client.request("POST", path, sent, headers)
+            answer = client.getresponse()
+            answer.read()
+            found.append(answer.status)
+            if answer.getheader("Connection") == "close":
+                client.close()
+        client.close()
+        running.process.send_signal(signal.SIGTERM)
+        ended = running.end()
+    assert found == [401, 200, 200 if target else 404]
+    with engine.connect() as connection:
+        sources = connection.exec_driver_sql("SELECT source FROM taskbridge.records ORDER BY 1").scalars().all()
+    assert sources == ["invoices", "orders"][: 2 if target else 1]
+    assert ended.status == 0
+    assert "Traceback" not in ended.stderr
+    assert TOKEN not in ended.stderr + ended.stdout
+
+
+def test_without_a_token_no_events_are_served(hooks: Program) -> None:
+    with hooks.started("serve", "hooks:app", "--port", "0") as running:
+        (place,) = wait_until(
+            lambda: re.findall(r"running on http://(127\.0\.0\.1:[0-9]+)", running.stderr), "it listens"
+        )
+        client = HTTPConnection(place, timeout=30)
+        client.request("POST", "/events", b"[]", TOKENS)
+        assert client.getresponse().status == 404
+        client.close()
+
+
+def test_a_webhook_at_the_path_of_events_is_refused(hooks: Program) -> None:
+    why = "a webhook has the path /events"
+    assert_one_clear_line(hooks("serve", "hooks:taken", TASKBRIDGE_EVENTS_TOKENS=TOKEN), why, status=1)
+
+
+def test_where_there_is_nothing_to_serve_that_is_said(hooks: Program) -> None:
+    assert_one_clear_line(hooks("serve"), "there is nothing to serve", status=2)
+    ended = hooks("serve", TASKBRIDGE_EVENTS_TOKENS="t00-short")
+    assert_one_clear_line(ended, "a token of TASKBRIDGE_EVENTS_TOKENS is not allowed", status=1)
+    assert "t00-short" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Hostile requests at a receiver: `python -m tests.web.fuzz --inputs 1000000 --seed 1`.
+"""Hostile requests at a receiver and at `POST /events`: `python -m tests.web.fuzz --inputs 1000000 --seed 1`.
 
 Most go straight into the ASGI app, some over a socket of the server that `taskbridge serve` starts. None may be
 answered with 5xx or leave a traceback in the log; what is not signed is never taken, what is as it should be always
@@ -22,9 +22,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -32,18 +32,20 @@ from typing import Any, Final, NamedTuple
 import psutil
 import uvicorn
 from celery import Celery
+from starlette.applications import Starlette
 
+from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
-from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
-from taskbridge.web import receiver, receiving
+from taskbridge.web import endpoint, events, receiver
 from tests.memory import keep_temporary_files_in_memory
 from tests.waiting import wait_until
-from tests.web.hostile import CANARY, SECRETS, SOURCES, Expected, Input, drawn, framed, hooks
+from tests.web.hostile import CANARY, MATCHED, POSTED, SECRETS, SOURCES, TOKENS, Expected, Input, drawn, framed, hooks
 
 __all__ = ["Answer", "Result", "attack", "called"]
 
@@ -104,6 +106,9 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
+        # uvicorn itself answers a HEAD whose body is framed wrongly, with a text that no answer to a HEAD may have.
+        if record.name == "asyncio" and "send_400_response" in text and "Too much data for declared" in text:
+            return
         # What is signed and brings no record is stored as unmatched, and told so.
         is_told = record.name == intake.__name__ and not record.exc_info
         if (record.levelno >= logging.ERROR and not is_told) or record.exc_info or "Traceback" in text:
@@ -118,9 +123,12 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
     pipelines = Pipelines()
     for one in SOURCES:
         pipelines.declare(Pipeline(one.webhook.source, _nothing, LatencyNeutral(), 100))
+    pipelines.declare(Pipeline(POSTED, _nothing, LatencyNeutral(), 100))
+    alerts = DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 60),))
+    pipelines.declare(Pipeline(MATCHED, _nothing, alerts, 100))
     runtime_of(app).pipelines = pipelines
-    asgi = receiver(*hooks(), app=app)
-    before, receiving.BODY_WITHIN = receiving.BODY_WITHIN, STALLED_WITHIN  # type: ignore[misc]
+    asgi = _attacked(app)
+    before, endpoint.BODY_WITHIN = endpoint.BODY_WITHIN, STALLED_WITHIN  # type: ignore[misc]
     log, root = _Log(result.violations), logging.getLogger()
     root.addHandler(log)
     began = time.monotonic()
@@ -131,7 +139,7 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
         result.end = _memory()
     finally:
         root.removeHandler(log)
-        receiving.BODY_WITHIN = before  # type: ignore[misc]
+        endpoint.BODY_WITHIN = before  # type: ignore[misc]
     result.seconds = time.monotonic() - began
     with runtime_of(app).engine.connect() as connection:
         there = connection.exec_driver_sql("SELECT source, tenant, key FROM taskbridge.records").all()
@@ -144,6 +152,20 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
 
 def _nothing(_: object) -> None:
     """Handle a batch."""
+
+
+def _attacked(app: Celery) -> Starlette:
+    """Return a receiver and `POST /events` in one app."""
+    ours = receiver(*hooks(), app=app), events(TOKENS, app=app)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for one in ours:
+                await stack.enter_async_context(one.router.lifespan_context(one))
+            yield
+
+    return endpoint.mountable([route for one in ours for route in one.routes], lifespan)
 
 
 async def _attack_in_process(app: App, seed: int, numbers: Sequence[int], result: Result, ends: float) -> None:
@@ -300,12 +322,20 @@ def _leaked(text: str) -> str | None:
 
 
 def _is_in_a_name(body: bytes) -> bool:
-    """Whether bytes were changed so that a part of the document is in the tenant or the key, which may be named."""
+    """Whether bytes were changed so that a part of the document is in a name, which may be told."""
     try:
         payload = json.loads(body)
-        return any(isinstance(one, str) and CANARY in one for one in (payload["customer"], payload["order"]["number"]))
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
+    for entry in payload if isinstance(payload, list) else [payload]:
+        if not isinstance(entry, dict):
+            continue
+        order = entry.get("order")
+        told = [*entry, entry.get("customer"), order.get("number") if isinstance(order, dict) else None]
+        told += [entry.get(name) for name in ("pipeline", "source", "tenant", "key", "message_id")]
+        if any(CANARY in repr(one) for one in told):
+            return True
+    return False
 
 
 def _named(seed: int, one: Input) -> str:
@@ -335,7 +365,9 @@ def main(arguments: Sequence[str]) -> int:
         migrated_template(servers) as template,
         fresh_database(servers, template) as postgres_url,
     ):
-        settings = Settings(postgres_url, servers.redis_url, key_prefix=f"fuzz-{secrets.token_hex(4)}")
+        prefix = f"fuzz-{secrets.token_hex(4)}"
+        # A machine that is busy may be slow, and an event alone that Redis does not take in time is answered with 503.
+        settings = Settings(postgres_url, servers.redis_url, key_prefix=prefix, notify_timeout=30)
         app = make_app(settings).app
         result = attack(app, options.seed, numbers, options.seconds)
         runtime_of(app).close()

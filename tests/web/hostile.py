@@ -16,9 +16,22 @@ from typing import Any, Final, NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taskbridge.web import GitHub, Hmac, Shopify, Slack, StandardWebhooks, Stripe, Webhook
+from taskbridge.web.posting import PATH
 from taskbridge.web.signatures import Scheme, Signer
 
-__all__ = ["CANARY", "SECRETS", "SOURCES", "Expected", "Input", "drawn", "framed", "hooks"]
+__all__ = [
+    "CANARY",
+    "MATCHED",
+    "POSTED",
+    "SECRETS",
+    "SOURCES",
+    "TOKENS",
+    "Expected",
+    "Input",
+    "drawn",
+    "framed",
+    "hooks",
+]
 
 CANARY: Final = "c4n4ry-of-a-document"
 """It stands in each document, and neither in a tenant nor in a key: no answer and no line of a log may have it."""
@@ -26,6 +39,8 @@ LONGEST_HEADER: Final = 60_000
 LONGEST_BODY: Final = 1_048_576
 
 Header = tuple[bytes, bytes]
+Place = tuple[str, str, str]
+"""Source, tenant and key of a record."""
 
 
 class Expected(Enum):
@@ -51,13 +66,17 @@ class Input(NamedTuple):
     """Whether the sender stays, and sends no more after the parts."""
     version: str
     expected: Expected
-    record: tuple[str, str, str] | None
-    """Source, tenant and key of what must be stored."""
+    record: Place | None
+    """What must be stored."""
 
     @property
     def body(self) -> bytes:
         """The whole of it."""
         return b"".join(self.parts)
+
+
+Drawn = tuple[str, list[Header], bytes, Expected, Place | None]
+"""Path, headers, body, what must be answered, and the record that it brings."""
 
 
 class Source(NamedTuple):
@@ -78,9 +97,18 @@ def _standard(text: bytes) -> str:
 
 _KEY: Final = Ed25519PrivateKey.from_private_bytes(b"5ecret-of-the-public-key-scheme-")
 _PUBLIC: Final = f"whpk_{base64.b64encode(_KEY.public_key().public_bytes_raw()).decode()}"
+POSTED: Final = "posted"
+"""The source, and the pipeline, of records that are posted."""
+MATCHED: Final = "matched"
+"""The pipeline with criteria of messages that are posted: a level ERROR, and the tenant is the service."""
+TOKENS: Final = ("5ecret-token-of-events-1", "5ecret-token-of-events-2")
+STRANGER: Final = "5tranger-token-of-events"
+POSTED_SHARE: Final = 0.25
+"""Inputs of so many go to `POST /events`."""
+
 _PLAIN: Final = {name: f"5ecret-{name}-9e1f" for name in ("github", "stripe", "slack", "shopify", "hex", "base64")}
 _FIRST, _SECOND = _standard(b"5ecret-standard-1"), _standard(b"5ecret-standard-2")
-SECRETS: Final = (*_PLAIN.values(), _FIRST, _SECOND, "5ecret", _FIRST.removeprefix("whsec_").rstrip("="))
+SECRETS: Final = (*_PLAIN.values(), *TOKENS, _FIRST, _SECOND, "5ecret", _FIRST.removeprefix("whsec_").rstrip("="))
 """No answer and no line of a log may have one of these."""
 
 
@@ -207,6 +235,7 @@ _METHODS: Final = (
     "X" * 999,
 )
 _PATHS: Final = (
+    *("/events/", "/events/0", "//events", "/Events", "/events%"),
     *("/", "", "//", "/standard/", "/standard//", "//standard", "/standard/..", "/in/several/", "/in", "/in/"),
     *(
         "/\x00",
@@ -239,14 +268,9 @@ _LENGTHS: Final = (
 def drawn(seed: int, number: int, now: float) -> Input:
     """Draw an input. `now` is the time in its signature: nothing else differs from one drawing to another."""
     chance = Random(seed * 1_000_000_007 + number)  # noqa: S311 - no secret
-    source = chance.choice(SOURCES)
-    kind = chance.choices(_KINDS, _WEIGHTS)[0]
-    tenant, key = f"t{chance.randrange(50)}", f"k{chance.randrange(500)}"
-    body = kind(chance, _document(chance, number, tenant, key))
-    is_valid = kind is _as_it_is
-    expected = Expected.STORED if is_valid else Expected.ANY
-    headers, body, expected = _signed(chance, source, number, body, now, expected)
-    method, path, query = "POST", source.webhook.route, b""
+    draw = _posted if chance.random() < POSTED_SHARE else _of_a_webhook
+    route, headers, body, expected, record = draw(chance, number, now)
+    method, path, query = "POST", route, b""
     if chance.random() < 0.05:
         method, path, query = _elsewhere(chance, path)
         expected = Expected.ANY
@@ -260,8 +284,76 @@ def drawn(seed: int, number: int, now: float) -> Input:
         length = [(b"content-length", chance.choice(_LENGTHS)) for _ in range(chance.randrange(3))]
         expected = Expected.ANY if expected is Expected.STORED else expected
     version = chance.choice(("1.1", "1.1", "1.1", "1.0", "2", "3"))
-    record = (source.webhook.source, tenant, key) if expected is Expected.STORED else None
+    record = record if expected is Expected.STORED else None
     return Input(number, method, path, query, length + headers, parts, ends, stalls, version, expected, record)
+
+
+def _names(chance: Random) -> tuple[str, str]:
+    """Return a tenant and a key."""
+    return f"t{chance.randrange(50)}", f"k{chance.randrange(500)}"
+
+
+def _of_a_webhook(chance: Random, number: int, now: float) -> Drawn:
+    """Draw what is sent to a receiver of webhooks."""
+    source = chance.choice(SOURCES)
+    kind = chance.choices(_KINDS, _WEIGHTS)[0]
+    tenant, key = _names(chance)
+    body = kind(chance, _document(chance, number, tenant, key))
+    expected = Expected.STORED if kind is _as_it_is else Expected.ANY
+    headers, body, expected = _signed(chance, source, number, body, now, expected)
+    return source.webhook.route, headers, body, expected, (source.webhook.source, tenant, key)
+
+
+def _posted(chance: Random, number: int, _: float) -> Drawn:
+    """Draw what is sent to `POST /events`: a record, a message or an event, alone or in an array."""
+    kind = chance.choices(_KINDS, _WEIGHTS)[0]
+    tenant, key = _names(chance)
+    document = f'{{"level": "ERROR", "service": "{tenant}", "note": "{CANARY}", "number": {number}}}'
+    record = {"source": f'"{POSTED}"', "tenant": f'"{tenant}"', "key": f'"{key}"', "order": document}
+    message = {"pipeline": f'"{MATCHED}"', "message_id": f'"m{number}"', "order": document}
+    event = {"pipeline": f'"{POSTED}"', "tenant": f'"{tenant}"'}
+    members, name, place = chance.choice(
+        (
+            (record, b'"document"', (POSTED, tenant, key)),
+            (message, b'"payload"', (MATCHED, tenant, f"m{number}")),
+            (event, b'"document"', None),
+        )
+    )
+    whole = _text(chance.choice((record, event))).encode().replace(b'"order"', b'"document"')
+    # What makes bodies odd knows the document by this name.
+    body = kind(chance, members).replace(b'"order"', name)
+    expected = Expected.STORED if kind is _as_it_is else Expected.ANY
+    body, is_short = _with_others(chance, body, whole)
+    if not is_short and expected is Expected.STORED:
+        expected = Expected.REFUSED
+    headers, expected = _authorized(chance, expected)
+    return PATH, headers, body, expected, place
+
+
+def _with_others(chance: Random, body: bytes, other: bytes) -> tuple[bytes, bool]:
+    """Return a body in an array, or as it is; and whether the array is short enough."""
+    others = chance.choice((None, None, 0, 1, 20)) if chance.random() < 0.99 else 1_000
+    if others is None:
+        return body, True
+    entries = [other] * others
+    entries.insert(chance.randrange(others + 1), body)
+    return b"[%s]" % b",".join(entries), others < 1_000
+
+
+def _authorized(chance: Random, expected: Expected) -> tuple[list[Header], Expected]:
+    """Return headers with a token, and what must be answered."""
+    header, how = f"Bearer {chance.choice(TOKENS)}", chance.random()
+    if how < 0.75:
+        return _lines({"authorization": header}), expected
+    if how < 0.8:
+        return [], Expected.REFUSED
+    if how < 0.85:
+        return _lines({"authorization": f"Bearer {STRANGER}"}), Expected.REFUSED
+    if how < 0.98:
+        return _lines({"authorization": _junk(chance, header)}), Expected.REFUSED
+    # Doubled, beside a wrong one: which of them counts is not said.
+    both = _lines({"authorization": header}) + _lines({"authorization": _junk(chance, header)})
+    return both if chance.random() < 0.5 else both[::-1], Expected.ANY
 
 
 def _document(chance: Random, number: int, tenant: str, key: str) -> dict[str, str]:
@@ -294,7 +386,7 @@ def _odd_members(chance: Random, members: dict[str, str]) -> bytes:
         if how < 0.65:
             members[name] = fragment
         elif how < 0.75:
-            del members[name]
+            members.pop(name, None)
         elif how < 0.9:
             members["order"] = f'{{"number": {fragment}, "note": "{CANARY}", "x": {chance.choice(_FRAGMENTS)}}}'
         else:

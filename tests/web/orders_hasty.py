@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from taskbridge.store import Incoming
-from taskbridge.web.committing import GroupCommit
+from taskbridge.web.committing import Brought, GroupCommit
 from tests.web.orders import app
 
 __all__ = ["app"]
@@ -14,8 +13,8 @@ _store = GroupCommit.store
 _tasks: set[asyncio.Task[bool]] = set()
 
 
-async def _answer_first(self: GroupCommit, incoming: Incoming) -> bool:
-    task = asyncio.get_running_loop().create_task(_store(self, incoming))
+async def _answer_first(self: GroupCommit, brought: Brought) -> bool:
+    task = asyncio.get_running_loop().create_task(_store(self, brought))
     _tasks.add(task)
     task.add_done_callback(_forget)
     return True

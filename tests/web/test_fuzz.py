@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
-from taskbridge.web import receiver, receiving, signatures
+from taskbridge.web import endpoint, posting, receiver, receiving, signatures
 from tests.deployment import Deployment
 from tests.web.fuzz import Answer, attack, called
-from tests.web.hostile import CANARY, SECRETS, SOURCES, Expected, Input, hooks
+from tests.web.hostile import CANARY, MATCHED, POSTED, SECRETS, SOURCES, TOKENS, Expected, Input, hooks
 
 SEED = 20_261_123
 
@@ -22,7 +22,7 @@ def test_hostile_requests_are_refused_and_what_is_right_is_taken(deployment: Dep
     result = attack(deployment.app, SEED, range(4_000))
     assert result.violations == [], f"python -m tests.web.fuzz --seed {SEED}"
     assert result.over_socket == 40
-    assert result.stored
+    assert {POSTED, MATCHED, "stripe"} <= {source for source, _, _ in result.stored}
     assert {200, 400, 401, 404, 405, 413} <= result.answers.keys()
 
 
@@ -77,14 +77,18 @@ def find_right(*_: object) -> None:
     """Find each signature right."""
 
 
+def allow(*_: object) -> bool:
+    return True
+
+
 def fail(*_: object) -> Any:
     raise RuntimeError("a bug")
 
 
 def refuse_with(text: str) -> Any:
-    class Telling(receiving._Refusal):
-        def __init__(self, status: int, said: str, headers: dict[str, str] | None = None, *, why: str = "") -> None:
-            super().__init__(status, text, headers, why=why or said)
+    class Telling(endpoint.Refusal):
+        def __init__(self, status: int, said: str, headers: dict[str, str] | None = None, **more: Any) -> None:
+            super().__init__(status, text, headers, **{"why": said, **more})
 
     return Telling
 
@@ -97,11 +101,17 @@ async def answer_first(*_: object) -> Any:
     ("place", "name", "broken", "wrong"),
     [
         (signatures._Secret, "_check", find_right, "taken, and should be refused"),
-        (receiving, "parsed", fail, "in the log: taskbridge.web.receiving ERROR"),
-        (receiving, "_done", fail, "RuntimeError: a bug"),
-        (receiving, "_done", answer_first, "answered with 200 and not there"),
-        (receiving, "_Refusal", refuse_with(SECRETS[0]), "it has a secret"),
-        (receiving, "_Refusal", refuse_with(CANARY), "it has a document"),
+        (receiving, "parsed", fail, "in the log: taskbridge.web.endpoint ERROR"),
+        (receiving._OfWebhook, "done", fail, "RuntimeError: a bug"),
+        (receiving._OfWebhook, "done", answer_first, "answered with 200 and not there"),
+        (posting._Events, "_is_allowed", allow, "/events', REFUSED): taken, and should be refused"),
+        (posting, "parsed", fail, "in the log: taskbridge.web.endpoint ERROR"),
+        (posting._Events, "done", fail, "RuntimeError: a bug"),
+        (posting._Events, "done", answer_first, "answered with 200 and not there"),
+        (posting, "Refusal", refuse_with(TOKENS[0]), "it has a secret"),
+        (posting, "Refusal", refuse_with(CANARY), "it has a document"),
+        (receiving, "Refusal", refuse_with(SECRETS[0]), "it has a secret"),
+        (receiving, "Refusal", refuse_with(CANARY), "it has a document"),
     ],
 )
 def test_the_attack_notices_what_is_wrong(

@@ -32,7 +32,7 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import Incoming, receive
 from taskbridge.store import receiving as storing
-from taskbridge.web import Hmac, Request, Slack, StandardWebhooks, Webhook, committing, receiver, receiving
+from taskbridge.web import Hmac, Request, Slack, StandardWebhooks, Webhook, committing, endpoint, receiver
 from tests.deployment import Deployment
 from tests.store.adopting import Reader, adopted
 from tests.transactions.black_hole import nobody_accepts
@@ -184,9 +184,9 @@ def test_of_deliveries_in_one_transaction_that_have_one_id_the_first_counts(depl
         Incoming("orders", None, "acme", "3", None, '{"a": 4}'),
     ]
     stored = receive(deployment.engine, group)
-    assert stored == ({("orders", "d1"), ("orders", "d2")}, {("orders", "acme")})
+    assert stored == ({("orders", "d1"), ("orders", "d2")}, {("orders", "acme")}, set())
     assert orders(deployment) == {"1": {"a": 1}, "3": {"a": 4}}
-    assert receive(deployment.engine, group[:3]) == (set(), set())
+    assert receive(deployment.engine, group[:3]) == (set(), set(), set())
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_refusals_are_in_the_log_once_a_minute_with_their_number(send: Send, cap
     for _ in range(3):
         send(wrong)
     send(signed(b"{", "msg"))
-    lines = [one.getMessage() for one in caplog.records if one.name == "taskbridge.web.receiving"]
+    lines = [one.getMessage() for one in caplog.records if one.name == "taskbridge.web.endpoint"]
     assert [line.partition(",")[0] for line in lines] == [
         "requests to /orders answered with 401: 1",
         "requests to /orders answered with 400: 1",
@@ -380,7 +380,7 @@ def raw(url: str, text: str) -> socket.socket:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "BODY_WITHIN", 0.2)
+    monkeypatch.setattr(endpoint, "BODY_WITHIN", 0.2)
     with raw(url, "{") as slow:
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
@@ -388,8 +388,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(url: str, monkeypatch: pyte
 def test_bodies_that_are_on_their_way_take_no_more_memory_than_is_said(
     send: Send, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "MOST_HELD", 420)
-    monkeypatch.setattr(receiving, "LONG_BODY", 0)
+    monkeypatch.setattr(endpoint, "MOST_HELD", 420)
+    monkeypatch.setattr(endpoint, "LONG_BODY", 0)
     with raw(url, "x" * 400):
         wait_until(lambda: send(an_order()).status_code == 503, "it is too much")
     wait_until(lambda: send(an_order()).status_code == 200, "that one has gone")
@@ -537,7 +537,9 @@ def test_whoever_waits_is_answered_when_the_work_is_cancelled(
 ) -> None:
     async def cancelled() -> list[Any]:
         commit = committing.GroupCommit(deployment.app)
-        incoming = [Incoming("orders", None, "acme", str(number), None, "{}") for number in range(3)]
+        incoming = [
+            committing.Brought([Incoming("orders", None, "acme", str(number), None, "{}")]) for number in range(3)
+        ]
         first = asyncio.create_task(commit.store(incoming[0]))
         await asyncio.to_thread(wait_for_the_lock, deployment)
         others = [asyncio.create_task(commit.store(one)) for one in incoming[1:]]

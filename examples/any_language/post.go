@@ -1,0 +1,95 @@
+// Records in one transaction, then an event, with Go's standard library: go run post.go
+// EVENTS_URL, as http://localhost:8000/events, and EVENTS_TOKEN say where and who.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+)
+
+// Entry is an event, and with a source, a key and a document a record.
+type Entry struct {
+	Source   string `json:"source,omitempty"`
+	Pipeline string `json:"pipeline,omitempty"`
+	Tenant   string `json:"tenant"`
+	Key      string `json:"key,omitempty"`
+	Document any    `json:"document,omitempty"`
+}
+
+const tries = 5
+
+var client = http.Client{Timeout: 30 * time.Second}
+
+func post(entries ...Entry) (string, error) {
+	body, err := json.Marshal(entries)
+	if err != nil {
+		return "", err
+	}
+	for attempt := 1; ; attempt++ {
+		text, wait, err := try(body)
+		if err == nil || wait == 0 || attempt == tries {
+			return text, err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// try sends a body once; a wait says that it may be sent again then.
+func try(body []byte) (string, time.Duration, error) {
+	request, err := http.NewRequest("POST", os.Getenv("EVENTS_URL"), bytes.NewReader(body))
+	if err != nil {
+		return "", 0, err
+	}
+	request.Header.Set("Authorization", "Bearer "+os.Getenv("EVENTS_TOKEN"))
+	request.Header.Set("Content-Type", "application/json")
+	answer, err := client.Do(request)
+	if err != nil {
+		// Nobody knows whether it was taken: a record that is sent again changes nothing.
+		return "", time.Second, err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return "", time.Second, err
+	}
+	if answer.StatusCode == http.StatusOK {
+		return string(text), 0, nil
+	}
+	var wait time.Duration
+	if answer.StatusCode == http.StatusServiceUnavailable {
+		seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After"))
+		wait = time.Duration(max(seconds, 1)) * time.Second
+	}
+	return "", wait, fmt.Errorf("%s: %s", answer.Status, text)
+}
+
+func max(one, other int) int {
+	if one > other {
+		return one
+	}
+	return other
+}
+
+func main() {
+	amount := func(text string) map[string]string { return map[string]string{"amount": text} }
+	for _, entries := range [][]Entry{
+		{
+			{Source: "invoices", Tenant: "acme", Key: "go-1", Document: amount("12.50")},
+			{Source: "invoices", Tenant: "acme", Key: "go-2", Document: amount("7.00")},
+		},
+		{{Pipeline: "invoices", Tenant: "acme"}},
+	} {
+		text, err := post(entries...)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(text)
+	}
+}

@@ -1,0 +1,217 @@
+"""What takes the requests of one path: their bodies, their limits, their refusals and the log's lines about these."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from taskbridge.common.texts import error_line, printable
+from taskbridge.errors import TaskBridgeError
+from taskbridge.web.committing import GroupCommit, Overloaded
+
+__all__ = ["COME_AGAIN", "LONGEST_BODY", "Commits", "Endpoint", "Refusal", "failed", "mountable", "own_app"]
+
+log = logging.getLogger(__name__)
+
+LONGEST_BODY: Final = 1_048_576
+LONG_BODY: Final = 65_536
+"""Bytes from which on a body is read in a thread: other requests would wait for it."""
+BODY_WITHIN: Final = 30.0
+"""Seconds in which a body must have come."""
+MOST_HELD: Final = 128 * 1_048_576
+"""Bytes of bodies, for each path, that may be on their way at once; who sends more is told to come again."""
+COME_AGAIN: Final = {"Retry-After": "1"}
+NOTED_EVERY: Final = 60.0
+"""Seconds between two lines in the log about refusals at a path with one status."""
+
+B = TypeVar("B")
+
+
+class Commits:
+    """The group commit of each event loop in which an app runs; made when the first request comes."""
+
+    def __init__(self, app: Celery | None) -> None:
+        self._app = app
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, GroupCommit] = WeakKeyDictionary()
+
+    @property
+    def app(self) -> Celery:
+        """The Celery app on which TaskBridge is installed."""
+        return self._app or own_app()
+
+    @property
+    def here(self) -> GroupCommit:
+        """That of the event loop which runs."""
+        loop = asyncio.get_running_loop()
+        if (found := self._of_loop.get(loop)) is None:
+            found = self._of_loop[loop] = GroupCommit(self.app)
+        return found
+
+    async def close(self) -> None:
+        """Wait for what was begun in the event loop which runs."""
+        if found := self._of_loop.pop(asyncio.get_running_loop(), None):
+            await found.close()
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Wait at the end for what was begun."""
+        yield
+        await self.close()
+
+
+def own_app() -> Celery:
+    """Return the package's own app."""
+    from taskbridge import app  # noqa: PLC0415 - it reads the environment
+
+    return app
+
+
+class Endpoint(ABC, Generic[B]):
+    """What takes the requests of one path. `B` is what a request brings.
+
+    Args:
+        route: the path, for the log.
+        longest_body: bytes of a body; a longer one is refused while it comes.
+    """
+
+    def __init__(self, route: str, longest_body: int) -> None:
+        self._route = route
+        self._longest = longest_body
+        self._held = 0
+        """Bytes of the bodies that are being received or read, of each what is beyond `LONG_BODY`."""
+        self._refused: dict[int, tuple[int, float]] = {}
+        """By status: refusals since the last line in the log, and when (`time.monotonic`) the next one may come."""
+
+    async def begin(self, request: Request) -> Response | None:  # noqa: ARG002 - for those that look at it
+        """Return the answer to a request whose body is not to be read; None: it is."""
+        return None
+
+    @abstractmethod
+    def read(self, headers: dict[str, str], body: bytes) -> B | Response:
+        """Return what a request brings, or the answer where that is nothing; a thread may call it."""
+
+    @abstractmethod
+    async def done(self, brought: B) -> Response:
+        """Store what a request brings, and answer."""
+
+    async def receive(self, request: Request) -> Response:
+        """Answer a request."""
+        answer = await self._answered(request)
+        if isinstance(answer, Refusal):
+            count, silent_until = self._refused.get(answer.status_code, (0, 0.0))
+            count, now = count + 1, time.monotonic()
+            if now >= silent_until:
+                why = printable(answer.why)
+                log.warning(
+                    "requests to %s answered with %d: %d, the last: %s", self._route, answer.status_code, count, why
+                )
+                count, silent_until = 0, now + NOTED_EVERY
+            self._refused[answer.status_code] = count, silent_until
+        return answer
+
+    async def _answered(self, request: Request) -> Response:
+        parts: list[bytes] = []
+        # Where the body is not read to its end.
+        closing = {"Connection": "close"} if request.scope["http_version"] < "2" else {}
+        if (answer := await self.begin(request)) is not None:
+            answer.headers.update(closing)
+            return answer
+        try:
+            async with asyncio.timeout(BODY_WITHIN):
+                if not await self._has_taken(request, parts):
+                    return Refusal(413, f"the body is longer than {self._longest:,} bytes", closing)
+            body = b"".join(parts)
+            headers = dict(request.headers)
+            read = (
+                await asyncio.to_thread(self.read, headers, body) if len(body) > LONG_BODY else self.read(headers, body)
+            )
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except TimeoutError:
+            return Refusal(408, f"the body did not come within {BODY_WITHIN:g} s", closing)
+        except Overloaded as error:
+            return Refusal(503, str(error), COME_AGAIN | closing)
+        finally:
+            self._held -= max(0, sum(map(len, parts)) - LONG_BODY)
+        return read if isinstance(read, Response) else await self.done(read)
+
+    async def _has_taken(self, request: Request, parts: list[bytes]) -> bool:
+        """Receive the body in parts; return whether it is short enough."""
+        declared = request.headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > self._longest):
+            return False
+        length = 0
+        async for part in request.stream():
+            parts.append(part)
+            self._held += max(0, length + len(part) - LONG_BODY) - max(0, length - LONG_BODY)
+            length += len(part)
+            if length > self._longest:
+                return False
+            # Who sends large bodies slowly must not keep out those that are short.
+            if length > LONG_BODY and self._held > MOST_HELD:
+                raise Overloaded("more requests came than can be read: come again in a second")
+        return True
+
+
+def failed(error: Exception) -> Response:
+    """Answer after a fault that is not the sender's."""
+    if not isinstance(error, TaskBridgeError):
+        log.error("a request failed", exc_info=error)
+    return Refusal(503, "the request is not taken now: come again", COME_AGAIN, why=error_line(error))
+
+
+class Refusal(JSONResponse):
+    """An answer that is no 2xx: the sender is told `said`, and the log has `why`.
+
+    `index` says which entry of an array is meant.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        said: str,
+        headers: dict[str, str] | None = None,
+        *,
+        why: str = "",
+        index: int | None = None,
+    ) -> None:
+        content = {"error": said} if index is None else {"error": said, "index": index}
+        super().__init__(content, status, headers)
+        self.why = why or said
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, unless the server has answered by itself."""
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception as error:
+            # uvicorn answers a body that is framed wrongly, and raises if an answer comes before its next turn.
+            log.debug("an answer with %d is not sent: %s", self.status_code, error_line(error))
+            await asyncio.sleep(0)
+
+
+def mountable(routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> Starlette:
+    """Return an ASGI app with these routes; it can be mounted under any path."""
+    made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _refused})
+    # A redirection would lead to the host that the request names.
+    made.router.redirect_slashes = False
+    return made
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """Answer a request of another path or method."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - for the type
+    return Refusal(error.status_code, error.detail, dict(error.headers or {}))

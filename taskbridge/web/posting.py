@@ -1,0 +1,252 @@
+"""`POST /events`: events, records and messages from programs in any language.
+
+| an entry has | it is | as by |
+| --- | --- | --- |
+| `pipeline`, `tenant` | an event | `notify_event` |
+| `source` or `pipeline`, `tenant`, `key`, `document` | a record, and its events | `record`, with `notify` |
+| `pipeline`, `payload`, perhaps `message_id` | a message of a pipeline with criteria | `record_event` |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from celery import Celery
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from taskbridge.common.names import check_key, check_source_name, check_tenant
+from taskbridge.common.texts import error_line, shown
+from taskbridge.declaring.criteria import Unmatched
+from taskbridge.errors import ConfigurationError, InvalidInput, Unavailable, UsageError
+from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.producing.notify import Event, anotify
+from taskbridge.producing.recording import Prepared, prepare, readers_of
+from taskbridge.settings import Settings, check_token
+from taskbridge.store import Incoming, json_text
+from taskbridge.web.committing import Brought, Overloaded
+from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, failed, mountable
+from taskbridge.web.webhook import parsed, text_of
+
+__all__ = ["MOST_ENTRIES", "PATH", "events", "with_events"]
+
+PATH: Final = "/events"
+MOST_ENTRIES: Final = 1_000
+"""Entries of one request."""
+LONGEST_SHOWN: Final = 40
+UNKNOWN: Final = "the token is missing, or none of those that are allowed: send `Authorization: Bearer TOKEN`"
+
+
+def events(
+    tokens: str | Sequence[str] | None = None, *, app: Celery | None = None, longest_body: int = LONGEST_BODY
+) -> Starlette:
+    """Return an ASGI app that takes `POST /events`; it can be mounted under any path.
+
+    What it takes and answers is in docs/how-to/any-language.md.
+
+    Args:
+        tokens: what a request may send as its bearer token; several while they are exchanged. None: those of
+            TASKBRIDGE_EVENTS_TOKENS. Without any there is no such path.
+        app: the Celery app on which TaskBridge is installed; None: the package's own.
+        longest_body: bytes of a body; a longer one is refused while it comes.
+
+    Raises:
+        ConfigurationError: a token is not allowed.
+    """
+    if tokens is None:
+        tokens = (Settings.read() if app is None else runtime_of(app).settings).events_tokens
+    given = [check_token(one) for one in ([tokens] if isinstance(tokens, str) else tokens)]
+    commits = Commits(app)
+    routes = [Route(PATH, _Events(given, commits, longest_body).receive, methods=["POST"])] if given else []
+    return mountable(routes, commits.lifespan)
+
+
+def with_events(target: ASGIApp) -> ASGIApp:
+    """Return an ASGI app that takes `POST /events`, and gives all other requests to `target`.
+
+    Raises:
+        ConfigurationError: a webhook of `target` has that path, or a token is not allowed.
+    """
+    webhooks = getattr(getattr(target, "state", None), "webhooks", ())
+    if any(one.route == PATH for one in webhooks):
+        raise ConfigurationError(
+            f"a webhook has the path {PATH}, which TASKBRIDGE_EVENTS_TOKENS takes: give the webhook another `path`"
+        )
+    ours = events()
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            # Only one of the two may answer it, and ours has nothing to do before its end.
+            async with ours.router.lifespan_context(ours):
+                await target(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == PATH:
+            await ours(scope, receive, send)
+        else:
+            await target(scope, receive, send)
+
+    return both
+
+
+@dataclass
+class _Found:
+    """What a request brings."""
+
+    records: list[Incoming] = field(default_factory=list)
+    messages: list[Prepared] = field(default_factory=list)
+    events: dict[Event, None] = field(default_factory=dict)
+
+    @property
+    def to_be_stored(self) -> Brought:
+        return Brought(self.records, self.messages)
+
+    @property
+    def unmatched(self) -> int:
+        return sum(isinstance(one.found, Unmatched) for one in self.messages)
+
+
+class _Events(Endpoint[_Found]):
+    """What takes `POST /events`."""
+
+    def __init__(self, tokens: Iterable[str], commits: Commits, longest_body: int) -> None:
+        super().__init__(PATH, longest_body)
+        self._tokens = [one.encode() for one in tokens]
+        self._commits = commits
+        self._runtime: Runtime | None = None
+
+    async def begin(self, request: Request) -> Response | None:
+        """Look at the token; before the first request, import the modules with the pipelines."""
+        if not self._is_allowed(request.headers.get("authorization", "")):
+            return Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
+        if self._runtime is None:
+            try:
+                self._runtime = await asyncio.to_thread(self._ready)
+            except Exception as error:
+                return failed(error)
+        return None
+
+    def _is_allowed(self, header: str) -> bool:
+        scheme, _, token = header.partition(" ")
+        sent = token.strip().encode("latin-1", "replace")
+        # Each is compared, and each in constant time.
+        same = [hmac.compare_digest(sent, one) for one in self._tokens]
+        return any(same) and scheme.lower() == "bearer"
+
+    def _ready(self) -> Runtime:
+        runtime = runtime_of(self._commits.app)
+        runtime.pipelines.names()
+        # Made by the first event otherwise, which would take that long.
+        _ = runtime.event_gate
+        return runtime
+
+    def read(self, headers: dict[str, str], body: bytes) -> _Found | Response:  # noqa: ARG002 - the token is enough
+        """Return what a request brings, or the answer where it is wrong."""
+        found = _Found()
+        at: int | None = None
+        try:
+            assert self._runtime is not None  # noqa: S101 - for the type: `begin` was there first
+            payload = parsed(body)
+            entries = payload if isinstance(payload, list) else [payload]
+            if len(entries) > MOST_ENTRIES:
+                return Refusal(413, f"there are {len(entries):,} entries: send {MOST_ENTRIES:,} at the most")
+            for number, entry in enumerate(entries):
+                at = number if isinstance(payload, list) else None
+                _take(self._runtime, entry, found)
+        except UsageError as error:
+            return Refusal(400, str(error), index=at)
+        except Exception as error:
+            return failed(error)
+        return found
+
+    async def done(self, brought: _Found) -> Response:
+        """Store what a request brings, send the events that have no record, and answer."""
+        try:
+            if brought.records or brought.messages:
+                await self._commits.here.store(brought.to_be_stored)
+        except UsageError as error:
+            return Refusal(400, str(error))
+        except Overloaded as error:
+            return Refusal(503, str(error), COME_AGAIN)
+        except Exception as error:
+            return failed(error)
+        return await self._notified(brought)
+
+    async def _notified(self, brought: _Found) -> Response:
+        stored = len(brought.records) + len(brought.messages)
+        try:
+            if brought.events:
+                app = self._commits.app
+                await anotify(app, brought.events, runtime_of(app).settings.notify_timeout)
+        except (Unavailable, TimeoutError) as error:
+            said = "the events are not taken now: send them again"
+            if stored:
+                said = f"what is to be stored is stored, but {said}"
+            return Refusal(503, said, COME_AGAIN, why=error_line(error))
+        except Exception as error:
+            return failed(error)
+        return JSONResponse({"records": stored, "events": len(brought.events), "unmatched": brought.unmatched})
+
+
+def _take(runtime: Runtime, entry: Any, found: _Found) -> None:
+    """Add an entry to what was found.
+
+    Raises:
+        UsageError: it is wrong, with the reason.
+    """
+    if not isinstance(entry, dict):
+        raise InvalidInput("it is no JSON object: send one with `pipeline` and `tenant`, or an array of such")
+    # Programs send null for what they leave out; a message's payload may be null.
+    given = {name: value for name, value in entry.items() if value is not None or name == "payload"}
+    if "payload" in given:
+        found.messages.append(_message(runtime, given))
+    elif given.keys() & {"source", "key", "document"}:
+        found.records.append(_record(runtime, given))
+    else:
+        _check_fields("an event", given, ("pipeline", "tenant"))
+        pipeline = runtime.pipelines[given["pipeline"]].name
+        found.events[pipeline, _tenant(given)] = None
+
+
+def _record(runtime: Runtime, given: Mapping[str, Any]) -> Incoming:
+    _check_fields("a record", given, ("tenant", "key", "document"), ("source", "pipeline"))
+    if ("source" in given) == ("pipeline" in given):
+        raise InvalidInput("a record has a `source`, or a `pipeline` that reads it: send one of the two")
+    if "source" in given:
+        source = check_source_name(given["source"])
+        readers_of(runtime, source)
+    else:
+        source = runtime.pipelines[given["pipeline"]].source
+    tenant = _tenant(given)
+    key = check_key(tenant, text_of("key", given["key"]))
+    document = given["document"]
+    if not isinstance(document, dict):
+        raise InvalidInput(f"tenant {tenant!r}, record {key!r}: the document is no JSON object")
+    return Incoming(source, None, tenant, key, None, json_text(f"tenant {tenant!r}, record {key!r}", document))
+
+
+def _message(runtime: Runtime, given: Mapping[str, Any]) -> Prepared:
+    _check_fields("a message", given, ("pipeline", "payload"), ("message_id",))
+    message_id = given.get("message_id")
+    if message_id is not None:
+        message_id = text_of("message_id", message_id)
+    return prepare(runtime, given["pipeline"], given["payload"], message_id)
+
+
+def _tenant(given: Mapping[str, Any]) -> str:
+    return check_tenant(text_of("tenant", given["tenant"]))
+
+
+def _check_fields(what: str, given: Mapping[str, Any], needed: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Raise InvalidInput where a field is missing, or there is one that nobody reads."""
+    if unknown := [name for name in given if name not in (*needed, *others)]:
+        raise InvalidInput(
+            f"{shown(unknown[0], LONGEST_SHOWN)} is no field of {what}: its fields are {', '.join((*needed, *others))}"
+        )
+    if missing := [name for name in needed if name not in given]:
+        raise InvalidInput(f"{what} lacks {', '.join(missing)}")

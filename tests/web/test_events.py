@@ -1,0 +1,556 @@
+"""`POST /events`: what was answered with 2xx is stored or told to Redis, and whatever is wrong is said."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from taskbridge.declaring.criteria import Criterion
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
+from taskbridge.errors import ConfigurationError
+from taskbridge.integration.app import make_app
+from taskbridge.process.runtime import runtime_of
+from taskbridge.settings import Settings
+from taskbridge.store import receiving as storing
+from taskbridge.store import record
+from taskbridge.web import Hmac, Webhook, committing, events, receiver
+from taskbridge.web.posting import MOST_ENTRIES, with_events
+from tests.deployment import Deployment
+from tests.store.adopting import adopted
+from tests.transactions.black_hole import nobody_accepts
+from tests.waiting import wait_until
+from tests.web.test_receiver import served
+
+TOKEN = "t0ken-of-a-program-1"
+OTHER = "t0ken-of-a-program-2"
+ALERTS = DelaySinceLastRun(
+    (Criterion("$.level", "ERROR", "$.service", 60), Criterion("$.level", "INFO", "$.service", 90))
+)
+
+
+def nothing(_: object) -> None:
+    """Handle a batch."""
+
+
+def declared() -> Pipelines:
+    pipelines = Pipelines()
+    for name, source in (("orders", "orders"), ("billing", "orders"), ("invoices", "invoices")):
+        pipelines.declare(Pipeline(name, nothing, LatencyNeutral(), 100, source=source))
+    for name, source in (("alerts", "alerts"), ("complaints", "invoices")):
+        pipelines.declare(Pipeline(name, nothing, ALERTS, 100, source=source))
+    return pipelines
+
+
+@pytest.fixture
+def url(deployment: Deployment) -> Iterator[str]:
+    runtime_of(deployment.app).pipelines = declared()
+    with served(events([TOKEN, OTHER], app=deployment.app)) as address:
+        yield f"{address}/events"
+
+
+def post(url: str, body: Any, token: str | None = TOKEN, **headers: str) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return httpx2.post(url, content=content, headers=headers, timeout=60)
+
+
+def an_order(number: int | str = 1, **document: Any) -> dict[str, Any]:
+    return {"source": "orders", "tenant": "acme", "key": number, "document": document}
+
+
+def records(deployment: Deployment) -> list[tuple[Any, ...]]:
+    found = deployment.rows("SELECT source, tenant, key, document FROM taskbridge.records ORDER BY id")
+    return [tuple(one) for one in found]
+
+
+def active(deployment: Deployment, pipeline: str, *tenants: str) -> None:
+    wait_until(lambda: sorted(deployment.gate.active(pipeline)) == sorted(tenants), f"events of {pipeline}")
+
+
+def test_an_event_starts_its_tenant_s_runner_and_the_next_is_absorbed(url: str, deployment: Deployment) -> None:
+    for _ in range(3):
+        answer = post(url, {"pipeline": "orders", "tenant": "acme"})
+        assert (answer.status_code, answer.json()) == (200, {"records": 0, "events": 1, "unmatched": 0})
+        assert deployment.gate.active("orders") == ["acme"], "told before the answer"
+    assert deployment.redis.llen("taskbridge.first") == 1
+    assert deployment.gate.active("billing") == []
+    assert records(deployment) == []
+
+
+def test_a_record_is_there_when_it_is_answered_and_all_that_read_it_are_notified(
+    url: str, deployment: Deployment
+) -> None:
+    answer = post(url, an_order(7, amount="3.50"))
+    assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 0})
+    assert records(deployment) == [("orders", "acme", "7", {"amount": "3.50"})]
+    active(deployment, "orders", "acme")
+    active(deployment, "billing", "acme")
+
+
+def test_a_record_may_name_a_pipeline_that_reads_its_source(url: str, deployment: Deployment) -> None:
+    assert post(url, {"pipeline": "billing", "tenant": 5, "key": "k", "document": {}}).status_code == 200
+    assert records(deployment) == [("orders", "5", "k", {})]
+    active(deployment, "orders", "5")
+
+
+def test_a_record_that_is_there_with_the_same_document_makes_no_event(url: str, deployment: Deployment) -> None:
+    record(deployment.engine, "orders", "acme", "1", {"a": 1})
+    assert post(url, an_order(1, a=1)).json()["records"] == 1
+    time.sleep(0.3)
+    assert deployment.gate.active("orders") == []
+
+
+def test_a_message_finds_its_tenant_and_delay_by_its_criteria_and_is_taken_once(
+    url: str, deployment: Deployment
+) -> None:
+    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
+    for payload in (message["payload"], {"level": "INFO", "service": "another"}):
+        answer = post(url, message | {"payload": payload})
+        assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 0} | answer.json())
+    assert records(deployment) == [("alerts", "billing", "m1", message["payload"])]
+    assert deployment.rows("SELECT delay_ms FROM taskbridge.records") == [(60_000,)]
+    active(deployment, "alerts", "billing")
+
+
+def test_a_message_that_no_criterion_matches_is_stored_and_told(url: str, deployment: Deployment) -> None:
+    answer = post(url, {"pipeline": "alerts", "payload": None})
+    assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 1})
+    ((tenant, reason),) = deployment.rows("SELECT tenant, reason FROM taskbridge.records")
+    assert tenant == ""
+    assert reason
+
+
+def test_an_event_of_a_pipeline_with_criteria_has_the_delay_of_the_records_that_wait(
+    url: str, deployment: Deployment
+) -> None:
+    post(url, {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}})
+    active(deployment, "alerts", "billing")
+    deployment.redis.flushdb()
+    assert post(url, {"pipeline": "alerts", "tenant": "billing"}).json()["events"] == 1
+    assert deployment.gate.active("alerts") == ["billing"]
+
+
+def test_an_array_is_one_transaction(url: str, deployment: Deployment) -> None:
+    several = [
+        *(an_order(number, n=number) for number in range(300)),
+        {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}},
+        {"pipeline": "invoices", "tenant": "bolt"},
+    ]
+    answer = post(url, several)
+    assert (answer.status_code, answer.json()) == (200, {"records": 301, "events": 1, "unmatched": 0})
+    assert deployment.rows("SELECT count(*), count(DISTINCT xid) FROM taskbridge.records") == [(301, 1)]
+    assert deployment.gate.active("invoices") == ["bolt"]
+    active(deployment, "orders", "acme")
+    active(deployment, "alerts", "billing")
+    assert post(url, []).json() == {"records": 0, "events": 0, "unmatched": 0}
+
+
+def test_of_an_array_that_postgres_refuses_nothing_is_stored(url: str, deployment: Deployment) -> None:
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE invoices (id bigint PRIMARY KEY, customer text)")
+    adopted(deployment.engine, "invoices")
+    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
+    invoice = {"source": "invoices", "tenant": "acme", "key": "1", "document": {}}
+    refused = message | {"pipeline": "complaints", "message_id": "m2"}
+    event = {"pipeline": "orders", "tenant": "acme"}
+    for several in ([an_order(), message, invoice, event], [an_order(), message, refused, event], [invoice]):
+        answer = post(url, several)
+        assert answer.status_code == 400
+        assert "the source invoices is a table that was adopted" in answer.json()["error"]
+    assert records(deployment) == []
+    assert deployment.rows("SELECT FROM taskbridge.messages") == []
+    assert deployment.gate.active("orders") == []
+
+
+def test_arrays_that_come_together_and_write_the_same_records_are_all_stored(
+    url: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing, "LOCK_TIMEOUT", "60s")
+
+    def body(number: int) -> list[dict[str, Any]]:
+        pair = number // 2
+        # Those with records wait for each other's records, and so not for messages.
+        several = [an_order(key, n=number) for key in range(50 * (pair % 2))]
+        several += [{"pipeline": "alerts", "message_id": f"m{pair}-{key}", "payload": {}} for key in range(50)]
+        return several if number % 2 else several[::-1]
+
+    with served(events(TOKEN, app=deployment.app)) as other, ThreadPoolExecutor(2) as threads:
+        urls = (url, f"{other}/events")
+        answers = [threads.submit(post, urls[number % 2], body(number)) for number in range(60)]
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert deployment.rows("SELECT count(*) FROM taskbridge.records") == [(50 + 30 * 50,)]
+    # Sessions tell the statistics at the latest when they end.
+    deployment.engine.dispose()
+    runtime_of(deployment.app).engine.dispose()
+    time.sleep(1)
+    assert deployment.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (5, "it is no JSON object"),
+        ({}, "an event lacks pipeline, tenant"),
+        ({"pipeline": None, "tenant": "acme"}, "an event lacks pipeline"),
+        ({"pipeline": "orders"}, "an event lacks tenant"),
+        ({"pipeline": "orders", "tenant": ""}, "the tenant is empty"),
+        ({"pipeline": "orders", "tenant": "a "}, "begins or ends with space"),
+        ({"pipeline": "orders", "tenant": 1.5}, "the tenant is neither text nor a whole number"),
+        ({"pipeline": "orders", "tenant": True}, "the tenant is neither"),
+        ({"pipeline": "no-such", "tenant": "acme"}, "no pipeline is called 'no-such'; there are: "),
+        ({"pipeline": ["x"], "tenant": "acme"}, "no pipeline is called"),
+        (
+            {"pipeline": "orders", "tennant": "acme"},
+            "'tennant' is no field of an event: its fields are pipeline, tenant",
+        ),
+        ({"source": "orders", "tenant": "acme"}, "a record lacks key, document"),
+        ({"source": "orders", "tenant": "acme", "key": "1"}, "a record lacks document"),
+        ({"tenant": "acme", "key": "1", "document": {}}, "a record has a `source`, or a `pipeline`"),
+        (
+            {"source": "orders", "pipeline": "orders", "tenant": "acme", "key": "1", "document": {}},
+            "send one of the two",
+        ),
+        ({"source": "Orders", "tenant": "acme", "key": "1", "document": {}}, "the source 'Orders' is not allowed"),
+        ({"source": 5, "tenant": "acme", "key": "1", "document": {}}, "the source 5 is not allowed"),
+        ({"source": "others", "tenant": "acme", "key": "1", "document": {}}, "no pipeline that is loaded reads"),
+        ({"pipeline": "others", "tenant": "acme", "key": "1", "document": {}}, "no pipeline is called 'others'"),
+        ({"source": "orders", "tenant": "acme", "key": "", "document": {}}, "the key '' is not allowed"),
+        ({"source": "orders", "tenant": "acme", "key": "1", "document": []}, "the document is no JSON object"),
+        ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "holds a NUL"),
+        ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is no field"),
+        ({"pipeline": "orders", "payload": {}}, "the pipeline 'orders' has no criteria"),
+        ({"pipeline": "alerts", "payload": {}, "tenant": "acme"}, "'tenant' is no field of a message"),
+        ({"pipeline": "alerts", "payload": {}, "message_id": "a\nb"}, "the message id"),
+        ({"payload": {}}, "a message lacks pipeline"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(
+    url: str, deployment: Deployment, entry: Any, why: str
+) -> None:
+    answer = post(url, entry)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+    assert answer.json().keys() == {"error"}
+    answer = post(url, [an_order(), {"pipeline": "orders", "tenant": "acme"}, entry, an_order(2)])
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]
+    assert answer.json()["index"] == 2
+    assert records(deployment) == []
+    assert deployment.gate.active("orders") == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"NaN", b"a=b", b"9" * 5_000])
+def test_what_is_no_json_is_refused(url: str, body: bytes) -> None:
+    answer = post(url, body)
+    assert (answer.status_code, answer.json()) == (400, {"error": "the body is no JSON in UTF-8"})
+
+
+def test_too_many_entries_are_refused(url: str, deployment: Deployment) -> None:
+    answer = post(url, [an_order(number) for number in range(MOST_ENTRIES + 1)])
+    assert answer.status_code == 413
+    assert "send 1,000 at the most" in answer.json()["error"]
+    assert post(url, [an_order(number) for number in range(MOST_ENTRIES)]).status_code == 200
+    assert len(records(deployment)) == 1_000
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(None, "", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN),
+        *("Bearer \xe9", f"Bearer {TOKEN}, {OTHER}"),
+    ],
+)
+def test_who_has_no_token_is_refused_before_the_body_comes(
+    url: str, deployment: Deployment, header: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").removesuffix("/events").split(":")
+    line = "" if header is None else f"Authorization: {header}\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as opened:
+        opened.sendall(f"POST /events HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n{line}\r\n".encode("latin-1"))
+        answer = b"".join(iter(lambda: opened.recv(65_536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 401 ")
+    assert "www-authenticate: Bearer" in answer
+    assert TOKEN not in answer + caplog.text
+    assert records(deployment) == []
+
+
+def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").removesuffix("/events").split(":")
+    for line in (b"POST /events", b"POST /another", b"PUT /events") * 7:
+        with socket.create_connection((host, int(port)), timeout=30) as opened:
+            opened.sendall(line + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+            answer = b"".join(iter(lambda: opened.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in caplog.text
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == []
+
+
+@pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer {OTHER}", f"BEARER  {TOKEN}"])
+def test_each_token_is_taken_while_they_are_exchanged(url: str, header: str) -> None:
+    answer = httpx2.post(url, json={"pipeline": "orders", "tenant": "acme"}, headers={"Authorization": header})
+    assert answer.status_code == 200
+
+
+def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    original = hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return bool(original(one, other))
+
+    monkeypatch.setattr("taskbridge.web.posting.hmac.compare_digest", compare)
+    assert post(url, [], TOKEN).status_code == 200
+    assert post(url, [], "x").status_code == 401
+    assert compared == [(sent, one.encode()) for sent in (TOKEN.encode(), b"x") for one in (TOKEN, OTHER)]
+
+
+def test_without_a_token_there_is_no_such_path(deployment: Deployment) -> None:
+    with served(events(app=deployment.app)) as address:
+        assert post(f"{address}/events", []).status_code == 404
+
+
+@pytest.mark.parametrize("token", ["", "short", "a" * 15, "a" * 201, "with spaces in between", "ümlaut-ümlaut-ümlaut"])
+def test_a_token_that_is_easily_guessed_or_cannot_be_sent_is_refused(token: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match="a token of TASKBRIDGE_EVENTS_TOKENS is not allowed: use 16"
+    ) as refused:
+        events([TOKEN, token])
+    assert not token or token not in str(refused.value)
+
+
+def test_tokens_come_from_the_environment_and_are_not_shown(deployment: Deployment) -> None:
+    variables = deployment.settings.as_environment() | {"TASKBRIDGE_EVENTS_TOKENS": f"{TOKEN}, {OTHER},"}
+    settings = Settings.read(variables)
+    assert settings.events_tokens == (TOKEN, OTHER)
+    assert settings.as_environment()["TASKBRIDGE_EVENTS_TOKENS"] == f"{TOKEN},{OTHER}"
+    assert TOKEN not in repr(settings)
+    made = make_app(settings)
+    runtime_of(made.app).pipelines = declared()
+    with served(events(app=made.app)) as address:
+        for token in (TOKEN, OTHER):
+            assert post(f"{address}/events", an_order(), token).status_code == 200
+    runtime_of(made.app).close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_long_is_refused_while_it_comes(url: str, *, chunked: bool) -> None:
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(2_000):
+            sent += 65_536
+            yield b" " * 65_536
+
+    content: Any = parts() if chunked else b" " * 1_048_577
+    try:
+        answer = httpx2.post(url, content=content, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+        assert answer.status_code == 413
+    except (httpx2.WriteError, httpx2.ReadError):
+        # The connection was closed before all was sent.
+        assert chunked
+    assert sent < 100_000_000
+
+
+def test_only_post_is_taken(url: str) -> None:
+    assert httpx2.get(url, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 405
+
+
+@pytest.fixture
+def locked(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """The log is locked, so that a transaction waits, until this is called."""
+    monkeypatch.setattr(storing, "LOCK_TIMEOUT", "60s")
+    with deployment.engine.connect() as connection:
+        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        yield connection.rollback
+
+
+@pytest.mark.parametrize("kind", ["record", "message"])
+def test_no_answer_comes_before_the_commit(
+    url: str, deployment: Deployment, locked: Callable[[], None], kind: str
+) -> None:
+    message = {"pipeline": "alerts", "payload": {"level": "ERROR", "service": "billing"}}
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(post, url, an_order() if kind == "record" else message)
+        wait_until(lambda: deployment.rows("SELECT FROM pg_locks WHERE NOT granted"), "the transaction waits")
+        time.sleep(0.3)
+        assert not answer.done()
+        locked()
+        assert answer.result().status_code == 200
+    assert len(records(deployment)) == 1
+
+
+def test_a_record_that_somebody_else_holds_is_told_to_come_again(url: str, deployment: Deployment) -> None:
+    post(url, [an_order(1), an_order(2)])
+    with deployment.engine.connect() as connection:
+        connection.exec_driver_sql("SELECT FROM taskbridge.records WHERE key = '1' FOR UPDATE")
+        answer = post(url, [an_order(2, n=2), an_order(1, n=2)])
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert {document.get("n") for *_, document in records(deployment)} == {None}
+    assert post(url, [an_order(2, n=2), an_order(1, n=2)]).status_code == 200
+
+
+def test_arrays_that_wait_take_no_more_memory_than_is_said(
+    url: str, locked: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "MOST_CHARACTERS", 500_000)
+    several = [an_order(number) for number in range(MOST_ENTRIES)]
+    with ThreadPoolExecutor(12) as threads:
+        answers = [threads.submit(post, url, several) for _ in range(12)]
+        # Each counts for more than 200,000, so three are taken in.
+        wait_until(lambda: sum(answer.done() for answer in answers) == 9, "the others are refused")
+        locked()
+        assert sorted(answer.result().status_code for answer in answers) == [200] * 3 + [503] * 9
+
+
+def test_a_transaction_takes_no_more_arrays_than_it_has_room_for(
+    url: str, deployment: Deployment, locked: Callable[[], None]
+) -> None:
+    def several(at: int) -> list[dict[str, Any]]:
+        return [an_order(f"{at}-{number}") for number in range(300)]
+
+    with ThreadPoolExecutor(5) as threads:
+        answers = [threads.submit(post, url, several(0))]
+        wait_until(lambda: deployment.rows("SELECT FROM pg_locks WHERE NOT granted"), "the transaction waits")
+        answers += [threads.submit(post, url, several(at)) for at in range(1, 5)]
+        time.sleep(1)
+        locked()
+        assert {answer.result().status_code for answer in answers} == {200}
+    ((count, transactions),) = deployment.rows("SELECT count(*), count(DISTINCT xid) FROM taskbridge.records")
+    assert count == 1_500
+    assert transactions >= 3
+
+
+def without_postgres(deployment: Deployment) -> Any:
+    made = make_app(
+        Settings("postgresql://nobody:wrong@127.0.0.1:1/nowhere", deployment.settings.redis_url, notify_timeout=10)
+    )
+    runtime_of(made.app).pipelines = declared()
+    return made.app
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"source": "orders", "tenant": "acme", "key": "1", "document": {}},
+        {"pipeline": "alerts", "payload": {}},
+        {"pipeline": "alerts", "tenant": "acme"},
+    ],
+)
+def test_without_postgres_the_sender_is_told_to_come_again(deployment: Deployment, body: Any) -> None:
+    app = without_postgres(deployment)
+    with served(events(TOKEN, app=app)) as address:
+        answer = post(f"{address}/events", body)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert "wrong" not in answer.text
+        # Its delay is the policy's own, so Postgres is not asked.
+        assert post(f"{address}/events", {"pipeline": "orders", "tenant": "acme"}).status_code == 200
+    assert deployment.gate.active("orders") == ["acme"]
+    runtime_of(app).close()
+
+
+@pytest.fixture(params=["away", "hung"])
+def without_redis(deployment: Deployment, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of an app whose Redis is away, or swallows packets."""
+    with nobody_accepts() as hung:
+        redis_url = "redis://127.0.0.1:1/1" if request.param == "away" else hung
+        made = make_app(Settings(deployment.settings.postgres_url, redis_url))
+        runtime_of(made.app).pipelines = declared()
+        with served(events(TOKEN, app=made.app)) as address:
+            post(f"{address}/events", [])
+            yield f"{address}/events"
+        runtime_of(made.app).close()
+
+
+def test_without_redis_a_record_is_taken_and_its_answer_is_not_delayed(
+    without_redis: str, deployment: Deployment
+) -> None:
+    post(without_redis, an_order(0))
+    slowest = 0.0
+    for number in range(1, 5):
+        began = time.monotonic()
+        assert post(without_redis, an_order(number)).status_code == 200
+        slowest = max(slowest, time.monotonic() - began)
+    assert slowest < 0.25
+    assert len(records(deployment)) == 5
+
+
+def test_without_redis_an_event_alone_is_not_said_to_be_taken(without_redis: str) -> None:
+    began = time.monotonic()
+    answer = post(without_redis, {"pipeline": "orders", "tenant": "acme"})
+    assert time.monotonic() - began < 0.25 + 0.25
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert answer.json() == {"error": "the events are not taken now: send them again"}
+
+
+def test_without_redis_records_beside_an_event_are_stored_and_the_answer_says_so(
+    without_redis: str, deployment: Deployment
+) -> None:
+    answer = post(without_redis, [an_order(), {"pipeline": "orders", "tenant": "bolt"}])
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "error": "what is to be stored is stored, but the events are not taken now: send them again"
+    }
+    assert len(records(deployment)) == 1
+
+
+def test_an_event_whose_delay_postgres_does_not_tell_is_not_waited_for(deployment: Deployment) -> None:
+    made = make_app(Settings(deployment.settings.postgres_url, deployment.settings.redis_url))
+    runtime_of(made.app).pipelines = declared()
+    with served(events(TOKEN, app=made.app)) as address, deployment.engine.connect() as connection:
+        post(f"{address}/events", {"pipeline": "alerts", "tenant": "acme"})
+        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        began = time.monotonic()
+        assert post(f"{address}/events", {"pipeline": "alerts", "tenant": "acme"}).status_code == 503
+        assert time.monotonic() - began < 5
+        connection.rollback()
+    runtime_of(made.app).close()
+
+
+def test_a_pipeline_that_does_not_import_is_no_fault_of_the_sender(deployment: Deployment) -> None:
+    made = make_app(Settings(deployment.settings.postgres_url, deployment.settings.redis_url, pipelines=("no_such",)))
+    with served(events(TOKEN, app=made.app)) as address:
+        for _ in range(2):
+            assert post(f"{address}/events", an_order()).status_code == 503
+    runtime_of(made.app).close()
+
+
+def test_it_can_be_mounted(deployment: Deployment) -> None:
+    runtime_of(deployment.app).pipelines = declared()
+    whole = Starlette(routes=[Mount("/bridge", events(TOKEN, app=deployment.app))])
+    with served(whole) as address:
+        assert post(f"{address}/bridge/events", an_order()).status_code == 200
+        assert post(f"{address}/events", an_order()).status_code == 404
+
+
+def test_a_webhook_at_the_same_path_is_refused() -> None:
+    hook = Webhook("events", Hmac("secret", header="x-signature"), tenant="$.t", key="$.k")
+    with pytest.raises(ConfigurationError, match="a webhook has the path /events"):
+        with_events(receiver(hook))
+
+
+def test_the_end_of_the_server_waits_for_what_was_begun(deployment: Deployment) -> None:
+    runtime_of(deployment.app).pipelines = declared()
+    # An app that is mounted is not told of the end.
+    before = set(threading.enumerate())
+    with served(events(TOKEN, app=deployment.app)) as address:
+        post(f"{address}/events", an_order())
+    assert deployment.gate.active("orders") == ["acme"]
+    left = {one.name for one in set(threading.enumerate()) - before}
+    assert not [name for name in left if name.startswith("taskbridge-receiver")]
