@@ -68,33 +68,21 @@ class Finding:
 Findings = Iterator[Finding]
 
 
-def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
-    """Make all checks; one that needs what another found out of reach is left out.
-
-    `alone`: the servers live for this command only, so neither a schema nor a worker is expected.
-    """
+def examine(runtime: Runtime) -> list[Finding]:
+    """Make all checks; one that needs what another found out of reach is left out."""
     found: list[Finding] = []
 
-    def usable(check: Callable[[Runtime], Findings], name: str, level: Level = Level.PROBLEM) -> bool:
+    def usable(check: Callable[[Runtime], Findings], name: str) -> bool:
         try:
             with translated_errors():
                 found.extend(check(runtime))
         except TaskBridgeError as error:
-            found.append(Finding(level, name, error.what, error.remedy))
+            found.append(Finding(Level.PROBLEM, name, error.what, error.remedy))
             return False
         return True
 
     postgres = usable(_postgres, "Postgres")
-    if alone:
-        found.append(
-            Finding(
-                Level.WARNING,
-                "servers",
-                "none are configured and none run here, so embedded ones were started for this check",
-                "set TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL, or start `taskbridge up`",
-            )
-        )
-    if postgres and usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM):
+    if postgres and usable(_schema, "schema"):
         usable(_cluster, "cluster")
         usable(_adopted, "tables")
     redis = usable(_redis, "Redis")
@@ -102,13 +90,12 @@ def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
         usable(_clocks, "clocks")
     pipelines = usable(_pipelines, "pipelines")
     if usable(_queues, "broker"):
-        usable(_workers_alone if alone else _workers, "workers")
+        usable(_workers, "workers")
     if redis and pipelines:
         usable(_overdue, "deadlines")
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
         usable(_work, "work")
-        if not alone:
-            usable(_rounds, "tail")
+        usable(_rounds, "tail")
     return found
 
 
@@ -231,12 +218,12 @@ def _length(connection: Any, queue: str) -> int:
     return length
 
 
-def _workers(runtime: Runtime, missing: Level = Level.PROBLEM) -> Findings:
+def _workers(runtime: Runtime) -> Findings:
     control: Any = runtime.app.control
     answers: dict[str, list[dict[str, Any]]] = control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
     if not answers:
         yield Finding(
-            missing,
+            Level.PROBLEM,
             "workers",
             f"no worker answers within {ANSWER_SECONDS:g} s, so nothing is handled",
             "start `celery -A taskbridge worker`, or `taskbridge up`",
@@ -271,10 +258,6 @@ def _transports(runtime: Runtime, workers: list[str]) -> Findings:
                 "transport",
                 f"{worker} keeps {transport or 'that of kombu'}: each run's message is written to `unacked`",
             )
-
-
-def _workers_alone(runtime: Runtime) -> Findings:
-    return _workers(runtime, Level.WARNING)
 
 
 def _rounds(runtime: Runtime) -> Findings:
