@@ -13,7 +13,7 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.integration.transport import TRANSPORTS
+from taskbridge.integration.transport import BROKER_SECONDS, TRANSPORTS, bounded
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
@@ -39,7 +39,6 @@ OVERDUE_LOOK: Final = 200
 WAITS_SECONDS: Final = 300.0
 """A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
 ANSWER_SECONDS: Final = 1.0
-BROKER_SECONDS: Final = 5
 TAIL_SECONDS: Final = 60.0
 """A tail is stored every 5 s; after a time-out it may rest for half a minute."""
 BASE_SECONDS: Final = 300.0
@@ -196,11 +195,7 @@ def _pipelines(runtime: Runtime) -> Findings:
 
 
 def _queues(runtime: Runtime) -> Findings:
-    options: dict[str, Any] = {}
-    if str(runtime.app.conf.broker_url).startswith("redis"):
-        # Without these, kombu waits for ever for a server that accepts and says nothing.
-        options["transport_options"] = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
-    with runtime.app.connection_for_read(**options) as connection:
+    with runtime.app.connection_for_read(**bounded(runtime.app)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in runtime.keys.queues]
     yield Finding(Level.OK, "broker", f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Final, NamedTuple
 
 import psycopg
@@ -90,6 +91,11 @@ def _redis_text(error: redis.RedisError) -> str:
 
 
 def _broker_text(error: BaseException) -> str:
+    if isinstance(error, loaded("kombu.exceptions", "VersionMismatch")):
+        return (
+            f"kombu {version('kombu')} does not go with redis-py {redis.__version__}: "
+            "run `pip install 'kombu[redis]'`, which takes versions that do"
+        )
     text = str(error).lower()
     if any(part in text for part in ("password", "authentication", "access_refused", "noauth")):
         return "the broker refuses the password: correct it in TASKBRIDGE_BROKER_URL"
