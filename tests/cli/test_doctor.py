@@ -98,8 +98,8 @@ def test_each_server_that_cannot_be_used_is_named_without_its_password(
     assert ended.status == 1
     problems = {name: texts for name, texts in findings(ended).items() if texts[0].startswith("problem")}
     assert problems == {
-        "Postgres": ["problem: Postgres cannot be reached"],
-        "Redis": ["problem: Redis cannot be reached"],
+        "Postgres": ["problem: Postgres cannot be reached (127.0.0.1:1)"],
+        "Redis": ["problem: Redis cannot be reached (127.0.0.1:1)"],
         "broker": ["problem: the broker refuses the password"],
     }
     assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
