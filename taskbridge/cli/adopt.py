@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, examples
 
@@ -80,23 +79,22 @@ def adopt(
         raise click.UsageError("--backfill is no statement: leave it out here, and run it after the migration")
     from taskbridge import store
 
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        engine = _engine(migrate=origin is Origin.OURS)
-        watched = [] if columns is None else columns.split(",")
-        found = store.adoption(engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql)
-        if print_sql:
-            _print(store.adoption_statements(found))
-            return
-        what = f"{found.definition.source}: {found.table.name}"
-        if store.adopt(engine, found):
-            click.echo(f"{what} is adopted: each change from now on is a record")
-        else:
-            click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
-        if again:
-            store.begin_again(engine, found.definition.source)
-        if backfill or again:
-            _backfill(engine, found, anew=again)
+    environment.existing(data_dir)
+    engine = _engine()
+    watched = [] if columns is None else columns.split(",")
+    found = store.adoption(engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql)
+    if print_sql:
+        _print(store.adoption_statements(found))
+        return
+    what = f"{found.definition.source}: {found.table.name}"
+    if store.adopt(engine, found):
+        click.echo(f"{what} is adopted: each change from now on is a record")
+    else:
+        click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
+    if again:
+        store.begin_again(engine, found.definition.source)
+    if backfill or again:
+        _backfill(engine, found, anew=again)
 
 
 def _print(statements: Sequence[str]) -> None:
@@ -104,13 +102,11 @@ def _print(statements: Sequence[str]) -> None:
         click.echo(f"{statement};\n")
 
 
-def _engine(*, migrate: bool) -> Engine:
+def _engine() -> Engine:
     from taskbridge import store
 
     engine = environment.runtime().engine
     store.check_version(engine)
-    if migrate:
-        store.migrate(engine)
     store.check_schema(engine)
     store.check_cluster(engine)
     return engine
@@ -166,13 +162,12 @@ def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
     """
     from taskbridge import store
 
-    environment.need_data(data_dir)
-    with environment.enter(data_dir) as origin:
-        engine = _engine(migrate=origin is Origin.OURS)
-        if print_sql:
-            _print(store.removal_statements(engine, source))
-            return
-        left = store.unadopt(engine, source)
+    environment.existing(data_dir)
+    engine = _engine()
+    if print_sql:
+        _print(store.removal_statements(engine, source))
+        return
+    left = store.unadopt(engine, source)
     click.echo(f"{source}: {left.table} is adopted no more")
     readers = ", ".join(left.pipelines) or "no pipeline"
     click.echo(f"its records remain, with the cursors of {readers}: what is pending is handled as before")

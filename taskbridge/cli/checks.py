@@ -13,7 +13,7 @@ from kombu.exceptions import ChannelError
 from sqlalchemy import text
 
 from taskbridge.errors import TaskBridgeError
-from taskbridge.integration.transport import TRANSPORTS
+from taskbridge.integration.transport import BROKER_SECONDS, TRANSPORTS, bounded
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
@@ -39,7 +39,6 @@ OVERDUE_LOOK: Final = 200
 WAITS_SECONDS: Final = 300.0
 """A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
 ANSWER_SECONDS: Final = 1.0
-BROKER_SECONDS: Final = 5
 TAIL_SECONDS: Final = 60.0
 """A tail is stored every 5 s; after a time-out it may rest for half a minute."""
 BASE_SECONDS: Final = 300.0
@@ -68,33 +67,21 @@ class Finding:
 Findings = Iterator[Finding]
 
 
-def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
-    """Make all checks; one that needs what another found out of reach is left out.
-
-    `alone`: the servers live for this command only, so neither a schema nor a worker is expected.
-    """
+def examine(runtime: Runtime) -> list[Finding]:
+    """Make all checks; one that needs what another found out of reach is left out."""
     found: list[Finding] = []
 
-    def usable(check: Callable[[Runtime], Findings], name: str, level: Level = Level.PROBLEM) -> bool:
+    def usable(check: Callable[[Runtime], Findings], name: str) -> bool:
         try:
             with translated_errors():
                 found.extend(check(runtime))
         except TaskBridgeError as error:
-            found.append(Finding(level, name, error.what, error.remedy))
+            found.append(Finding(Level.PROBLEM, name, error.what, error.remedy))
             return False
         return True
 
     postgres = usable(_postgres, "Postgres")
-    if alone:
-        found.append(
-            Finding(
-                Level.WARNING,
-                "servers",
-                "none are configured and none run here, so embedded ones were started for this check",
-                "set TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL, or start `taskbridge up`",
-            )
-        )
-    if postgres and usable(_schema, "schema", Level.WARNING if alone else Level.PROBLEM):
+    if postgres and usable(_schema, "schema"):
         usable(_cluster, "cluster")
         usable(_adopted, "tables")
     redis = usable(_redis, "Redis")
@@ -102,13 +89,12 @@ def examine(runtime: Runtime, *, alone: bool) -> list[Finding]:
         usable(_clocks, "clocks")
     pipelines = usable(_pipelines, "pipelines")
     if usable(_queues, "broker"):
-        usable(_workers_alone if alone else _workers, "workers")
+        usable(_workers, "workers")
     if redis and pipelines:
         usable(_overdue, "deadlines")
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
         usable(_work, "work")
-        if not alone:
-            usable(_rounds, "tail")
+        usable(_rounds, "tail")
     return found
 
 
@@ -209,11 +195,7 @@ def _pipelines(runtime: Runtime) -> Findings:
 
 
 def _queues(runtime: Runtime) -> Findings:
-    options: dict[str, Any] = {}
-    if str(runtime.app.conf.broker_url).startswith("redis"):
-        # Without these, kombu waits for ever for a server that accepts and says nothing.
-        options["transport_options"] = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
-    with runtime.app.connection_for_read(**options) as connection:
+    with runtime.app.connection_for_read(**bounded(runtime.app)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in runtime.keys.queues]
     yield Finding(Level.OK, "broker", f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
@@ -231,12 +213,12 @@ def _length(connection: Any, queue: str) -> int:
     return length
 
 
-def _workers(runtime: Runtime, missing: Level = Level.PROBLEM) -> Findings:
+def _workers(runtime: Runtime) -> Findings:
     control: Any = runtime.app.control
     answers: dict[str, list[dict[str, Any]]] = control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
     if not answers:
         yield Finding(
-            missing,
+            Level.PROBLEM,
             "workers",
             f"no worker answers within {ANSWER_SECONDS:g} s, so nothing is handled",
             "start `celery -A taskbridge worker`, or `taskbridge up`",
@@ -271,10 +253,6 @@ def _transports(runtime: Runtime, workers: list[str]) -> Findings:
                 "transport",
                 f"{worker} keeps {transport or 'that of kombu'}: each run's message is written to `unacked`",
             )
-
-
-def _workers_alone(runtime: Runtime) -> Findings:
-    return _workers(runtime, Level.WARNING)
 
 
 def _rounds(runtime: Runtime) -> Findings:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
     """
     from taskbridge.cli.checks import Level, examine, worst
 
-    with environment.enter(data_dir) as origin:
-        findings = examine(environment.runtime(), alone=origin is Origin.OURS)
+    environment.existing(data_dir)
+    findings = examine(environment.runtime())
     if as_json:
         rows = [{"level": one.level, "check": one.check, "text": one.text, "remedy": one.remedy} for one in findings]
         console.emit_json({"level": worst(findings), "findings": rows})

@@ -1,7 +1,8 @@
 """Which servers a command works with.
 
-Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; where neither is set, those that another process serves in
-the data directory; where there are none either, embedded ones for the time of the command, if it makes sense alone.
+Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; where neither is set, those that a `taskbridge up` serves in
+the data directory now. Where there are none either a command ends with an error: only `taskbridge up` makes a database,
+so nobody who forgot the variables works on another one than they think.
 
 The choice goes into the environment, so that `Settings.read`, Celery and child processes see it: make it before the
 first call of `taskbridge.process.runtime.runtime_of`.
@@ -28,10 +29,9 @@ __all__ = [
     "POSTGRES",
     "REDIS",
     "Origin",
-    "enter",
     "existing",
+    "kept",
     "light_runtime",
-    "need_data",
     "ready",
     "runtime",
     "served",
@@ -63,76 +63,56 @@ def light_runtime() -> LightRuntime:
 
 
 class Origin(Enum):
-    """Where the servers of a command come from."""
+    """Where the servers of `taskbridge up` come from."""
 
     CONFIGURED = "the environment"
-    RUNNING = "another process that serves the data directory"
     OURS = "this process"
 
 
-def existing(data_dir: Path) -> Origin:
+def existing(data_dir: Path) -> None:
     """Choose among servers that run already.
 
     Raises:
         ConfigurationError: one of the two variables is set and the other is not, or one cannot be read.
         Unavailable: there are none.
     """
-    origin = _find(data_dir)
-    if origin is None:
+    if not _found(data_dir):
         raise Unavailable(
-            f"no servers: start `taskbridge up` (it serves {data_dir}; another directory is chosen with --data-dir), "
-            f"or set {POSTGRES} and {REDIS}"
+            f"{POSTGRES} and {REDIS} are not set, and no `taskbridge up` serves {data_dir}: set both, or start "
+            "`taskbridge up` to try it (another directory is chosen with --data-dir)"
         )
-    return origin
 
 
 @contextmanager
-def enter(data_dir: Path) -> Iterator[Origin]:
-    """Choose among servers that run already, and start embedded ones for the `with` block where there are none.
+def kept(data_dir: Path) -> Iterator[None]:
+    """Choose as `existing`, or start servers for the `with` block on what an earlier `taskbridge up` has left.
 
-    Raises: as `existing` and `taskbridge.embedded.serve`.
+    For what has to be done before `taskbridge up` can start again.
+
+    Raises: as `existing`, also where the data directory holds nothing; as `taskbridge.embedded.serve`.
     """
-    origin = _find(data_dir)
-    if origin is not None:
-        yield origin
+    if not (data_dir / "lock").exists() or _found(data_dir):
+        existing(data_dir)
+        yield
         return
     from taskbridge import embedded
 
     with embedded.serve(data_dir) as servers:
         _choose(servers)
-        yield Origin.OURS
+        yield
 
 
-def need_data(data_dir: Path) -> None:
-    """Refuse to look into a data directory that is not there, rather than make one.
-
-    Raises:
-        Unavailable: no servers are configured, and nothing was ever served in the directory.
-    """
-    if not _configured() and not (data_dir / "lock").exists():
-        raise Unavailable(
-            f"there is nothing in {data_dir} yet: start `taskbridge up`, choose another directory with --data-dir, or "
-            f"set {POSTGRES} and {REDIS}"
-        )
-
-
-@contextmanager
-def session(data_dir: Path, opened: Callable[[], R], *, makes: bool = False) -> Iterator[tuple[R, Origin]]:
-    """Choose the servers for the `with` block, see that they can be used, and lend `opened()`.
+def session(data_dir: Path, opened: Callable[[], R]) -> R:
+    """Choose the servers, see that they can be used, and return `opened()`.
 
     `opened` is `runtime`, or `light_runtime` where the command neither notifies nor runs.
 
-    Servers of this process are brought up to date; others must be. With `makes` the data directory is made where there
-    is none.
-
-    Raises: as `need_data`, `enter` and `ready`.
+    Raises: as `existing` and `ready`.
     """
-    if not makes:
-        need_data(data_dir)
-    with enter(data_dir) as origin:
-        lent = opened()
-        ready(lent, migrate=origin is Origin.OURS)
-        yield lent, origin
+    existing(data_dir)
+    lent = opened()
+    ready(lent, migrate=False)
+    return lent
 
 
 def ready(runtime: LightRuntime, *, migrate: bool) -> None:
@@ -153,7 +133,7 @@ def ready(runtime: LightRuntime, *, migrate: bool) -> None:
 def served(data_dir: Path) -> Iterator[Origin]:
     """Use the configured servers, or else serve the data directory for the `with` block; either way it is locked.
 
-    Raises: as `enter`; AlreadyRunning where another process holds the directory.
+    Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning where another process holds the directory.
     """
     if _configured():
         with _held(data_dir):
@@ -181,16 +161,15 @@ def _held(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def _find(data_dir: Path) -> Origin | None:
+def _found(data_dir: Path) -> bool:
     if _configured():
-        return Origin.CONFIGURED
+        return True
     from taskbridge import embedded
 
     servers = embedded.running(data_dir)
-    if servers is None:
-        return None
-    _choose(servers)
-    return Origin.RUNNING
+    if servers is not None:
+        _choose(servers)
+    return servers is not None
 
 
 def _configured() -> bool:

@@ -32,17 +32,17 @@ def forget(pipeline: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     """
     from taskbridge.store import forget_pipeline, read_ages
 
-    with environment.session(data_dir, environment.runtime) as (runtime, _):
-        if pipeline in runtime.pipelines.names():
-            raise InvalidInput(f"the pipeline {pipeline!r} is declared here: take its declaration away before")
-        if not yes:
-            raise click.UsageError("its cursors are not to be had again: add --yes once no worker declares it")
-        if read_ages(runtime.engine, [pipeline])[pipeline].tail < RESTS:
-            console.complain(f"a worker looks after {pipeline!r}: stop it, and try again after {RESTS:g} s")
-            raise click.exceptions.Exit(1)
-        found = forget_pipeline(runtime.engine, pipeline)
-        if found is None:
-            raise InvalidInput(f"no pipeline is known as {pipeline!r}: `taskbridge doctor` names those that are")
+    runtime = environment.session(data_dir, environment.runtime)
+    if pipeline in runtime.pipelines.names():
+        raise InvalidInput(f"the pipeline {pipeline!r} is declared here: take its declaration away before")
+    if not yes:
+        raise click.UsageError("its cursors are not to be had again: add --yes once no worker declares it")
+    if read_ages(runtime.engine, [pipeline])[pipeline].tail < RESTS:
+        console.complain(f"a worker looks after {pipeline!r}: stop it, and try again after {RESTS:g} s")
+        raise click.exceptions.Exit(1)
+    found = forget_pipeline(runtime.engine, pipeline)
+    if found is None:
+        raise InvalidInput(f"no pipeline is known as {pipeline!r}: `taskbridge doctor` names those that are")
     if as_json:
         console.emit_json({"pipeline": pipeline, **found})
     else:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option, tenant_column_option
 from taskbridge.errors import TaskBridgeError, Unavailable
@@ -40,19 +39,17 @@ def import_command(file: Path, tenant_column: str, data_dir: Path, as_json: bool
     content = sending.read(file, tenant_column)
     sending.list_problems(file, content)
     progress = sending.Sending(content)
-    with environment.session(data_dir, environment.runtime, makes=True) as (_, origin):
-        sending.check_pipeline()
-        try:
-            sending.send(progress)
-        except (TaskBridgeError, Interrupted) as error:
-            _show(progress, as_json=as_json)
-            if isinstance(error, Interrupted):
-                console.tell(progress.how_far())
-                raise
-            raise Unavailable(f"{error}. {progress.how_far()}") from error
+    environment.session(data_dir, environment.runtime)
+    sending.check_pipeline()
+    try:
+        sending.send(progress)
+    except (TaskBridgeError, Interrupted) as error:
+        _show(progress, as_json=as_json)
+        if isinstance(error, Interrupted):
+            console.tell(progress.how_far())
+            raise
+        raise Unavailable(f"{error}. {progress.how_far()}") from error
     _show(progress, as_json=as_json)
-    if origin is Origin.OURS and progress.written:
-        console.tell("No worker runs yet: `taskbridge up` handles what was imported.")
     if content.problems:
         raise click.exceptions.Exit(1)
 

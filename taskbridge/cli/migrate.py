@@ -35,14 +35,14 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
 
     if revision == "base" and not yes:
         raise click.UsageError("--to base drops all tables and what they hold: add --yes if that is what you want")
-    with environment.enter(data_dir):
-        try:
-            engine = environment.runtime().engine
-            store.check_version(engine)
-            before, after = store.migrate(engine, revision)
-            foreign = after == head() and not store.in_its_cluster(engine)
-        except CommandError as error:
-            raise UsageError(f"there is no schema {revision!r} ({error}); the newest is {head()}") from error
+    environment.existing(data_dir)
+    try:
+        engine = environment.runtime().engine
+        store.check_version(engine)
+        before, after = store.migrate(engine, revision)
+        foreign = after == head() and not store.in_its_cluster(engine)
+    except CommandError as error:
+        raise UsageError(f"there is no schema {revision!r} ({error}); the newest is {head()}") from error
     if before == after:
         click.echo(f"schema {after or 'none'}: nothing to do")
     else:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskbridge.cli import console, environment, interrupts
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
 from taskbridge.cli.times import iso
@@ -38,7 +35,6 @@ class _Scope:
     """A tenant of a pipeline, or with None the whole pipeline."""
 
     runtime: Runtime
-    origin: Origin
     pipeline: str
     tenant: str | None
 
@@ -85,9 +81,9 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
     """
     from taskbridge.cli.tenants import view
 
-    with _entered(data_dir, pipeline, tenant) as scope:
-        known = tenant is None or bool(view(scope.runtime, pipeline, tenant))
-        done = scope.pause(reason)
+    scope = _entered(data_dir, pipeline, tenant)
+    known = tenant is None or bool(view(scope.runtime, pipeline, tenant))
+    done = scope.pause(reason)
     if as_json:
         console.emit_json(done)
     else:
@@ -108,11 +104,11 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 
     Tenants that were paused one by one are resumed one by one.
     """
-    with _entered(data_dir, pipeline, tenant) as scope:
-        released = scope.runtime.pauses.release(pipeline, tenant)
-        left = scope.runtime.pauses.of(pipeline)
-        started = [one for one in scope.pending() if left.holding(one) is None]
-        start(started, pipeline, scope.origin)
+    scope = _entered(data_dir, pipeline, tenant)
+    released = scope.runtime.pauses.release(pipeline, tenant)
+    left = scope.runtime.pauses.of(pipeline)
+    started = [one for one in scope.pending() if left.holding(one) is None]
+    start(started, pipeline)
     if as_json:
         console.emit_json(scope.key | {"paused": scope.paused(left), "resumed": released, "started": len(started)})
     else:
@@ -152,11 +148,11 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
     if math.isnan(timeout):
         raise click.BadParameter("give a number of seconds", param_hint="--timeout")
     started = time.monotonic()
-    with _entered(data_dir, pipeline, tenant) as scope:
-        left, paused = _wait(scope, timeout)
-        found = scope.key | {"drained": not left, "paused": False, "left": left}
-        if not left:
-            found |= scope.pause(reason)
+    scope = _entered(data_dir, pipeline, tenant)
+    left, paused = _wait(scope, timeout)
+    found = scope.key | {"drained": not left, "paused": False, "left": left}
+    if not left:
+        found |= scope.pause(reason)
     found["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
         console.emit_json(found)
@@ -167,12 +163,11 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
         raise click.exceptions.Exit(1)
 
 
-@contextmanager
-def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> Iterator[_Scope]:
+def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> _Scope:
     if tenant is not None:
         check_tenant(tenant)
-    with environment.session(data_dir, environment.runtime) as (runtime, origin):
-        yield _Scope(runtime, origin, runtime.pipelines[pipeline].name, tenant)
+    runtime = environment.session(data_dir, environment.runtime)
+    return _Scope(runtime, runtime.pipelines[pipeline].name, tenant)
 
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:

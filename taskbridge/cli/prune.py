@@ -91,16 +91,16 @@ def prune(
     counts: Counter[str] = Counter(dict.fromkeys((*store.PRUNED, "kept"), 0))
     held = _Held()
     complete = False
-    with environment.session(data_dir, environment.runtime) as (runtime, _):
-        what = _what(runtime.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
-        try:
-            _prune(store.prune(runtime.engine, what), counts, held)
-            complete = True
-        except (TaskBridgeError, Interrupted):
-            console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
-            raise
-        finally:
-            _show(what, counts, held, as_json=as_json, complete=complete)
+    runtime = environment.session(data_dir, environment.runtime)
+    what = _what(runtime.pipelines, older_than, pipeline, deliveries=deliveries, dry_run=dry_run)
+    try:
+        _prune(store.prune(runtime.engine, what), counts, held)
+        complete = True
+    except (TaskBridgeError, Interrupted):
+        console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
+        raise
+    finally:
+        _show(what, counts, held, as_json=as_json, complete=complete)
 
 
 def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **options: bool) -> Prune:

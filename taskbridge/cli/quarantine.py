@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import (
     data_dir_option,
     examples,
@@ -142,13 +140,13 @@ def list_them(
     choice = _Choice(**chosen).check()
     records: list[tuple[str, QuarantinedRecord]] = []
     count = 0
-    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
-        names = runtime.pipelines.names() if pipeline is None else [pipeline]
-        for name in names:
-            there = runtime.quarantine_of(name)
-            some, of_all = there.find(name, **choice.filters, since=since, discarded=discarded, limit=limit)
-            records += [(name, one) for one in some]
-            count += of_all
+    runtime = environment.session(data_dir, environment.light_runtime)
+    names = runtime.pipelines.names() if pipeline is None else [pipeline]
+    for name in names:
+        there = runtime.quarantine_of(name)
+        some, of_all = there.find(name, **choice.filters, since=since, discarded=discarded, limit=limit)
+        records += [(name, one) for one in some]
+        count += of_all
     records = sorted(records, key=lambda one: one[1].quarantined_at)[:limit]
     if as_json:
         shown = [{"pipeline": name, **_as_json(one)} for name, one in records]
@@ -175,11 +173,11 @@ def retry(pipeline: str, every: bool, data_dir: Path, as_json: bool, **chosen: A
     chosen.
     """
     choice = _chosen(every, chosen)
-    with _entered(data_dir, pipeline) as (there, pauses, origin):
-        records = _find(there, pipeline, choice)
-        done = _done(pipeline, choice, records, there.retry(pipeline, records))
-        start(list(done.tenants), pipeline, origin)
-        paused = pauses.of(pipeline)
+    there, pauses = _entered(data_dir, pipeline)
+    records = _find(there, pipeline, choice)
+    done = _done(pipeline, choice, records, there.retry(pipeline, records))
+    start(list(done.tenants), pipeline)
+    paused = pauses.of(pipeline)
     if as_json:
         console.emit_json(done.as_json("retried"))
     else:
@@ -211,13 +209,13 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
     choice = _chosen(every, chosen)
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked here: add --yes if you want to give these records up")
-    with _entered(data_dir, pipeline) as (there, _, _):
-        records = _find(there, pipeline, choice)
-        if records and not yes:
-            tenants = len({one.tenant for one in records})
-            question = f"Give up {console.counted(len(records), 'record')} of {console.counted(tenants, 'tenant')}?"
-            click.confirm(question, abort=True, err=True)
-        done = _done(pipeline, choice, records, there.discard(pipeline, records))
+    there, _ = _entered(data_dir, pipeline)
+    records = _find(there, pipeline, choice)
+    if records and not yes:
+        tenants = len({one.tenant for one in records})
+        question = f"Give up {console.counted(len(records), 'record')} of {console.counted(tenants, 'tenant')}?"
+        click.confirm(question, abort=True, err=True)
+    done = _done(pipeline, choice, records, there.discard(pipeline, records))
     if as_json:
         console.emit_json(done.as_json("discarded"))
     else:
@@ -225,10 +223,9 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
     _end(done)
 
 
-@contextmanager
-def _entered(data_dir: Path, pipeline: str) -> Iterator[tuple[Quarantine, Pauses, Origin]]:
-    with environment.session(data_dir, environment.light_runtime) as (runtime, origin):
-        yield runtime.quarantine_of(pipeline), runtime.pauses, origin
+def _entered(data_dir: Path, pipeline: str) -> tuple[Quarantine, Pauses]:
+    runtime = environment.session(data_dir, environment.light_runtime)
+    return runtime.quarantine_of(pipeline), runtime.pauses
 
 
 def _chosen(every: bool, chosen: dict[str, Any]) -> _Choice:

@@ -36,8 +36,7 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
     """
     from taskbridge import store
 
-    environment.need_data(data_dir)
-    with environment.enter(data_dir):
+    with environment.kept(data_dir):
         engine = environment.runtime().engine
         store.check_version(engine)
         store.check_schema(engine)

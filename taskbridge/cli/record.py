@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
 from taskbridge.errors import TaskBridgeError
@@ -49,10 +48,8 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
     from taskbridge.producing.recording import criteria_of
 
     progress = Recording(pipeline, file, id_field)
-    with (
-        json_lines.messages(file) as lines,
-        environment.session(data_dir, environment.runtime, makes=True) as (runtime, origin),
-    ):
+    with json_lines.messages(file) as lines:
+        runtime = environment.session(data_dir, environment.runtime)
         criteria_of(runtime, pipeline)
         try:
             record_all(progress, lines)
@@ -61,8 +58,6 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
             console.tell(progress.how_far())
             raise
     _show(progress, as_json=as_json)
-    if origin is Origin.OURS and progress.matched:
-        console.tell("No worker runs yet: `taskbridge up` handles what was recorded.")
     if progress.problems:
         raise click.exceptions.Exit(1)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
+from taskbridge.cli import environment
 from taskbridge.errors import Unavailable
 
 __all__ = ["start"]
 
 
-def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
+def start(tenants: Sequence[str], pipeline: str) -> None:
     """Start the tenants' runners.
 
     Raises:
@@ -25,5 +24,3 @@ def start(tenants: Sequence[str], pipeline: str, origin: Origin) -> None:
         raise Unavailable(
             f"{error}. It is written down all the same: workers find it within TASKBRIDGE_BASE_INTERVAL"
         ) from error
-    if origin is Origin.OURS and tenants:
-        console.tell("No worker runs yet: `taskbridge up` handles what is pending.")

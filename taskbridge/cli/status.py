@@ -168,18 +168,16 @@ def status(
         check_tenant(tenant)
     if after and sort != BY_NAME:
         raise click.UsageError("--after goes on by name: leave it out, or --sort")
-    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
-        names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-        from taskbridge.store import undeclared_pipelines, unmatched_sources
+    runtime = environment.session(data_dir, environment.light_runtime)
+    names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
+    from taskbridge.store import undeclared_pipelines, unmatched_sources
 
-        found = {name: _look(runtime, name, tenant, after, limit, sort) for name in names}
-        sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(
-            runtime.pipelines.names()
-        )
-        unmatched = unmatched_sources(runtime.database).items()
-        strangers = {name: count for name, count in unmatched if name not in sources}
-        parked = _parked(runtime)
-        undeclared = undeclared_pipelines(runtime.database, runtime.pipelines.names())
+    found = {name: _look(runtime, name, tenant, after, limit, sort) for name in names}
+    sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(runtime.pipelines.names())
+    unmatched = unmatched_sources(runtime.database).items()
+    strangers = {name: count for name, count in unmatched if name not in sources}
+    parked = _parked(runtime)
+    undeclared = undeclared_pipelines(runtime.database, runtime.pipelines.names())
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}

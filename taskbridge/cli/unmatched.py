@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.times import iso
 
@@ -52,16 +51,16 @@ def list_them(pipeline: str | None, limit: int, data_dir: Path, as_json: bool) -
     """
     from taskbridge.store import count_unmatched, is_adopted, read_unmatched, unmatched_sources
 
-    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
-        if pipeline is None:
-            _count(unmatched_sources(runtime.database), as_json=as_json)
-            return
-        count = count_unmatched(runtime.database, runtime.source_of(pipeline))
-        if not count and not is_adopted(runtime.database, runtime.source_of(pipeline)):
-            from taskbridge.producing.recording import criteria_of
+    runtime = environment.session(data_dir, environment.light_runtime)
+    if pipeline is None:
+        _count(unmatched_sources(runtime.database), as_json=as_json)
+        return
+    count = count_unmatched(runtime.database, runtime.source_of(pipeline))
+    if not count and not is_adopted(runtime.database, runtime.source_of(pipeline)):
+        from taskbridge.producing.recording import criteria_of
 
-            criteria_of(runtime, pipeline)
-        records = list(islice(read_unmatched(runtime.database, runtime.source_of(pipeline)), limit))
+        criteria_of(runtime, pipeline)
+    records = list(islice(read_unmatched(runtime.database, runtime.source_of(pipeline)), limit))
     if as_json:
         console.emit_json({"pipeline": pipeline, "unmatched": count, "records": list(map(_as_json, records))})
     else:
@@ -86,21 +85,19 @@ def match_them(pipeline: str, data_dir: Path, as_json: bool) -> None:
     from taskbridge.integration.app import app
     from taskbridge.producing.recording import criteria_of, match_again
 
-    with environment.session(data_dir, environment.runtime) as (runtime, origin):
-        criteria_of(runtime, pipeline)
-        tenants, reasons = Counter[str](), Counter[str]()
-        for one in match_again(app, pipeline):
-            if one.tenant is not None:
-                tenants[one.tenant] += 1
-            else:
-                reasons[str(one.reason)] += 1
+    runtime = environment.session(data_dir, environment.runtime)
+    criteria_of(runtime, pipeline)
+    tenants, reasons = Counter[str](), Counter[str]()
+    for one in match_again(app, pipeline):
+        if one.tenant is not None:
+            tenants[one.tenant] += 1
+        else:
+            reasons[str(one.reason)] += 1
     if as_json:
         counts = {"matched": tenants.total(), "unmatched": reasons.total()}
         console.emit_json({"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())})
     else:
         _show_matched(tenants, reasons)
-    if origin is Origin.OURS and tenants:
-        console.tell("No worker runs yet: `taskbridge up` handles what was matched.")
 
 
 def _count(counts: dict[str, int], *, as_json: bool) -> None:
@@ -136,8 +133,8 @@ def discard_them(
     """
     if everything == bool(message_ids or reason):
         raise click.UsageError("choose what to give up: IDs, --reason or both, or --all for all that are unmatched")
-    with environment.session(data_dir, environment.runtime) as (runtime, _):
-        done = runtime.records_of(pipeline).discard(list(message_ids) or None, reason)
+    runtime = environment.session(data_dir, environment.runtime)
+    done = runtime.records_of(pipeline).discard(list(message_ids) or None, reason)
     if as_json:
         console.emit_json({"pipeline": pipeline, "discarded": sorted(done)})
     else:

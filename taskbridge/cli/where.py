@@ -33,8 +33,8 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
     """
     from taskbridge.store import where_is
 
-    with environment.session(data_dir, environment.light_runtime) as (runtime, _):
-        found = where_is(runtime.database, key, source, tenant)
+    runtime = environment.session(data_dir, environment.light_runtime)
+    found = where_is(runtime.database, key, source, tenant)
     if as_json:
         console.emit_json({"key": key, "records": [{name: _plain(one[name]) for name in one} for one in found]})
     else:

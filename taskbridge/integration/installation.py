@@ -16,7 +16,7 @@ from taskbridge.gate import Queue
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
-from taskbridge.integration.transport import transport_of
+from taskbridge.integration.transport import check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import keys_of, runtime_of, serves
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
@@ -146,6 +146,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     for name, text in unknown_variables(os.environ):
         sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
     try:
+        check_versions(app)
         runtime_of(app).check()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")

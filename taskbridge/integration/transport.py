@@ -15,12 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from celery import Celery
 from kombu import Connection
+from kombu.exceptions import VersionMismatch
 from kombu.transport import redis, virtual
 
 from taskbridge.gate.message import RUN_TASK
+from taskbridge.process.translation import translated_errors
 
-__all__ = ["TRANSPORTS", "SentinelTransport", "Transport", "transport_of"]
+__all__ = [
+    "BROKER_SECONDS",
+    "TRANSPORTS",
+    "SentinelTransport",
+    "Transport",
+    "bounded",
+    "check_versions",
+    "transport_of",
+]
+
+BROKER_SECONDS: Final = 5
 
 
 class QoS(redis.QoS):
@@ -141,3 +154,30 @@ def transport_of(conf: Any) -> str | None:
         return None
     ours, theirs = (Connection(first, transport=one, ssl=conf.broker_use_ssl) for one in (name, None))
     return name if ours.ssl == theirs.ssl else None
+
+
+def bounded(app: Celery) -> dict[str, Any]:
+    """Return options of a connection to the app's broker that gives a silent server up after `BROKER_SECONDS`."""
+    if not str(app.conf.broker_url).startswith("redis"):
+        return {}
+    # Without these, kombu waits for ever for a server that accepts and says nothing.
+    return {"transport_options": {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}}
+
+
+def check_versions(app: Celery) -> None:
+    """See that kombu works with the redis-py that is installed; whether the broker can be reached is not looked at.
+
+    Raises:
+        Unavailable: it does not; the message says what to install.
+    """
+    with app.connection_for_read(**bounded(app)) as connection:
+        if connection.transport.driver_type != "redis":
+            return
+        try:
+            # kombu says it here and not before.
+            connection.channel()
+        except VersionMismatch:
+            with translated_errors():
+                raise
+        except Exception:
+            return

@@ -12,8 +12,10 @@ from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Keys, client
 from taskbridge.gate.inspector import Inspector
 from taskbridge.handlers.journal import JOURNAL
+from taskbridge.process.translation import note_place
 from taskbridge.settings import Settings
 from taskbridge.store import Pauses, Reader, Tenants, check_cluster, check_schema, check_version, know
+from taskbridge.store.address import parameters_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -33,13 +35,16 @@ def redis_of(settings: Settings, hurried: float | None = None) -> redis.Redis:
     if not settings.redis_url:
         raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
     try:
-        return client(settings.redis_url, hurried)
+        made = client(settings.redis_url, hurried)
     except ValueError:
         # The text may hold a part of the password.
         raise ConfigurationError(
             "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
             "percent-encoded"
         ) from None
+    where = made.connection_pool.connection_kwargs
+    note_place("Redis", where.get("path") or where.get("host") or "localhost", where.get("port") or 6379)
+    return made
 
 
 class LightRuntime:
@@ -103,6 +108,8 @@ class LightRuntime:
         settings = self.settings
         if not settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
+        where = parameters_of(settings.postgres_url)
+        note_place("Postgres", where.get("host") or "localhost", where.get("port") or "5432")
         return {
             "url": settings.postgres_url,
             "schema": settings.schema,

@@ -1,7 +1,12 @@
-"""Errors of the servers, translated into one sentence with the next step; no address and no password."""
+"""Errors of the servers, translated into one sentence with host, port and the next step; never a password.
+
+No driver's error has the address each time, as after a time-out. So whoever connects notes it here.
+"""
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version
 from typing import Final, NamedTuple
 
 import psycopg
@@ -11,7 +16,30 @@ from taskbridge.common.lost_connections import POSTGRES_AWAY, causes, is_broker_
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
-__all__ = ["translated_errors"]
+__all__ = ["note_place", "translated_errors"]
+
+_places: Final[dict[str, set[str]]] = {"Postgres": set(), "Redis": set()}
+"""Where this process connects to."""
+
+
+def note_place(server: str, hosts: str, ports: str | int) -> None:
+    """Note where `server`, "Postgres" or "Redis", is: what is said of it names the place, if this process has one.
+
+    Args:
+        server: which of the two.
+        hosts: the host, several as libpq takes them (`a,b`), or the path of a socket.
+        ports: the port, or one for each host.
+    """
+    several = str(ports).split(",")
+    named = hosts.split(",")
+    each = several if len(several) == len(named) else several[:1] * len(named)
+    _places[server].add(", ".join(_place(host, port) for host, port in zip(named, each, strict=True)))
+
+
+def _place(host: str, port: str) -> str:
+    if host.startswith(("/", "@")):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class translated_errors:  # noqa: N801 - used as a function is
@@ -35,7 +63,7 @@ class translated_errors:  # noqa: N801 - used as a function is
 
 def _meaning(error: BaseException) -> Unavailable | None:
     if isinstance(error, redis.RedisError):
-        return Unavailable(_redis_text(error))
+        return Unavailable(_at(_redis_text(error), _place_of_redis(error)))
     if is_broker_error(error):
         return Unavailable(_broker_text(error))
     said = _said(error)
@@ -44,7 +72,35 @@ def _meaning(error: BaseException) -> Unavailable | None:
     if said.state == FOREIGN_CLUSTER_STATE:
         return ForeignCluster(FOREIGN_CLUSTER)
     text = _postgres_text(said)
-    return None if text is None else Unavailable(text)
+    return None if text is None else Unavailable(_at(text, said.place if said.away else ""))
+
+
+def _at(text: str, place: str) -> str:
+    """Name the place at the end of what is wrong, before the remedy."""
+    what, colon, remedy = text.partition(": ")
+    return f"{what} ({place}){colon}{remedy}" if place else text
+
+
+def _only(server: str) -> str:
+    return next(iter(_places[server])) if len(_places[server]) == 1 else ""
+
+
+def _place_of_redis(error: redis.RedisError) -> str:
+    if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        return ""
+    told = re.search(r"connecting to ([^\s:]+:\d+)\.", str(error))
+    return told[1] if told else _only("Redis")
+
+
+def _place_of_postgres(error: psycopg.Error) -> str:
+    known = _only("Postgres")
+    if known or error.pgconn is None:
+        return known
+    try:
+        host, port = error.pgconn.host.decode(), error.pgconn.port.decode()
+    except psycopg.Error:  # it was closed
+        return ""
+    return _place(host, port) if host else ""
 
 
 class _Said(NamedTuple):
@@ -53,13 +109,15 @@ class _Said(NamedTuple):
     state: str
     text: str
     away: bool
+    place: str = ""
 
 
 def _said(error: BaseException) -> _Said | None:
     """Return what a driver says: psycopg, or any that a producer's connection has."""
     for one in (error, getattr(error, "orig", None), error.__cause__ if _is_of_django(error) else None):
         if isinstance(one, psycopg.Error):
-            return _Said(one.sqlstate or "", str(one), isinstance(one, psycopg.OperationalError))
+            is_away = isinstance(one, psycopg.OperationalError)
+            return _Said(one.sqlstate or "", str(one), is_away, _place_of_postgres(one) if is_away else "")
     kind = type(error)
     is_wrapped = _is_of_django(error) or isinstance(error, loaded("sqlalchemy.exc", "DBAPIError"))
     if not is_wrapped and kind.__module__.partition(".")[0] != "asyncpg":
@@ -90,6 +148,11 @@ def _redis_text(error: redis.RedisError) -> str:
 
 
 def _broker_text(error: BaseException) -> str:
+    if isinstance(error, loaded("kombu.exceptions", "VersionMismatch")):
+        return (
+            f"kombu {version('kombu')} does not go with redis-py {redis.__version__}: "
+            "run `pip install 'kombu[redis]'`, which takes versions that do"
+        )
     text = str(error).lower()
     if any(part in text for part in ("password", "authentication", "access_refused", "noauth")):
         return "the broker refuses the password: correct it in TASKBRIDGE_BROKER_URL"
@@ -114,7 +177,7 @@ _REFUSED: Final = ("28", "3D")
 
 def _postgres_text(said: _Said) -> str | None:
     """Say what keeps Postgres from being used; None where it is something else."""
-    state, text, away = said
+    state, text, away, _ = said
     if state == "42P01":  # undefined table
         return "the database has no schema of TaskBridge: run `taskbridge migrate`"
     if state in ("25006", "42501"):  # read only, no privilege

@@ -10,6 +10,7 @@ import pytest
 import redis
 from sqlalchemy import Engine, make_url
 
+from taskbridge.cli.main import COMMANDS
 from tests.cli.files import HEADER, line, write
 from tests.cli.program import Ended, Program
 
@@ -98,7 +99,8 @@ def test_servers_that_cannot_be_used_are_told_apart(
     url = make_url(configured[variable]).set(**change)  # type: ignore[arg-type]
     file = write(taskbridge.directory / "invoices.csv", [line("1")])
     ended = taskbridge("import", file, **{variable: url.render_as_string(hide_password=False)})
-    assert_one_clear_line(ended, expected, status=1)
+    place = () if "refuses the command" in expected else (f"({url.host}:{url.port})",)
+    assert_one_clear_line(ended, expected, *place, status=1)
     assert str(make_url(configured[variable]).password) not in ended.stderr
     assert SECRET not in ended.stderr
 
@@ -168,10 +170,49 @@ def test_a_schema_that_this_version_does_not_know_is_left_alone(
         assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 0
 
 
-def test_without_servers_a_command_that_needs_a_worker_says_how_to_get_them(bare: Program) -> None:
-    for command in (("env",), ("notify", "France"), ("status",)):
-        assert_one_clear_line(bare(*command), "taskbridge up", "TASKBRIDGE_POSTGRES_URL", status=1)
+WITHOUT_SERVERS: dict[str, list[tuple[str, ...]]] = {
+    "adopt": [("orders", "--tenant", "customer", "--key", "id")],
+    "doctor": [(), ("--json",)],
+    "drain": [("France",)],
+    "env": [()],
+    "forget": [("others", "--yes")],
+    "import": [("invoices.csv",)],
+    "metrics": [()],
+    "migrate": [(), ("--to", "base", "--yes")],
+    "notify": [("France",)],
+    "pause": [("France",)],
+    "prune": [("--older-than", "1d")],
+    "quarantine": [("list",), ("retry", "--all"), ("discard", "--all", "--yes")],
+    "rebase": [("--yes",)],
+    "record": [("alerts", "a.jsonl")],
+    "resume": [("France",)],
+    "serve": [("shop:app",)],
+    "status": [(), ("France",), ("--json",)],
+    "unadopt": [("orders",)],
+    "unmatched": [("list", "alerts"), ("match", "alerts"), ("discard", "alerts", "--all")],
+    "where": [("1",)],
+}
+"""All commands but `up`, which makes servers, and `webhook`, which needs none."""
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"up", "webhook"}))
+def test_a_command_without_servers_makes_no_database_that_nobody_asked_for(command: str, bare: Program) -> None:
+    write(bare.directory / "invoices.csv", [line("1")])
+    (bare.directory / "a.jsonl").write_text('{"level": "ERROR"}\n', encoding="utf-8")
+    for arguments in WITHOUT_SERVERS[command]:
+        ended = bare(command, *arguments)
+        assert_one_clear_line(
+            ended, "TASKBRIDGE_POSTGRES_URL", "TASKBRIDGE_REDIS_URL", "set both", "`taskbridge up`", status=1
+        )
     assert not (bare.directory / ".taskbridge").exists()
+
+
+def test_what_an_earlier_up_has_left_is_not_taken_for_the_database_that_was_meant(bare: Program) -> None:
+    (bare.directory / ".taskbridge").mkdir()
+    (bare.directory / ".taskbridge" / "lock").touch()
+    for command in (("migrate",), ("status",), ("doctor",)):
+        assert_one_clear_line(bare(*command), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
+    assert [one.name for one in (bare.directory / ".taskbridge").iterdir()] == ["lock"]
 
 
 def test_a_wrong_option_is_a_matter_of_usage(bare: Program) -> None:

@@ -81,15 +81,6 @@ def test_a_database_without_a_schema_is_left_as_it_is(taskbridge: Program, engin
     assert count(engine, "SELECT count(*) FROM pg_tables WHERE tablename = 'invoices'") == 0
 
 
-def test_without_servers_the_import_brings_its_own_and_says_that_no_worker_runs(bare: Program) -> None:
-    file = write(bare.directory / "invoices.csv", [line("1"), line("2", "Malta")])
-    ended = bare("import", file)
-    assert ended.status == 0, ended.stderr
-    assert "taskbridge up" in ended.stderr
-    pending = bare("status", "--json").json["pipelines"]["invoices"]["tenants"]
-    assert {name: one["pending"] for name, one in pending.items()} == {"France": 1, "Malta": 1}
-
-
 @pytest.fixture
 def many(directory: Path) -> Path:
     """A file whose import takes long enough to be cut short."""

@@ -215,4 +215,4 @@ def test_env_sets_and_exports_and_prints_nothing_where_it_fails(taskbridge: Prog
         check=False,
     )
     assert failed.stdout == ""
-    assert "no servers" in failed.stderr
+    assert "are not set" in failed.stderr

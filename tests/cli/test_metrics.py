@@ -104,7 +104,7 @@ def test_a_server_that_is_away_costs_its_metrics_and_the_status(
     found = samples(ended.stdout)
     assert ended.status == 1
     assert ended.stderr == (
-        f"taskbridge: {away.capitalize()} cannot be reached: start it, or correct {variable} "
+        f"taskbridge: {away.capitalize()} cannot be reached (127.0.0.1:1): start it, or correct {variable} "
         "(`taskbridge doctor` checks it)\n"
     )
     assert {name for name, value in found.items() if name.startswith("taskbridge_up") and not value} == {

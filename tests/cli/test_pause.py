@@ -297,20 +297,20 @@ def test_options_that_cannot_be_meant_pause_nothing(
     assert paused(engine) == set()
 
 
-def test_without_anything_there_is_nothing_to_look_into(bare: Program) -> None:
-    for command in ("pause", "resume", "drain"):
-        assert_one_clear_line(bare(command, "France"), "there is nothing in .taskbridge yet", status=1)
-    assert not (bare.directory / ".taskbridge").exists()
-
-
-def test_it_works_on_the_servers_of_the_data_directory(bare: Program) -> None:
-    assert bare("import", write_invoices(bare.directory / "invoices.csv", [line("1")])).status == 0
-    assert bare("pause", "France").stdout == "tenant 'France' of invoices: paused\n"
-    assert bare("status", "--json").json["pipelines"]["invoices"]["tenants"]["France"]["paused"] is True
-    resumed = bare("resume", "France")
-    assert resumed.stdout == "tenant 'France' of invoices: resumed, tenants with pending records: 1\n"
-    assert "`taskbridge up` handles what is pending" in resumed.stderr
-    assert bare("quarantine", "list").stdout == "invoices: no record is in quarantine\n"
+def test_it_works_on_the_servers_that_up_serves_in_the_data_directory(bare: Program) -> None:
+    with bare.started("up") as up:
+        wait_until(lambda: "in another shell" in up.stderr, "`taskbridge up` is ready", 60)
+        assert bare("pause", "France").stdout == "tenant 'France' of invoices: paused\n"
+        assert bare("import", write_invoices(bare.directory / "invoices.csv", [line("1")])).status == 0
+        assert bare("status", "--json").json["pipelines"]["invoices"]["tenants"]["France"]["paused"] is True
+        resumed = bare("resume", "France")
+        assert resumed.stdout == "tenant 'France' of invoices: resumed, tenants with pending records: 1\n"
+        assert bare("quarantine", "list").stdout == "invoices: no record is in quarantine\n"
+        up.process.terminate()
+        assert up.end().status == 0
+    assert_one_clear_line(bare("status"), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
+    # It may be what keeps `up` from starting.
+    assert bare("rebase").stdout == "the database is in its own cluster: nothing to do\n"
 
 
 def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(

@@ -205,11 +205,6 @@ def test_there_is_no_age_unless_it_is_given(bare: Program) -> None:
     assert_one_clear_line(bare("prune"), "--older-than", status=2)
 
 
-def test_without_anything_there_is_nothing_to_prune(bare: Program) -> None:
-    assert_one_clear_line(bare("prune", "--older-than", "1d"), "there is nothing in .taskbridge yet", status=1)
-    assert not (bare.directory / ".taskbridge").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -330,12 +330,6 @@ def test_a_time_that_could_be_misread_is_refused(since: str, bare: Program) -> N
     assert_one_clear_line(ended, "neither a duration nor a time with its zone", "2026-01-31T08:00Z", status=2)
 
 
-def test_without_anything_there_is_nothing_to_look_into(bare: Program) -> None:
-    for command in (("list",), ("retry", "--all"), ("discard", "--all", "--yes")):
-        assert_one_clear_line(bare("quarantine", *command), "there is nothing in .taskbridge yet", status=1)
-    assert not (bare.directory / ".taskbridge").exists()
-
-
 @pytest.mark.parametrize("command", ["list", "retry", "discard"])
 def test_the_help_has_an_example_that_names_the_command(command: str) -> None:
     shown = CliRunner().invoke(cli, ["quarantine", command, "--help"], prog_name="taskbridge")

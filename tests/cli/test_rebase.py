@@ -160,11 +160,6 @@ def test_an_older_schema_comes_first(foreign: Program) -> None:
     assert_one_clear_line(foreign("rebase", "--yes"), "run `taskbridge migrate`", status=1)
 
 
-def test_without_anything_there_is_nothing_to_rebase(bare: Program) -> None:
-    assert_one_clear_line(bare("rebase", "--yes"), "there is nothing in .taskbridge yet", status=1)
-    assert not (bare.directory / ".taskbridge").exists()
-
-
 def test_the_help_names_the_command() -> None:
     shown = CliRunner().invoke(cli, ["rebase", "--help"], prog_name="taskbridge")
     assert "\n    taskbridge rebase --yes\n" in shown.output

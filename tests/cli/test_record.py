@@ -224,14 +224,6 @@ def test_nothing_from_standard_input_is_nothing_wrong(alerts: Program) -> None:
     assert ended.json["lines"] == 0
 
 
-def test_without_servers_it_brings_its_own_and_says_that_no_worker_runs(bare: Program) -> None:
-    variables = declare(bare)
-    ended = bare("record", "alerts", write(bare.directory / "a.jsonl", [alert(), alert("INFO")]), **variables)
-    assert ended.status == 0, ended.stderr
-    assert "`taskbridge up` handles what was recorded" in ended.stderr
-    assert "`taskbridge unmatched list alerts` shows why" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "next_step"),
     [

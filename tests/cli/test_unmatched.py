@@ -132,15 +132,6 @@ def test_after_the_criteria_changed_they_get_their_tenants_and_events(
     assert alerts("status", "billing", "--json", **changed).json["pipelines"]["alerts"]["unmatched"] == 2
 
 
-def test_without_anything_there_is_nothing_to_look_into(bare: Program) -> None:
-    variables = declare(bare)
-    for command in ("list", "match"):
-        ended = bare("unmatched", command, "alerts", **variables)
-        assert ended.status == 1
-        assert "there is nothing in .taskbridge yet" in ended.stderr
-    assert not (bare.directory / ".taskbridge").exists()
-
-
 @pytest.mark.parametrize("command", ["list", "match"])
 def test_the_help_has_an_example_that_names_the_command(command: str) -> None:
     shown = CliRunner().invoke(cli, ["unmatched", command, "--help"], prog_name="taskbridge")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 
 def told(deployment: Deployment, check: str) -> list[Finding]:
-    return [one for one in examine(runtime_of(deployment.app), alone=False) if one.check == check]
+    return [one for one in examine(runtime_of(deployment.app)) if one.check == check]
 
 
 def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_named(deployment: Deployment) -> None:

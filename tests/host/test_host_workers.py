@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import redis
 from celery import chain, chord
 
+from taskbridge.cli.checks import Level, examine
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Queue
@@ -117,6 +119,31 @@ def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType
     assert ended.stderr.splitlines()[-1].startswith("taskbridge: Postgres cannot be reached")
     assert "Traceback" not in ended.stderr
     assert "secret" not in ended.stderr + ended.stdout
+
+
+def test_versions_that_do_not_go_together_are_told_with_what_to_install(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.run(
+        worker_command("-P", "solo", app="tests.host.old_redis"),
+        env=deployment.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"taskbridge: kombu {version('kombu')} does not go with redis-py 3.1.0: ")
+    assert "pip install 'kombu[redis]'" in last
+    assert "Traceback" not in ended.stderr
+    # and so says doctor
+    monkeypatch.setattr(redis, "VERSION", (3, 1, 0))
+    (broker,) = [one for one in examine(runtime_of(deployment.app)) if one.check == "broker"]
+    assert broker.level is Level.PROBLEM
+    assert broker.text.startswith("kombu ")
+    assert broker.remedy == "run `pip install 'kombu[redis]'`, which takes versions that do"
 
 
 @pytest.mark.parametrize("deployment", [{"key_prefix": "north"}], indirect=True)
