@@ -21,7 +21,7 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
-from taskbridge.gate.values import Begun, Due, Message, Reminder, Settlement, TailHold, Timing
+from taskbridge.gate.values import Begun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
 from taskbridge.gate.wire import Call, Wire
 
 __all__ = ["Gate"]
@@ -77,16 +77,32 @@ class Gate(Inspector):
         due, queue, turns, shares, runner, lease, last = self._beginnings("notify", pipeline, Queue.FIRST)
         own = (f"{text}{tenant}" for text, _ in (runner, lease, last))
         keys = (due[0], queue[0], turns[0], shares[0], *own, self._keys.clock)
-        args = (pipeline, self._timing.republish, _nonce(), self._now(), tenant, spacing.delay, spacing.lease)
+        args = (pipeline, self._timing.republish, "", _nonce(), self._now(), tenant, spacing.delay, spacing.lease)
         (reply,) = self._wire.call(self._scripts["notify"], [(keys, args)])
         return self._published(reply, Queue.FIRST, pipeline, tenant)
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
         """Notify (pipeline, tenant, spacing) each, in one round trip; a script goes over 100 of a pipeline."""
+        return [
+            self._published(reply, Queue.FIRST, pipeline, tenant)
+            for reply, (pipeline, tenant, _) in zip(self._notify_each(events, ""), events, strict=True)
+        ]
+
+    def notify_traced(self, events: Sequence[tuple[str, str, Spacing]], traceparent: str) -> list[Notified]:
+        """Notify as `notify_many`; `traceparent` is the sender's span. Says of each which run and which burst it is."""
+        found = []
+        for (answer, told), (pipeline, tenant, _) in zip(self._notify_each(events, traceparent), events, strict=True):
+            token, first = told if isinstance(told, list) else (told or "", "")
+            started = token if answer == Answer.STARTED else None
+            found.append(Notified(self._published((answer, started), Queue.FIRST, pipeline, tenant), token, first))
+        return found
+
+    def _notify_each(self, events: Sequence[tuple[str, str, Spacing]], traceparent: str) -> list[Sequence[Any]]:
         tenants: dict[str, list[tuple[str | int, ...]]] = {}
         for pipeline, tenant, spacing in events:
             tenants.setdefault(pipeline, []).append((tenant, spacing.delay, spacing.lease))
-        found = self._for_each("notify", {name: ((self._timing.republish,), some) for name, some in tenants.items()})
+        shared = (self._timing.republish, traceparent)
+        found = self._for_each("notify", {name: (shared, some) for name, some in tenants.items()})
         return found if len(tenants) == 1 else _in_order([pipeline for pipeline, *_ in events], found)
 
     def remind(
@@ -110,19 +126,20 @@ class Gate(Inspector):
         `keeps_last`: the pipeline's delays count from the last run, so Redis is asked for it.
         """
         told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
-        return self._for_each(
-            "remind", {pipeline: ((self._timing.republish, most_reminded, int(by_base), int(keeps_last)), told)}
-        )
+        shared = (self._timing.republish, most_reminded, int(by_base), int(keeps_last))
+        return [
+            self._published(reply, Queue.FIRST, pipeline, tenant)
+            for reply, (tenant, *_) in zip(self._for_each("remind", {pipeline: (shared, told)}), reminders, strict=True)
+        ]
 
     def _for_each(
         self, name: str, work: Mapping[str, tuple[tuple[str | int, ...], Sequence[tuple[str | int, ...]]]]
-    ) -> list[Answer]:
-        """Run a script over many tenants of pipelines, that publishes to the queue of first events.
+    ) -> list[Sequence[Any]]:
+        """Run a script over many tenants of pipelines, that publishes to the queue of first events; return its replies.
 
         Each pipeline comes with its arguments, and with those of each tenant, of which the first is its name.
         """
         calls: list[Call] = []
-        whose: list[tuple[str, str]] = []
         for pipeline, (args, tenants) in work.items():
             beginnings = self._beginnings(name, pipeline, Queue.FIRST)
             shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
@@ -132,12 +149,8 @@ class Gate(Inspector):
                 keys = [f"{text}{tenant}" for tenant, *_ in some for text in own]
                 told = (pipeline, *args, _nonce(), self._now(), *chain.from_iterable(some))
                 calls.append(((*shared, *keys, self._keys.clock), told))
-            whose += [(pipeline, str(tenant)) for tenant, *_ in tenants]
         replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
-        return [
-            self._published(reply, Queue.FIRST, *one)
-            for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
-        ]
+        return [*zip(replies[::2], replies[1::2], strict=True)]
 
     def begin_many(self, runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
         """Take the runners for runs of different tenants, in one round trip.
@@ -343,12 +356,12 @@ class Gate(Inspector):
         return Answer(reply[0])
 
 
-def _in_order(pipelines: Sequence[str], answers: Sequence[Answer]) -> list[Answer]:
-    """Bring answers, which are in order within each pipeline, into the order of `pipelines`."""
-    left: dict[str, Iterator[Answer]] = {}
+def _in_order(pipelines: Sequence[str], replies: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Bring replies, which are in order within each pipeline, into the order of `pipelines`."""
+    left: dict[str, Iterator[Sequence[Any]]] = {}
     at = 0
     for name, count in Counter(pipelines).items():
-        left[name] = iter(answers[at : at + count])
+        left[name] = iter(replies[at : at + count])
         at += count
     return [next(left[name]) for name in pipelines]
 
@@ -357,10 +370,9 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
     answer, *counts = reply
     if answer != Answer.BEGUN:
         return Answer(answer)
-    events, new_events, runs, failures, age_ms, probe, died = counts
-    return Begun(
-        events, new_events, runs, failures, None if age_ms < 0 else age_ms, None if probe < 0 else probe, bool(died)
-    )
+    events, new_events, runs, failures, age_ms, probe, died, traceparent = counts
+    age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
+    return Begun(events, new_events, runs, failures, age, probed, bool(died), traceparent)
 
 
 def _nonce() -> str:

@@ -22,7 +22,7 @@ LOCK_TIMEOUT = "200ms"
 class Incoming(NamedTuple):
     """What one request brings: a record as JSON text, with its sender's id of the webhook and its version, if any.
 
-    Without a document the record is deleted.
+    Without a document the record is deleted. `traceparent`: the span of the request, where it is traced.
     """
 
     source: str
@@ -31,6 +31,7 @@ class Incoming(NamedTuple):
     key: str
     version: Decimal | None
     document: str | None
+    traceparent: str | None = None
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -55,7 +56,7 @@ def receive(engine: Engine, group: Sequence[Incoming]) -> Stored:
         psycopg.errors.LockNotAvailable: another transaction has held one of the records for `LOCK_TIMEOUT`.
     """
     columns = zip(*group, strict=True)
-    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents")
+    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents", "traceparents")
     values = {name: list(column) for name, column in zip(names, columns, strict=True)}
     with refused(), driving(engine) as driver:
         cursor = driver.cursor()

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
+from taskbridge.common import tracing
 from taskbridge.common.lost_connections import causes, sqlstate
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
@@ -129,6 +130,7 @@ def writing(
 def writing_message(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Writing[bool]:
     """Write one message, `payload` as JSON text; whether it is new. One that was recorded before stays as it is."""
     values = {"source": source, "key": message_id, "document": payload, **_columns(found)}
+    values["traceparent"] = tracing.current()
     return bool((yield Statement("record_event", values)))
 
 
@@ -213,7 +215,8 @@ def _statement(source: str, rows: list[tuple[str, str, str]]) -> Statement:
     """Return what writes checked rows, and gives the tenant of each that changed."""
     last = {(tenant, key): text for tenant, key, text in rows}
     tenants, keys = ([name[at] for name in last] for at in (0, 1))
-    return Statement("record_many", {"source": source, "tenants": tenants, "keys": keys, "documents": [*last.values()]})
+    columns = {"tenants": tenants, "keys": keys, "documents": [*last.values()]}
+    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import Final, NamedTuple
 
 import psycopg
@@ -107,7 +108,8 @@ class GroupCommit:
         self._queue(one)
         self._characters += one.characters
         if self._working is None or self._working.done():
-            self._working = asyncio.create_task(self._work())
+            # In no request's context, since it works for many.
+            self._working = asyncio.create_task(self._work(), context=Context())
         return await stored
 
     async def keep(self, unfit: Unfit) -> None:
@@ -236,7 +238,7 @@ class GroupCommit:
         """Send events for tenants with changed records. No answer waits for it: workers find them all the same."""
         self._changed |= tenants
         if self._changed and (self._notifying is None or self._notifying.done()):
-            self._notifying = asyncio.create_task(self._send())
+            self._notifying = asyncio.create_task(self._send(), context=Context())
 
     async def _send(self) -> None:
         try:

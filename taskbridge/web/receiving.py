@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from taskbridge.common import tracing
 from taskbridge.common.texts import error_line, printable
 from taskbridge.errors import TaskBridgeError, UsageError
 from taskbridge.store import Incoming
@@ -130,6 +131,8 @@ class _Endpoint:
             body = b"".join(parts)
             arguments = self._webhook, dict(request.headers), body
             read = await asyncio.to_thread(_read, *arguments) if len(body) > LONG_BODY else _read(*arguments)
+            if isinstance(read, Incoming):
+                read = read._replace(traceparent=tracing.of_request(request.headers.get("traceparent")))
         except ClientDisconnect:
             return Response(status_code=400)
         except TimeoutError:
