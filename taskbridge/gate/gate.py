@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import redis
 
@@ -25,6 +25,8 @@ from taskbridge.gate.values import Begun, Due, Message, Notified, Reminder, Sett
 from taskbridge.gate.wire import Call, Wire
 
 __all__ = ["Gate"]
+
+T = TypeVar("T")
 
 MOST_SENT: Final = 100
 """Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
@@ -83,21 +85,18 @@ class Gate(Inspector):
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
         """Notify (pipeline, tenant, spacing) each, in one round trip; a script goes over 100 of a pipeline."""
-        return [
-            self._published(reply, Queue.FIRST, pipeline, tenant)
-            for reply, (pipeline, tenant, _) in zip(self._notify_each(events, ""), events, strict=True)
-        ]
+        return [answer for answer, _ in self._notify_each(events, "")]
 
     def notify_traced(self, events: Sequence[tuple[str, str, Spacing]], traceparent: str) -> list[Notified]:
         """Notify as `notify_many`; `traceparent` is the sender's span. Says of each which run and which burst it is."""
-        found = []
-        for (answer, told), (pipeline, tenant, _) in zip(self._notify_each(events, traceparent), events, strict=True):
-            token, first = told if isinstance(told, list) else (told or "", "")
-            started = token if answer == Answer.STARTED else None
-            found.append(Notified(self._published((answer, started), Queue.FIRST, pipeline, tenant), token, first))
-        return found
+        return [
+            Notified(answer, *(told if isinstance(told, list) else (told or "", "")))
+            for answer, told in self._notify_each(events, traceparent)
+        ]
 
-    def _notify_each(self, events: Sequence[tuple[str, str, Spacing]], traceparent: str) -> list[Sequence[Any]]:
+    def _notify_each(
+        self, events: Sequence[tuple[str, str, Spacing]], traceparent: str
+    ) -> Sequence[tuple[Answer, Any]]:
         tenants: dict[str, list[tuple[str | int, ...]]] = {}
         for pipeline, tenant, spacing in events:
             tenants.setdefault(pipeline, []).append((tenant, spacing.delay, spacing.lease))
@@ -127,19 +126,19 @@ class Gate(Inspector):
         """
         told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
         shared = (self._timing.republish, most_reminded, int(by_base), int(keeps_last))
-        return [
-            self._published(reply, Queue.FIRST, pipeline, tenant)
-            for reply, (tenant, *_) in zip(self._for_each("remind", {pipeline: (shared, told)}), reminders, strict=True)
-        ]
+        return [answer for answer, _ in self._for_each("remind", {pipeline: (shared, told)})]
 
     def _for_each(
         self, name: str, work: Mapping[str, tuple[tuple[str | int, ...], Sequence[tuple[str | int, ...]]]]
-    ) -> list[Sequence[Any]]:
-        """Run a script over many tenants of pipelines, that publishes to the queue of first events; return its replies.
+    ) -> list[tuple[Answer, Any]]:
+        """Run a script over many tenants of pipelines, that publishes to the queue of first events.
+
+        Returns of each tenant the answer and what else it is told.
 
         Each pipeline comes with its arguments, and with those of each tenant, of which the first is its name.
         """
         calls: list[Call] = []
+        whose: list[tuple[str, str]] = []
         for pipeline, (args, tenants) in work.items():
             beginnings = self._beginnings(name, pipeline, Queue.FIRST)
             shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
@@ -149,8 +148,12 @@ class Gate(Inspector):
                 keys = [f"{text}{tenant}" for tenant, *_ in some for text in own]
                 told = (pipeline, *args, _nonce(), self._now(), *chain.from_iterable(some))
                 calls.append(((*shared, *keys, self._keys.clock), told))
+            whose += [(pipeline, str(tenant)) for tenant, *_ in tenants]
         replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
-        return [*zip(replies[::2], replies[1::2], strict=True)]
+        return [
+            (self._published(reply, Queue.FIRST, *one), reply[1])
+            for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
+        ]
 
     def begin_many(self, runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
         """Take the runners for runs of different tenants, in one round trip.
@@ -351,17 +354,17 @@ class Gate(Inspector):
 
     def _published(self, reply: Sequence[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""
-        if self._publish is not None and len(reply) == 2 and reply[1]:
+        if self._publish is not None and len(reply) == 2 and isinstance(reply[1], str):
             self._publish(queue, pipeline, tenant, reply[1])
         return Answer(reply[0])
 
 
-def _in_order(pipelines: Sequence[str], replies: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Bring replies, which are in order within each pipeline, into the order of `pipelines`."""
-    left: dict[str, Iterator[Sequence[Any]]] = {}
+def _in_order(pipelines: Sequence[str], answers: Sequence[T]) -> list[T]:
+    """Bring answers, which are in order within each pipeline, into the order of `pipelines`."""
+    left: dict[str, Iterator[T]] = {}
     at = 0
     for name, count in Counter(pipelines).items():
-        left[name] = iter(replies[at : at + count])
+        left[name] = iter(answers[at : at + count])
         at += count
     return [next(left[name]) for name in pipelines]
 
