@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, SamplingResult
@@ -49,7 +49,9 @@ class Spans:
 @cache
 def _provided() -> tuple[InMemorySpanExporter, Switch]:
     exporter, switch = InMemorySpanExporter(), Switch()
-    provider = TracerProvider(sampler=switch, shutdown_on_exit=False)
+    # So that what limits the links is not the SDK.
+    limits = SpanLimits(max_links=1_000)
+    provider = TracerProvider(sampler=switch, shutdown_on_exit=False, span_limits=limits)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return exporter, switch

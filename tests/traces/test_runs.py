@@ -157,6 +157,23 @@ def test_a_run_without_records_is_no_span(deployment: Deployment, inline: Inline
     assert not spans.named(RUN)
 
 
+def test_a_run_that_finds_an_end_and_no_records_is_no_span(
+    deployment: Deployment, inline: Inline, spans: Spans
+) -> None:
+    # Runs that began together end after one batch, and the next ones find that nothing is left of their sweeps.
+    inline.handle(lambda _: None, batch_size=2)
+    for tenant in ("acme", "bolt"):
+        deployment.save(tenant, "1", "2", notify=False)
+        deployment.notify_event.delay(tenant)
+    runs = 0
+    while keys := [message.run for message in inline.runtime.gate.take(16, 16)]:
+        assert not any(slot.run_together(inline.runtime, keys))
+        runs += len(keys)
+
+    assert runs == 4
+    assert len(spans.named(RUN)) == 2
+
+
 def test_a_run_that_was_taken_along_is_below_no_other(deployment: Deployment, inline: Inline, spans: Spans) -> None:
     inline.handle(lambda _: None, policy=LONG)
     for tenant in ("acme", "bolt", "cord"):
