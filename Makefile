@@ -22,10 +22,10 @@ INPUTS ?= 1000000
 
 # What runs with the lowest versions and on each Python: all that meets a library. PYTHONS are names on PATH, or paths.
 MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
-  tests/web tests/django tests/e2e
+  tests/web tests/django tests/traces tests/e2e
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 # asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold; what senders of webhooks use.
-MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
+MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 opentelemetry-sdk standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
 .PHONY: help run whole-way test test-slow test-docker test-lowest test-matrix versions check lint format types imports bench flames torture fuzz search docs clean
@@ -133,13 +133,13 @@ endef
 .matrix/lowest/.ready: pyproject.toml tests/matrix/lowest.txt
 	$(PYTHON) -m venv --clear .matrix/lowest
 	.matrix/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/lowest.txt \
-	  -e '.[django,embedded,web]' $(MATRIX_TOOLS)
+	  -e '.[django,embedded,otel,web]' $(MATRIX_TOOLS)
 	@touch $@
 
 .matrix/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .matrix/$*
 	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[django,embedded,web]' $(MATRIX_TOOLS)
+	  -e '.[django,embedded,otel,web]' $(MATRIX_TOOLS)
 	@touch $@
 
 .matrix/%/.tested: .matrix/%/.ready

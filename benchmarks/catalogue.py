@@ -24,6 +24,7 @@ from benchmarks.storm import STORM
 from benchmarks.sweep import SWEEP
 from benchmarks.tail import TAIL
 from benchmarks.tenants import TENANTS
+from benchmarks.traces import TRACES
 
 __all__ = ["BENCHMARKS"]
 
@@ -33,6 +34,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     NO_EVENT,
     ADOPT,
     NOTIFY,
+    TRACES,
     SWEEP,
     TAIL,
     TENANTS,

@@ -69,7 +69,7 @@ CREATE FUNCTION taskbridge.record(source text, tenant text, key text, document j
     AS $_$
 BEGIN
     INSERT INTO taskbridge.records AS r (source, tenant, key, document) VALUES ($1, $2, $3, $4)
-    ON CONFLICT ON CONSTRAINT pk_records DO UPDATE SET document = excluded.document, deleted = false
+    ON CONFLICT ON CONSTRAINT pk_records DO UPDATE SET document = excluded.document, deleted = false, traceparent = NULL
     WHERE r.deleted OR r.document IS DISTINCT FROM excluded.document;
     RETURN FOUND;
 END
@@ -302,6 +302,7 @@ CREATE TABLE taskbridge.records (
     recorded_at timestamp with time zone DEFAULT now() NOT NULL,
     changed_at timestamp with time zone DEFAULT now() NOT NULL,
     discarded_at timestamp with time zone,
+    traceparent text COLLATE "C",
     CONSTRAINT ck_records_id CHECK ((id > 0)),
     CONSTRAINT ck_records_matched CHECK (((tenant = ''::text) = (reason IS NOT NULL)))
 );
@@ -315,6 +316,7 @@ COMMENT ON COLUMN taskbridge.records.deleted IS 'The row is gone from the adopte
 COMMENT ON COLUMN taskbridge.records.delay_ms IS 'Least time since the tenant''s last run, for pipelines with delays; null: the smallest that the pipeline has.';
 COMMENT ON COLUMN taskbridge.records.changed_at IS 'When the row was written last; a trigger sets it.';
 COMMENT ON COLUMN taskbridge.records.discarded_at IS 'No criterion matched, and somebody gave the record up.';
+COMMENT ON COLUMN taskbridge.records.traceparent IS 'The span that wrote the row last, as W3C''s traceparent; null: it was not traced.';
 
 CREATE TABLE taskbridge.sync_cursors (
     pipeline text NOT NULL COLLATE "C",
@@ -417,6 +419,9 @@ CREATE TABLE taskbridge.taskbridge_cluster (
 );
 
 COMMENT ON TABLE taskbridge.taskbridge_cluster IS 'The cluster whose transaction ids the records and cursors hold.';
+
+ALTER TABLE taskbridge.records
+    ADD CONSTRAINT ck_records_traceparent CHECK ((traceparent ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'::text)) NOT VALID;
 
 ALTER TABLE ONLY taskbridge.adopted
     ADD CONSTRAINT pk_adopted PRIMARY KEY (source);

@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from taskbridge.gate.keys import OURS, Keys, Queue
     from taskbridge.gate.state import State
     from taskbridge.gate.transitions import Answer
-    from taskbridge.gate.values import Begun, Blame, Due, Message, Outcome, Reminder, Settlement, TailHold, Timing
+    from taskbridge.gate.values import (
+        Begun,
+        Blame,
+        Due,
+        Message,
+        Notified,
+        Outcome,
+        Reminder,
+        Settlement,
+        TailHold,
+        Timing,
+    )
     from taskbridge.gate.wire import client, hurry
 
 if not TYPE_CHECKING:
@@ -26,7 +37,7 @@ if not TYPE_CHECKING:
             "inspector": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
             "state": "State",
             "transitions": "Answer",
-            "values": "Begun Blame Due Message Outcome Reminder Settlement TailHold Timing",
+            "values": "Begun Blame Due Message Notified Outcome Reminder Settlement TailHold Timing",
             "wire": "client hurry",
         },
     )

@@ -1,7 +1,7 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
 -- KEYS: due runner lease circuit running wait_queue handed reminded sent
 -- ARGV: pipeline tenant token ttl_ms republish_ms most_runs now_ms
--- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died} | {POSTPONED} | {REFUSED}
+-- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
 local handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9]
@@ -10,7 +10,7 @@ local republish_ms, most_runs, us = tonumber(ARGV[5]), tonumber(ARGV[6]), clock_
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
-  "began", "runs", "joined", "died", "reminded")
+  "began", "runs", "joined", "died", "reminded", "traceparent")
 local state, current, events, swept, failures, first, last, runs, joined =
   runner[1], runner[2], tonumber(runner[3]), runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
 local died = runner[10] and 1 or 0
@@ -100,4 +100,4 @@ if most_runs > 0 then
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
 return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
-  first and math.max(0, now - first) or -1, probe, died }
+  first and math.max(0, now - first) or -1, probe, died, runner[12] or "" }

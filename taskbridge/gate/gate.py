@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import redis
 
@@ -21,10 +21,12 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
-from taskbridge.gate.values import Begun, Due, Message, Reminder, Settlement, TailHold, Timing
+from taskbridge.gate.values import Begun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
 from taskbridge.gate.wire import Call, Wire
 
 __all__ = ["Gate"]
+
+T = TypeVar("T")
 
 MOST_SENT: Final = 100
 """Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
@@ -77,16 +79,29 @@ class Gate(Inspector):
         due, queue, turns, shares, runner, lease, last = self._beginnings("notify", pipeline, Queue.FIRST)
         own = (f"{text}{tenant}" for text, _ in (runner, lease, last))
         keys = (due[0], queue[0], turns[0], shares[0], *own, self._keys.clock)
-        args = (pipeline, self._timing.republish, _nonce(), self._now(), tenant, spacing.delay, spacing.lease)
+        args = (pipeline, self._timing.republish, "", _nonce(), self._now(), tenant, spacing.delay, spacing.lease)
         (reply,) = self._wire.call(self._scripts["notify"], [(keys, args)])
         return self._published(reply, Queue.FIRST, pipeline, tenant)
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
         """Notify (pipeline, tenant, spacing) each, in one round trip; a script goes over 100 of a pipeline."""
+        return [answer for answer, _ in self._notify_each(events, "")]
+
+    def notify_traced(self, events: Sequence[tuple[str, str, Spacing]], traceparent: str) -> list[Notified]:
+        """Notify as `notify_many`; `traceparent` is the sender's span. Says of each which run and which burst it is."""
+        return [
+            Notified(answer, *(told if isinstance(told, list) else (told or "", "")))
+            for answer, told in self._notify_each(events, traceparent)
+        ]
+
+    def _notify_each(
+        self, events: Sequence[tuple[str, str, Spacing]], traceparent: str
+    ) -> Sequence[tuple[Answer, Any]]:
         tenants: dict[str, list[tuple[str | int, ...]]] = {}
         for pipeline, tenant, spacing in events:
             tenants.setdefault(pipeline, []).append((tenant, spacing.delay, spacing.lease))
-        found = self._for_each("notify", {name: ((self._timing.republish,), some) for name, some in tenants.items()})
+        shared = (self._timing.republish, traceparent)
+        found = self._for_each("notify", {name: (shared, some) for name, some in tenants.items()})
         return found if len(tenants) == 1 else _in_order([pipeline for pipeline, *_ in events], found)
 
     def remind(
@@ -110,14 +125,15 @@ class Gate(Inspector):
         `keeps_last`: the pipeline's delays count from the last run, so Redis is asked for it.
         """
         told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
-        return self._for_each(
-            "remind", {pipeline: ((self._timing.republish, most_reminded, int(by_base), int(keeps_last)), told)}
-        )
+        shared = (self._timing.republish, most_reminded, int(by_base), int(keeps_last))
+        return [answer for answer, _ in self._for_each("remind", {pipeline: (shared, told)})]
 
     def _for_each(
         self, name: str, work: Mapping[str, tuple[tuple[str | int, ...], Sequence[tuple[str | int, ...]]]]
-    ) -> list[Answer]:
+    ) -> list[tuple[Answer, Any]]:
         """Run a script over many tenants of pipelines, that publishes to the queue of first events.
+
+        Returns of each tenant the answer and what else it is told.
 
         Each pipeline comes with its arguments, and with those of each tenant, of which the first is its name.
         """
@@ -135,7 +151,7 @@ class Gate(Inspector):
             whose += [(pipeline, str(tenant)) for tenant, *_ in tenants]
         replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
         return [
-            self._published(reply, Queue.FIRST, *one)
+            (self._published(reply, Queue.FIRST, *one), reply[1])
             for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
         ]
 
@@ -338,14 +354,14 @@ class Gate(Inspector):
 
     def _published(self, reply: Sequence[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""
-        if self._publish is not None and len(reply) == 2 and reply[1]:
+        if self._publish is not None and len(reply) == 2 and isinstance(reply[1], str):
             self._publish(queue, pipeline, tenant, reply[1])
         return Answer(reply[0])
 
 
-def _in_order(pipelines: Sequence[str], answers: Sequence[Answer]) -> list[Answer]:
+def _in_order(pipelines: Sequence[str], answers: Sequence[T]) -> list[T]:
     """Bring answers, which are in order within each pipeline, into the order of `pipelines`."""
-    left: dict[str, Iterator[Answer]] = {}
+    left: dict[str, Iterator[T]] = {}
     at = 0
     for name, count in Counter(pipelines).items():
         left[name] = iter(answers[at : at + count])
@@ -357,10 +373,9 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
     answer, *counts = reply
     if answer != Answer.BEGUN:
         return Answer(answer)
-    events, new_events, runs, failures, age_ms, probe, died = counts
-    return Begun(
-        events, new_events, runs, failures, None if age_ms < 0 else age_ms, None if probe < 0 else probe, bool(died)
-    )
+    events, new_events, runs, failures, age_ms, probe, died, traceparent = counts
+    age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
+    return Begun(events, new_events, runs, failures, age, probed, bool(died), traceparent)
 
 
 def _nonce() -> str:

@@ -34,7 +34,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "notify",
             ("due", "queue", "turns", "shares"),
-            ("pipeline", "republish_ms", "nonce", "now_ms"),
+            ("pipeline", "republish_ms", "traceparent", "nonce", "now_ms"),
             uses=("queueing", "last", "expiry"),
             keys_of_each=("runner", "lease", "last"),
             args_of_each=("tenant", "delay_ms", "lease_ms"),

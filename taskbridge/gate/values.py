@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate.keys import Queue
+from taskbridge.gate.transitions import Answer
 
 __all__ = [
     "Begun",
     "Blame",
     "Due",
     "Message",
+    "Notified",
     "Outcome",
     "Reminder",
     "Settlement",
@@ -80,6 +82,7 @@ class Begun(NamedTuple):
     this one failed in a row. `age_ms`: the milliseconds since its first event; None: a
     run before this one has acted on that. `probe`: which of the tenant's records, counted from 0, a run that probes an
     open circuit tries; else None. `died`: the tenant's run before this one did not end, and was replaced.
+    `traceparent`: the span of the runner's first event, where that was traced.
     """
 
     events: int
@@ -89,6 +92,19 @@ class Begun(NamedTuple):
     age_ms: int | None
     probe: int | None = None
     died: bool = False
+    traceparent: str = ""
+
+
+class Notified(NamedTuple):
+    """What became of an event that was traced.
+
+    `token`: the run that it started, or that was queued or on; `first`: the `traceparent` of the first event of the
+    runner that took this one. Each is empty where there is none.
+    """
+
+    answer: Answer
+    token: str
+    first: str
 
 
 class Message(NamedTuple):

@@ -180,6 +180,8 @@ def _postgres_text(said: _Said) -> str | None:
     state, text, away, _ = said
     if state == "42P01":  # undefined table
         return "the database has no schema of TaskBridge: run `taskbridge migrate`"
+    if state == "42703":  # undefined column
+        return f"the database has the schema of another version ({text.splitlines()[0]}): run `taskbridge migrate`"
     if state in ("25006", "42501"):  # read only, no privilege
         return f"Postgres refuses the statement: {text.splitlines()[0]}"
     if not away:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import copy_context
 from itertools import islice
 from typing import Final
 
@@ -18,6 +19,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Spacing, hurry
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
+from taskbridge.producing.traces import send_many, send_one
 
 __all__ = [
     "Event",
@@ -67,7 +69,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
             return _inline(runtime, pipeline, tenant)
         spacing = _spacing(runtime, declared, tenant, delay_ms)
         with hurry(runtime.settings.notify_timeout):
-            return runtime.event_gate.notify(pipeline, tenant, spacing)
+            return send_one(runtime.event_gate, pipeline, tenant, spacing)
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
@@ -80,7 +82,7 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
     with translated_errors():
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
-            return [runtime.gate.notify(pipeline, tenant, EAGER) for tenant in checked]
+            return [send_one(runtime.gate, pipeline, tenant, EAGER) for tenant in checked]
         spacings = {tenant: _spacing(runtime, declared, tenant) for tenant in set(checked)}
         events = [(pipeline, tenant, spacings[tenant]) for tenant in checked]
         return _sent(runtime, events)
@@ -106,7 +108,7 @@ async def anotify(app: Celery, events: Events, timeout: float | None = None) -> 
         TimeoutError: it gave no answer in time; whether it took the events is unknown.
     """
     runtime = runtime_of(app)
-    sending = asyncio.wrap_future(runtime.event_threads.submit(_send, runtime, events))
+    sending = asyncio.wrap_future(runtime.event_threads.submit(copy_context().run, _send, runtime, events))
     return await asyncio.wait_for(sending, None if runtime.eager else timeout)
 
 
@@ -153,14 +155,14 @@ def _sent(runtime: Runtime, events: Iterable[tuple[str, str, Spacing]]) -> list[
     left, answers = iter(events), list[Answer]()
     while some := list(islice(left, AT_ONCE)):
         with hurry(runtime.settings.notify_timeout):
-            answers += runtime.event_gate.notify_many(some)
+            answers += send_many(runtime.event_gate, some)
     return answers
 
 
 def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
     # No ticker acts on the deadline of a tenant that waits after a failure, so this does.
     runtime.gate.expire(pipeline, [tenant])
-    return runtime.gate.notify(pipeline, tenant, EAGER)
+    return send_one(runtime.gate, pipeline, tenant, EAGER)
 
 
 def _say(events: Events, error: Exception) -> None:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -28,6 +28,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
 from taskbridge.running.around import Hook, around
+from taskbridge.running.traces import RunTrace
 from taskbridge.store import Claim, CursorLost, Cursors, Move, Page, Quarantined, Transaction
 
 __all__ = [
@@ -86,6 +87,8 @@ class Run:
     handled: int = 0
     counted_death: bool = False
     """Whether it stored the death of the run before it."""
+    trace: RunTrace | None = None
+    """Its spans, where the program makes any."""
 
     @property
     def cursors(self) -> Cursors:
@@ -115,8 +118,15 @@ class Run:
             budget = left = SLICE / self.began_together
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
+    def begins_with(self, page: Page, records: Sequence[Record]) -> None:
+        """Note in the run's trace that it is about to deliver these of the page."""
+        if self.trace is not None:
+            self.trace.take(records, page.traceparents)
+
     def end(self, ending: Ending) -> tuple[RunKey, Settlement, Spacing, int]:
         """Return what the gate is told at the run's end."""
+        if self.trace is not None:
+            self.trace.ending = ending
         settlement = ending.settlement(self.took, self.handled, counted=self.counted_death)
         return self.key, settlement, self.pipeline.policy.spacing, self.pipeline.max_runs
 
@@ -222,6 +232,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
     if run.begun.age_ms is not None and run.took == 0 and page.records:
         first_event_ms = run.begun.age_ms + round((time.monotonic() - run.started) * 1000)
     hooks: list[Hook] = []
+    run.begins_with(page, page.records)
     with run.cursors.transaction(run.key) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
@@ -324,6 +335,7 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
     Raises:
         HandlerFailed: the handler raised.
     """
+    run.begins_with(page, (record,))
     with run.cursors.transaction(run.key) as transaction:
         rejected = _call(run, page, _batch(run, (record,), transaction), transaction, [])
     if not rejected:
@@ -348,7 +360,7 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
     started = time.monotonic()
     try:
         # The time limit is inside, so that its error cannot interrupt what is around the call.
-        with around(batch, hooks.append), _limited(run):
+        with _traced(run, batch), around(batch, hooks.append), _limited(run):
             _finish(run, run.pipeline.handler(batch), batch)
             transaction.flush()
     except BaseException as error:
@@ -358,6 +370,10 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
         raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
     run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)
+
+
+def _traced(run: Run, batch: Batch) -> AbstractContextManager[None]:
+    return nullcontext() if run.trace is None else run.trace.call(len(batch))
 
 
 def _has_waited(transaction: Transaction, error: BaseException) -> bool:

@@ -35,6 +35,7 @@ from taskbridge.running.delivery import (
     deliver,
     permitted,
 )
+from taskbridge.running.traces import of_run
 from taskbridge.store import CursorLost, StaleToken, Unread
 
 __all__ = ["run_steps"]
@@ -56,22 +57,23 @@ def run_steps(
     name, tenant = pipeline.name, key.tenant
     with runtime.heartbeat.keep(partial(runtime.gate.beat, key), confirmed=asked) as ownership:
         run = Run(runtime, pipeline, key, begun, time.monotonic(), ownership, began_together)
-        try:
-            ending = yield from _sweep_or_fail(run)
-        except CursorLost:
-            log.warning("run of %s for tenant %r: replaced by another run, stops", name, tenant)
-            return
-        except StaleToken as stale:
-            ending = Ending(Outcome.STALE, owner=stale.owner)
-        except GivenBack:
-            ending = Ending(Outcome.STOPPED)
-        except Exception as error:
-            ending = failures.after_lost_server(run, error)
-        except BaseException:
-            # The process was told to end. Its batch comes again at once, elsewhere.
-            runtime.gate.settle_many([run.end(Ending(Outcome.STOPPED))], most_handed=runtime.most_handed)
-            raise
-        yield Settle(run, ending)
+        with of_run(run) as run.trace:
+            try:
+                ending = yield from _sweep_or_fail(run)
+            except CursorLost:
+                log.warning("run of %s for tenant %r: replaced by another run, stops", name, tenant)
+                return
+            except StaleToken as stale:
+                ending = Ending(Outcome.STALE, owner=stale.owner)
+            except GivenBack:
+                ending = Ending(Outcome.STOPPED)
+            except Exception as error:
+                ending = failures.after_lost_server(run, error)
+            except BaseException:
+                # The process was told to end. Its batch comes again at once, elsewhere.
+                runtime.gate.settle_many([run.end(Ending(Outcome.STOPPED))], most_handed=runtime.most_handed)
+                raise
+            yield Settle(run, ending)
     if ending.error is not None:
         # Celery logs the error with its notes, and says nothing of whose run it was.
         with suppress(Exception):  # an error may refuse to be written to

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from taskbridge.common import tracing
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
@@ -23,7 +24,8 @@ class Page:
     committed since are not part of it. `paused`: a pause holds the tenant or the pipeline, and nothing was read. The
     first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
     `quarantined` has the external ids of those of which quarantine has a row, be it of an earlier revision.
-    `undecodable` says by external id why a record's document cannot be decoded.
+    `undecodable` says by external id why a record's document cannot be decoded, and `traceparents` in which span those
+    were written that have one; empty where the program makes no spans.
     """
 
     records: tuple[Record, ...]
@@ -38,6 +40,7 @@ class Page:
     bisection: Bisection
     failing_since: datetime | None
     undecodable: Mapping[str, str] = field(default_factory=dict)
+    traceparents: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def decoded(self) -> tuple[Record, ...]:
@@ -127,6 +130,7 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
     return Page(
         records=tuple(records),
         undecodable=undecodable,
+        traceparents=_traceparents(found) if tracing.loaded() is not None else {},
         sweeps=cursor.sweeps,
         target=cursor.target,
         finished=whole and len(found) < cursor.size,
@@ -145,6 +149,12 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
         ),
         failing_since=cursor.failing_since,
     )
+
+
+def _traceparents(found: Sequence[Sequence[Any]]) -> dict[str, str]:
+    return {
+        external_id: traceparent for _, _, external_id, *_, traceparent, _, _, _ in found if traceparent is not None
+    }
 
 
 def columns_of(bisection: Bisection) -> dict[str, int | None]:

@@ -22,7 +22,7 @@ LOCK_TIMEOUT = "200ms"
 class Incoming(NamedTuple):
     """What one request brings: a record as JSON text, with its sender's id of the webhook and its version, if any.
 
-    Without a document the record is deleted.
+    Without a document the record is deleted. `traceparent`: the span of the request, where it is traced.
     """
 
     source: str
@@ -31,6 +31,7 @@ class Incoming(NamedTuple):
     key: str
     version: Decimal | None
     document: str | None
+    traceparent: str | None = None
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -60,7 +61,7 @@ def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statem
         InvalidInput: Postgres refuses one of the records.
         psycopg.errors.LockNotAvailable: another transaction has held one of the records for `LOCK_TIMEOUT`.
     """
-    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents")
+    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents", "traceparents")
     values = {name: [one[at] for one in group] for at, name in enumerate(names)}
     # In one order, so that two of these hardly ever wait for each other.
     order = sorted(range(len(messages)), key=lambda place: _place(messages[place]))

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
+from taskbridge.common import tracing
 from taskbridge.common.lost_connections import causes, sqlstate
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
@@ -134,7 +135,8 @@ def writing_message(source: str, message_id: str, payload: str, found: Match | U
 
 def message_statement(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Statement:
     """Return what writes one message, and gives a row if it is new."""
-    return Statement("record_event", {"source": source, "key": message_id, "document": payload, **_columns(found)})
+    values = {"source": source, "key": message_id, "document": payload, **_columns(found)}
+    return Statement("record_event", values | {"traceparent": tracing.current()})
 
 
 def written(steps: Writing[R], fetch: Callable[[Statement], list[Any]]) -> R:
@@ -218,7 +220,8 @@ def _statement(source: str, rows: list[tuple[str, str, str]]) -> Statement:
     """Return what writes checked rows, and gives the tenant of each that changed."""
     last = {(tenant, key): text for tenant, key, text in rows}
     tenants, keys = ([name[at] for name in last] for at in (0, 1))
-    return Statement("record_many", {"source": source, "tenants": tenants, "keys": keys, "documents": [*last.values()]})
+    columns = {"tenants": tenants, "keys": keys, "documents": [*last.values()]}
+    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import Final, NamedTuple
 
 import psycopg
@@ -144,7 +145,8 @@ class GroupCommit:
         self._queue(one)
         self._characters += one.characters
         if self._working is None or self._working.done():
-            self._working = asyncio.create_task(self._work())
+            # In no request's context, since it works for many.
+            self._working = asyncio.create_task(self._work(), context=Context())
         return await stored
 
     async def keep(self, unfit: Unfit) -> None:
@@ -282,7 +284,7 @@ class GroupCommit:
         self._changed |= changes.tenants
         self._matched = _merged(self._matched, changes.matched)
         if (self._changed or self._matched) and (self._notifying is None or self._notifying.done()):
-            self._notifying = asyncio.create_task(self._send())
+            self._notifying = asyncio.create_task(self._send(), context=Context())
 
     async def _send(self) -> None:
         try:

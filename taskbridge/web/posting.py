@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from taskbridge.common import tracing
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.texts import error_line, shown
 from taskbridge.declaring.criteria import Unmatched
@@ -145,7 +146,7 @@ class _Events(Endpoint[_Found]):
         _ = runtime.event_gate
         return runtime
 
-    def read(self, headers: dict[str, str], body: bytes) -> _Found | Response:  # noqa: ARG002 - the token is enough
+    def read(self, headers: dict[str, str], body: bytes) -> _Found | Response:
         """Return what a request brings, or the answer where it is wrong."""
         found = _Found()
         at: int | None = None
@@ -162,6 +163,8 @@ class _Events(Endpoint[_Found]):
             return Refusal(400, str(error), index=at)
         except Exception as error:
             return failed(error)
+        traceparent = tracing.of_request(headers.get("traceparent"))
+        found.records = [one._replace(traceparent=traceparent) for one in found.records]
         return found
 
     async def done(self, brought: _Found) -> Response:

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from taskbridge.common import tracing
 from taskbridge.common.texts import error_line
 from taskbridge.errors import InvalidInput, UsageError
 from taskbridge.store import Incoming
@@ -63,6 +64,8 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
             if (answer := self._webhook.signature.challenge(payload)) is not None:
                 return PlainTextResponse(answer.encode(errors="replace"))
             brought = self._webhook.read(Request(headers, body, payload))
+            if isinstance(brought, Incoming):
+                return brought._replace(traceparent=tracing.of_request(headers.get("traceparent")))
             return JSONResponse({"ignored": True}) if brought is None else brought
         except InvalidSignature as error:
             return Refusal(401, str(error))

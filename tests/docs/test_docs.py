@@ -168,7 +168,7 @@ def test_every_install_line_is_that_of_a_checkout() -> None:
         for line in re.findall(r"pip install [^\n`]*", source.read_text(encoding="utf-8"))
     ]
     assert len({page for page, _ in lines if page.endswith(".md")}) > 4
-    extra = r"'\.\[(django|embedded|flower|web|dev)\]'"
+    extra = r"'\.\[(django|embedded|flower|otel|web|dev)\]'"
     checkout = re.compile(rf"pip install (\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$)")
     assert [one for one in lines if not checkout.match(one[1])] == []
 

@@ -193,6 +193,7 @@ class GateAndModel(RuleBasedStateMachine):
                 None if before.first is None else max(0, now_ms - before.first),
                 shared.circuit.record,
                 before.died,
+                "",
             )
         self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
 

@@ -28,7 +28,7 @@ def declared() -> dict[str, list[int]]:
     """Return the lowest version of each library that pyproject.toml allows."""
     extras = PROJECT["optional-dependencies"]
     held = [one for one in extras["dev"] if one.startswith(("asyncpg", "cryptography"))]
-    ranges = [*PROJECT["dependencies"], *extras["django"], *extras["web"], *held]
+    ranges = [*PROJECT["dependencies"], *extras["django"], *extras["otel"], *extras["web"], *held]
     return {re.split(r"\W*\[|>=", one)[0]: release(one.rpartition(">=")[2]) for one in ranges}
 
 

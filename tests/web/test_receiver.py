@@ -641,3 +641,38 @@ def test_ids_of_deliveries_are_kept_for_thirty_days(
 )
 def test_nothing_that_comes_is_an_error_of_the_receiver(send: Send, body: bytes, delivery: str) -> None:
     assert send(signed(body, delivery)).status_code in (200, 400)
+
+
+def traceparents(deployment: Deployment) -> dict[str, str | None]:
+    return dict(deployment.rows("SELECT key, traceparent FROM taskbridge.records"))
+
+
+def test_a_request_whose_trace_ends_at_the_receiver(send: Send, deployment: Deployment) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    given = {
+        1: (f"00-{trace}-{parent}-01", f"00-{trace}-{parent}-01"),
+        2: (f"cc-{trace}-{parent}-01-what-comes-later", f"00-{trace}-{parent}-01"),
+        3: (f"00-{trace}-{parent}-00", None),
+        4: (f"00-{trace}-{parent}-01-more", None),
+        5: (f"ff-{trace}-{parent}-01", None),
+        6: (f"00-{'0' * 32}-{parent}-01", None),
+        7: (f"00-{trace.upper()}-{parent}-01", None),
+        8: ("'; DROP TABLE taskbridge.records", None),
+        9: (None, None),
+    }
+    for number, (header, _) in given.items():
+        request = an_order(number)
+        if header is not None:
+            request.headers["traceparent"] = header
+        assert send(request).status_code == 200
+
+    assert traceparents(deployment) == {str(number): kept for number, (_, kept) in given.items()}
+
+
+def test_a_newer_version_of_a_record_has_its_own_requests_trace(send: Send, deployment: Deployment) -> None:
+    for version, header in ((1, f"00-{'a' * 32}-{'b' * 16}-01"), (2, f"00-{'c' * 32}-{'d' * 16}-01"), (1, "")):
+        request = an_order(1, version, of=header)
+        request.headers["traceparent"] = header
+        send(request)
+
+    assert traceparents(deployment) == {"1": f"00-{'c' * 32}-{'d' * 16}-01"}

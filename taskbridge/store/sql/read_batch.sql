@@ -15,7 +15,7 @@ SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revi
        p.target IS NOT NULL AS resumed,
        (SELECT a.version FROM {schema}.adopted a WHERE a.source = %(source)s) AS adopted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
-       d.text AS document, d.stored, r.retried,
+       d.text AS document, d.stored, r.traceparent, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
            SELECT FROM {schema}.quarantine q
            WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.external_id = r.external_id
@@ -34,7 +34,7 @@ FROM (
 ) p
 LEFT JOIN LATERAL (
     (
-        SELECT i.id, i.xid, i.key AS external_id, i.tenant, i.revision, i.document, i.deleted, true AS retried
+        SELECT i.id, i.xid, i.key AS external_id, i.tenant, i.revision, i.document, i.deleted, i.traceparent, true AS retried
         FROM {schema}.quarantine q
         {its_record}
         WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.retry_at IS NOT NULL
@@ -43,7 +43,7 @@ LEFT JOIN LATERAL (
     )
     UNION ALL
     (
-        SELECT i.id, i.xid, i.key, i.tenant, i.revision, i.document, i.deleted, false
+        SELECT i.id, i.xid, i.key, i.tenant, i.revision, i.document, i.deleted, i.traceparent, false
         FROM {after_cursor} i
     )
     LIMIT p.size

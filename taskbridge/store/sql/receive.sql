@@ -7,8 +7,8 @@ WITH given AS MATERIALIZED (
     SELECT *
     FROM unnest(
         %(sources)s::text[], %(deliveries)b::text[], %(tenants)b::text[], %(keys)b::text[], %(versions)s::numeric[],
-        %(documents)b::text[]
-    ) WITH ORDINALITY AS g (source, delivery, tenant, key, version, document, place)
+        %(documents)b::text[], %(traceparents)b::text[]
+    ) WITH ORDINALITY AS g (source, delivery, tenant, key, version, document, traceparent, place)
 ), fresh AS (
     INSERT INTO {schema}.received AS r (source, delivery)
     SELECT source, delivery FROM given WHERE delivery IS NOT NULL ORDER BY source, delivery
@@ -29,13 +29,14 @@ WITH given AS MATERIALIZED (
     WHERE v.version <= excluded.version
     RETURNING v.source, v.tenant, v.key
 ), written AS (
-    INSERT INTO {schema}.records AS r (source, tenant, key, document, deleted)
-    SELECT n.source, n.tenant, n.key, n.document::jsonb, n.document IS NULL
+    INSERT INTO {schema}.records AS r (source, tenant, key, document, deleted, traceparent)
+    SELECT n.source, n.tenant, n.key, n.document::jsonb, n.document IS NULL, n.traceparent
     FROM newest n
     LEFT JOIN versioned v ON v.source = n.source AND v.tenant = n.tenant AND v.key = n.key
     WHERE n.version IS NULL OR v.key IS NOT NULL
     ORDER BY n.source, n.tenant, n.key
-    ON CONFLICT (source, tenant, key) DO UPDATE SET document = excluded.document, deleted = excluded.deleted
+    ON CONFLICT (source, tenant, key) DO UPDATE
+    SET document = excluded.document, deleted = excluded.deleted, traceparent = excluded.traceparent
     WHERE r.deleted <> excluded.deleted OR r.document IS DISTINCT FROM excluded.document
     RETURNING r.source, r.tenant
 )

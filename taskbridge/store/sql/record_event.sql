@@ -3,8 +3,10 @@
 WITH message AS (
     INSERT INTO {schema}.messages (source, key) VALUES (%(source)s, %(key)s) ON CONFLICT DO NOTHING RETURNING source, key
 )
-INSERT INTO {schema}.records (source, tenant, key, document, delay_ms, criterion, reason)
-SELECT source, %(tenant)s, key, %(document)s::text::jsonb, %(delay_ms)s, %(criterion)s, %(reason)s FROM message
+INSERT INTO {schema}.records (source, tenant, key, document, delay_ms, criterion, reason, traceparent)
+SELECT source, %(tenant)s, key, %(document)s::text::jsonb, %(delay_ms)s, %(criterion)s, %(reason)s, %(traceparent)s::text
+FROM message
 ON CONFLICT (source, tenant, key) DO UPDATE
-SET document = excluded.document, deleted = false, delay_ms = excluded.delay_ms, criterion = excluded.criterion
+SET document = excluded.document, deleted = false, delay_ms = excluded.delay_ms, criterion = excluded.criterion,
+    traceparent = excluded.traceparent
 RETURNING id

@@ -1,0 +1,118 @@
+"""OpenTelemetry's API, where the program has loaded it. Nothing is imported here, so without it nothing is paid for it.
+
+A context is kept as the text of W3C's `traceparent`, and only where its trace is sampled: nobody could follow another.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext, Tracer
+
+__all__ = [
+    "MOST_LINKS",
+    "SYSTEM",
+    "current",
+    "end",
+    "fail",
+    "loaded",
+    "of_request",
+    "parsed",
+    "report",
+    "text_of",
+    "tracer",
+]
+
+log = logging.getLogger(__name__)
+
+SYSTEM: Final = "taskbridge"
+"""The name of the tracer, and what spans have as `messaging.system`."""
+MOST_LINKS: Final = 128
+"""Links of one span; an SDK keeps as many unless it is told otherwise."""
+
+_TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_SAMPLED: Final = 1
+
+
+def loaded() -> Any:
+    """Return the module `opentelemetry.trace`; None: the program has not loaded it."""
+    found = sys.modules.get("opentelemetry.trace")
+    # Another thread may be in the middle of its import.
+    return found if hasattr(found, "use_span") else None
+
+
+def tracer() -> Tracer | None:
+    """Return what makes spans; None: the program has not loaded OpenTelemetry. Without an SDK it makes none either."""
+    api = loaded()
+    return None if api is None else _tracer_of(api)
+
+
+@cache
+def _tracer_of(api: Any) -> Tracer:
+    made: Tracer = api.get_tracer(SYSTEM)
+    return made
+
+
+def current() -> str | None:
+    """Return the context of the span that is current here; None: there is none, or it is not sampled."""
+    api = loaded()
+    return None if api is None else text_of(api.get_current_span().get_span_context())
+
+
+def of_request(header: str | None) -> str | None:
+    """Return the context of a request: that of the span that is current, else what its header `traceparent` says."""
+    api = loaded()
+    if api is None:
+        return None
+    context = api.get_current_span().get_span_context()
+    return text_of(parsed(header) if header and not context.is_valid else context)
+
+
+def text_of(context: SpanContext | None) -> str | None:
+    """Return a context as text; None: it is none, or not sampled."""
+    if context is None or not context.is_valid or not context.trace_flags & _SAMPLED:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def parsed(text: str) -> SpanContext | None:
+    """Return the context that a `traceparent` is, of this or a later version; None: it is none."""
+    api, found = loaded(), _TRACEPARENT.fullmatch(text)
+    if api is None or found is None or (found[1] == "00" and found[5] is not None):
+        return None
+    context: SpanContext = api.SpanContext(
+        int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=api.TraceFlags(int(found[4], 16))
+    )
+    return context if context.is_valid else None
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Write down that a span failed, by the error's class. Its text may quote a document, so no span has that."""
+    try:
+        span.set_attribute("error.type", _named(error))
+        span.set_status(loaded().StatusCode.ERROR, _named(error))
+    except Exception as second:
+        report(second)
+
+
+def end(span: Span) -> None:
+    """End a span."""
+    try:
+        span.end()
+    except Exception as error:
+        report(error)
+
+
+def report(error: Exception) -> None:
+    """Say that no span was made; what is traced goes on all the same."""
+    log.warning("a span is missing: OpenTelemetry raised %s", _named(error))
+
+
+def _named(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,1 @@
+"""Spans of events and runs, with the real SDK."""
