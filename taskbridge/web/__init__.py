@@ -1,19 +1,26 @@
 """A receiver of webhooks, as an ASGI app. It needs the extra `web`: `pip install '.[web]'` in a checkout."""
 
-from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
-from taskbridge.web.receiving import receiver
-from taskbridge.web.signatures import (
-    GitHub,
-    Hmac,
-    InvalidSignature,
-    Scheme,
-    Shopify,
-    Slack,
-    StandardWebhooks,
-    Stripe,
-    Verified,
-)
-from taskbridge.web.webhook import Request, Webhook
+from taskbridge.errors import MissingExtra
+
+try:
+    from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
+    from taskbridge.web.receiving import receiver
+    from taskbridge.web.signatures import (
+        GitHub,
+        Hmac,
+        InvalidSignature,
+        Scheme,
+        Shopify,
+        Slack,
+        StandardWebhooks,
+        Stripe,
+        Verified,
+    )
+    from taskbridge.web.webhook import Request, Webhook
+except ModuleNotFoundError as error:
+    if str(error.name).startswith("taskbridge"):
+        raise
+    raise MissingExtra(error.name) from error
 
 __all__ = [
     "GitHub",
