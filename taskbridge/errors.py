@@ -8,6 +8,7 @@ TaskBridgeError
 │   ├── InvalidInput
 │   └── InvalidConnection
 ├── ConfigurationError
+│   └── MissingExtra
 ├── HandlerMistake
 ├── Unavailable
 │   ├── AlreadyRunning
@@ -30,6 +31,7 @@ __all__ = [
     "InvalidInput",
     "InvalidName",
     "InvalidPolicy",
+    "MissingExtra",
     "SchemaMismatch",
     "TaskBridgeError",
     "Unavailable",
@@ -82,6 +84,16 @@ class InvalidConnection(UsageError):
 
 class ConfigurationError(TaskBridgeError):
     """A setting that is missing or wrong, or a pipeline module that does not import."""
+
+
+class MissingExtra(ConfigurationError, ImportError):
+    """What is used needs libraries that the extra `web` brings, and they are not installed."""
+
+    def __init__(self, library: str | None) -> None:
+        super().__init__(
+            f"{(library or 'a library').partition('.')[0]} is missing, which the extra 'web' of celery-taskbridge brings",
+            "run `pip install '.[web]'` in a checkout",
+        )
 
 
 class HandlerMistake(TaskBridgeError):

@@ -11,7 +11,7 @@ import click
 
 from taskbridge.cli import environment
 from taskbridge.cli.options import data_dir_option, examples
-from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.errors import ConfigurationError, MissingExtra, TaskBridgeError
 from taskbridge.settings import Settings
 
 __all__ = ["loaded", "serve"]
@@ -34,7 +34,7 @@ def serve(target: str | None, host: str, port: int, data_dir: Path) -> None:
         import starlette  # noqa: F401 - the receiver is made with it
         import uvicorn
     except ImportError as error:
-        raise ConfigurationError(f"{error.name} is missing: run `pip install '.[web]'` in a checkout") from error
+        raise MissingExtra(error.name) from error
     environment.existing(data_dir)
     uvicorn.run(_app(target), host=host, port=port)
 

@@ -263,10 +263,8 @@ def _show(far: _Replay, *, as_json: bool) -> None:
 
 def _signing(url: str, scheme: str, secret_env: str, header: str, declared: str | None) -> tuple[Sign, Webhook | None]:
     """Return what signs requests to a URL, and the declaration that says so, if one was named."""
-    try:
-        from taskbridge.web import signatures
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is missing: run `pip install '.[web]'` in a checkout") from error
+    from taskbridge.web import signatures
+
     if declared is not None:
         webhook = _declared(declared, url)
         signer = webhook.signature

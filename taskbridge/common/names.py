@@ -71,7 +71,12 @@ def check_source_name(name: object) -> str:
 
 def check_key(tenant: str, key: object) -> str:
     """Return a record's key unchanged, or raise InvalidInput: 1 to 200 characters, as those of a tenant."""
-    if not isinstance(key, str) or not 0 < len(key) <= NAMES["key"].longest or _control_character(key) is not None:
+    if not isinstance(key, str):
+        raise InvalidInput(
+            f"tenant {tenant!r}: the key {shown(key, 20)} is no text but {type(key).__name__}: "
+            "give text, such as str(key)"
+        )
+    if not 0 < len(key) <= NAMES["key"].longest or _control_character(key) is not None:
         raise InvalidInput(
             f"tenant {tenant!r}: the key {str(key)[:20]!r} is not allowed: "
             f"use a string of 1 to {NAMES['key'].longest} characters, none of them a control character"
@@ -101,7 +106,12 @@ def check_key_prefix(prefix: str) -> str:
 def check_message_id(pipeline: str, message_id: object) -> str:
     """Return a message's id unchanged, or raise InvalidInput."""
     longest = NAMES["message id"].longest
-    if not isinstance(message_id, str) or not 0 < len(message_id) <= longest or not message_id.isprintable():
+    if not isinstance(message_id, str):
+        raise InvalidInput(
+            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is no text but "
+            f"{type(message_id).__name__}: give text, such as str(message_id)"
+        )
+    if not 0 < len(message_id) <= longest or not message_id.isprintable():
         raise InvalidInput(
             f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not allowed: "
             f"use a string of 1 to {longest} printable characters"

@@ -26,6 +26,9 @@ __all__ = ["Batch", "Record", "RetryAfter"]
 DEFAULT_WAIT: Final = 30.0
 """Seconds to wait where the downstream asks to wait and does not say for how long."""
 
+NO_REASON: Final = "no reason given"
+"""Kept where a handler rejects a record with an empty reason, as with the empty answer of a downstream."""
+
 _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 
 
@@ -175,16 +178,16 @@ class Batch(Sequence[Record]):
         """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
         Takes effect when the handler returns, or with what it `handled`; with the cursor or not at all. What the
-        handler wrote for the record through `connection` is not undone. A reason is kept up to 2,000 characters.
+        handler wrote for the record through `connection` is not undone. A reason is kept up to 2,000 characters; in
+        place of an empty one "no reason given" is.
 
         Raises:
-            ValueError: the record is not of this batch, or the reason is empty.
+            ValueError: the record is not of this batch.
         """
         self._check(record)
         text = storable(reason)
-        if not text.strip():
-            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is rejected without a reason")
-        self._rejected[record.external_id] = text
+        # An error here would cost the whole batch, over and over, for want of a word about one record.
+        self._rejected[record.external_id] = text if text.strip() else NO_REASON
 
     def handled(self, record: Record) -> None:
         """Say that one record of this batch is done with, as after the request that is made for it.

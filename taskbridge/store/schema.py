@@ -70,6 +70,8 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
                 config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
                 command.upgrade(config, revision)
             after = _current(driver, schema)
+    except SchemaMismatch:
+        raise
     except Exception as error:
         said = driver_error(error)
         if said is None or said.diag.message_primary is None or isinstance(said, psycopg.OperationalError):
@@ -91,8 +93,23 @@ def _refuse_unknown(found: str | None) -> None:
         )
 
 
+def _refuse_foreign(driver: psycopg.Connection[Any], schema: str) -> None:
+    """Raise SchemaMismatch where the schema is somebody else's: it has relations, and our table is none of them."""
+    look = """
+        SELECT min(relname) FROM pg_class WHERE relnamespace = to_regnamespace(%(name)s) AND relkind <> 'i'
+        HAVING bool_and(relname <> %(ours)s)
+    """
+    found = scalar(driver, look, {"name": quoted(schema), "ours": VERSION_TABLE})
+    if found is not None:
+        raise SchemaMismatch(
+            f"the database has a schema {schema} that is not TaskBridge's (it holds {found!r})",
+            "set TASKBRIDGE_SCHEMA to another name in all processes, and run `taskbridge migrate`",
+        )
+
+
 def _make(driver: psycopg.Connection[Any], schema: str) -> None:
     """Make the schema where it is missing, move an earlier version's tables into it, and see to the search path."""
+    _refuse_foreign(driver, schema)
     if scalar(driver, "SELECT to_regnamespace(%(name)s) IS NULL", {"name": quoted(schema)}):
         driver.execute(f"CREATE SCHEMA {quoted(schema)}")
     former = _former(driver, schema)

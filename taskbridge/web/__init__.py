@@ -3,21 +3,28 @@
 They need the extra `web`: `pip install '.[web]'` in a checkout.
 """
 
-from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
-from taskbridge.web.posting import events
-from taskbridge.web.receiving import receiver
-from taskbridge.web.signatures import (
-    GitHub,
-    Hmac,
-    InvalidSignature,
-    Scheme,
-    Shopify,
-    Slack,
-    StandardWebhooks,
-    Stripe,
-    Verified,
-)
-from taskbridge.web.webhook import Request, Webhook
+from taskbridge.errors import MissingExtra
+
+try:
+    from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
+    from taskbridge.web.posting import events
+    from taskbridge.web.receiving import receiver
+    from taskbridge.web.signatures import (
+        GitHub,
+        Hmac,
+        InvalidSignature,
+        Scheme,
+        Shopify,
+        Slack,
+        StandardWebhooks,
+        Stripe,
+        Verified,
+    )
+    from taskbridge.web.webhook import Request, Webhook
+except ModuleNotFoundError as error:
+    if str(error.name).startswith("taskbridge"):
+        raise
+    raise MissingExtra(error.name) from error
 
 __all__ = [
     "GitHub",

@@ -32,6 +32,8 @@ async def without_lifespan(scope, receive, send):
 TOKEN = "t0ken-of-a-program-1"
 TOKENS = {"Authorization": f"Bearer {TOKEN}"}
 
+INSTALL = "is missing, which the extra 'web' of celery-taskbridge brings: run `pip install '.[web]'` in a checkout\n"
+
 
 @pytest.fixture
 def hooks(taskbridge: Program) -> Program:
@@ -150,4 +152,32 @@ def test_without_the_extra_the_command_says_what_to_install(hooks: Program, miss
         check=False,
     )
     assert ended.returncode == 1
-    assert ended.stderr == f"taskbridge: {missing} is missing: run `pip install '.[web]'` in a checkout\n"
+    assert ended.stderr == f"taskbridge: {missing} {INSTALL}"
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [
+        ("httpcore2", ("webhook", "send", "http://127.0.0.1:1/orders", "order.json")),
+        ("starlette", ("webhook", "send", "http://127.0.0.1:1/orders", "order.json")),
+        # a module of pipelines, as of `taskbridge.web.deliver`, or of a receiver
+        ("httpcore2", ("status",)),
+        ("httpcore2", ("serve", "sends:app")),
+    ],
+)
+def test_without_the_extra_all_that_needs_it_says_what_to_install(
+    hooks: Program, missing: str, arguments: tuple[str, ...]
+) -> None:
+    (hooks.directory / "sends.py").write_text("from taskbridge.web import deliver\n", encoding="utf-8")
+    (hooks.directory / "order.json").write_text("{}", encoding="utf-8")
+    code = f"import sys; sys.modules[{missing!r}] = None; from taskbridge.cli.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**hooks.environment, "TASKBRIDGE_PIPELINES": "sends", "WEBHOOK_SECRET": "whsec_c2VjcmV0"},
+        cwd=hooks.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"taskbridge: {missing} {INSTALL}"

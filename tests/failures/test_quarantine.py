@@ -138,8 +138,15 @@ def test_what_cannot_be_rejected(drill: Drill) -> None:
     one, other = batches
     with pytest.raises(ValueError, match="'a' of tenant 'other' is not of this batch"):
         one.reject(other[0], "why")
-    with pytest.raises(ValueError, match="'a' of tenant 'acme' is rejected without a reason"):
-        one.reject(one[0], " ")
+
+
+@pytest.mark.parametrize("reason", ["", " "])
+def test_a_rejection_without_a_reason_costs_no_other_record(drill: Drill, reason: str) -> None:
+    drill.handle(lambda batch: batch.reject(batch[0], reason))
+    drill.save("acme", "a", "b")
+    drill.go_on()
+    assert drill.states() == {"quarantined": 1, "handled": 1}
+    assert ["no reason given" in one for one in drill.quarantine()] == [True]
 
 
 def ask_for_another_try(drill: Drill, number: str) -> None:

@@ -53,6 +53,31 @@ def test_a_schema_is_checked_with_the_next_step_in_the_error(engine: Engine) -> 
     assert current(engine) == "9999"
 
 
+@pytest.mark.parametrize("made", ["TABLE taskbridge.records (id int)", "VIEW taskbridge.mine AS SELECT 1"])
+def test_a_schema_of_somebody_else_with_our_name_is_left_alone(engine: Engine, made: str) -> None:
+    migrate(engine, "base")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge")
+        connection.exec_driver_sql(f"CREATE {made}")
+    before = objects(engine)
+    for revision in ("head", "base"):
+        with pytest.raises(SchemaMismatch, match=r"that is not TaskBridge's.*set TASKBRIDGE_SCHEMA to another name"):
+            migrate(engine, revision)
+        assert objects(engine) == before
+    # and with another name both have their own
+    other = connect(engine.url.render_as_string(hide_password=False), "bridge")
+    assert migrate(other)[1] == head()
+    other.dispose()
+    assert objects(engine) == before
+
+
+def test_an_empty_schema_that_somebody_made_for_us_is_ours(engine: Engine) -> None:
+    migrate(engine, "base")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge")
+    assert migrate(engine) == (None, head())
+
+
 def test_an_empty_database_is_refused_with_the_command_to_run(engine: Engine) -> None:
     migrate(engine, "base")
     with pytest.raises(SchemaMismatch, match="run `taskbridge migrate`"):
@@ -62,10 +87,10 @@ def test_an_empty_database_is_refused_with_the_command_to_run(engine: Engine) ->
 def test_a_failed_migration_leaves_nothing_half_made(engine: Engine) -> None:
     migrate(engine, "base")
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA taskbridge CREATE TABLE deliveries ()")
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge; CREATE TYPE taskbridge.deliveries AS ENUM ()")
     with pytest.raises(Exception, match="deliveries"):
         migrate(engine)
-    assert objects(engine) == {"deliveries"}
+    assert objects(engine) == set()
     assert current(engine) is None
 
 
@@ -91,11 +116,11 @@ def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine, postgre
 def test_a_failed_migration_says_in_a_sentence_what_postgres_refused(engine: Engine) -> None:
     migrate(engine, "base")
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA taskbridge CREATE TABLE deliveries ()")
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge; CREATE TYPE taskbridge.deliveries AS ENUM ()")
     with pytest.raises(SchemaMismatch) as failed:
         migrate(engine)
     assert str(failed.value) == (
-        "the schema could not be changed, and is as it was: Postgres says 'relation \"deliveries\" already exists': "
+        "the schema could not be changed, and is as it was: Postgres says 'type \"deliveries\" already exists': "
         "mend that and run `taskbridge migrate` again"
     )
 

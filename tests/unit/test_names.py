@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskbridge.common.names import check_key_prefix, check_pipeline_name, check_tenant
-from taskbridge.errors import InvalidName
+from taskbridge.common.names import check_key, check_key_prefix, check_message_id, check_pipeline_name, check_tenant
+from taskbridge.errors import InvalidInput, InvalidName
 from taskbridge.gate import Keys
 
 
@@ -71,3 +71,14 @@ def test_a_refused_tenant_is_named_with_its_fault(tenant: object, text: str) -> 
 @pytest.mark.parametrize("tenant", ["a", "a" * 200, "Müller & Söhne", "a:b", "{x}", "می‌خواهم", "👩‍👩‍👧"])
 def test_names_of_real_businesses_are_allowed(tenant: str) -> None:
     assert check_tenant(tenant) == tenant
+
+
+@pytest.mark.parametrize("given", [5, 5.0, b"5", None, ["5"]])
+def test_a_key_that_is_no_text_is_told_how_to_become_one(given: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_key("acme", given)
+    kind = type(given).__name__
+    assert str(caught.value) == f"tenant 'acme': the key {given!r} is no text but {kind}: give text, such as str(key)"
+    if given is not None:
+        with pytest.raises(InvalidInput, match=rf"is no text but {kind}: give text, such as str\(message_id\)$"):
+            check_message_id("alerts", given)
