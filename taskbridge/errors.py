@@ -91,7 +91,7 @@ class MissingExtra(ConfigurationError, ImportError):
 
     def __init__(self, library: str | None) -> None:
         super().__init__(
-            f"{(library or 'a library').partition('.')[0]} is missing, which the extra 'web' of celery-taskbridge brings",
+            f"{(library or 'a library').partition('.')[0]} is missing, which celery-taskbridge's extra 'web' brings",
             "run `pip install '.[web]'` in a checkout",
         )
 
