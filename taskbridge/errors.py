@@ -16,8 +16,8 @@ TaskBridgeError
 └── SchemaMismatch
 
 Every message says what is wrong and what to do next. It names the tenant or the record where there is one, and
-never a password. Errors of psycopg, SQLAlchemy and redis-py become `Unavailable` where people and producers call. A run
-does not translate them: it fails and is tried again.
+never a password. Errors of the servers' and the broker's libraries become `Unavailable` where people and producers
+call. A run does not translate them: it fails and is tried again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class UnknownPipeline(UsageError):
 
 
 class InvalidInput(UsageError):
-    """A file or a document that cannot be read."""
+    """A file, a document or another value that cannot be taken, as a key or a message's id."""
 
 
 class InvalidConnection(UsageError):

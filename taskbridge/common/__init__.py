@@ -1,1 +1,1 @@
-"""What all rooms use: names and their limits, texts, histograms."""
+"""What all rooms use: names, limits, run keys, texts, histograms, lost connections, lazy imports, tracing."""

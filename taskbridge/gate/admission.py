@@ -122,10 +122,10 @@ class Effect(Enum):
     DOUBLE = "twice as many runs may be on; free slots are kept for the first in the queue, unless the circuit is open"
     STEADY = "the cap alone counts; free slots are kept for the first in the queue, unless the circuit is open"
     ENTER = (
-        "first events stand before continuations, each in the order in which they first asked; due in 5 s, or in as "
-        f"long as it has waited, {Constant.LONGEST_REPUBLISH_MS:,} ms at the most"
+        "first events stand before continuations, each in the order in which they first asked; due after "
+        f"`republish_after`, or in as long as it has waited, {Constant.LONGEST_REPUBLISH_MS:,} ms at the most"
     )
-    TO_THE_END = "behind all others; due in 5 s, or when its back-off ends"
+    TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"
     START = "due now"
     MOVE = "due at that time"
 

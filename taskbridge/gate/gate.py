@@ -1,6 +1,6 @@
 """The gate as producers, runs and tickers call it; most methods are one script and one round trip.
 
-What only looks is in `taskbridge.gate.inspector`.
+What operators and metrics ask is in `taskbridge.gate.inspector`.
 """
 
 from __future__ import annotations

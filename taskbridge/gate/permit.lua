@@ -4,7 +4,7 @@
 -- Each limit is a virtual clock (GCRA): its key has the microsecond at which all that was permitted is worked off.
 -- KEYS: runner pipeline_rate tenant_rate pipeline_calls tenant_calls
 -- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst pipeline_call_us pipeline_call_burst tenant_call_us tenant_call_burst now_ms
--- RETURNS: {permitted, wait_ms}; a limit whose microseconds per record or call are 0 is none
+-- RETURNS: {permitted, wait_ms}, both 0 where another run took over; a limit whose microseconds per record or call are 0 is none
 local runner_key, pipeline_rate_key, tenant_rate_key = KEYS[1], KEYS[2], KEYS[3]
 local pipeline_calls_key, tenant_calls_key = KEYS[4], KEYS[5]
 local token, wanted, at_least = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -9,7 +9,7 @@ States, how each is left, and who frees it when its owner dies
     waiting   a deadline and nothing else, so no worker slot is held. Left by an event or a reminder whose spacing is
               over, or by its deadline; any worker's ticker fires it.
     queued    a run message is on its way. Left by the run that begins with the current token. A lost message is
-              published again by the ticker with the same token, after 5 s, then 10 s, 20 s ...
+              published again by the ticker with the same token after `republish_after`, then twice as long each time.
     running   a run holds the token and moves its deadline on while it works. Left by its settle. A run that died stops
               moving its deadline: the ticker issues a new token and publishes, and from then on the old one opens
               nothing, neither here nor in Postgres. The next run learns of the death when it begins, and counts it as

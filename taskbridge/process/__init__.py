@@ -1,1 +1,1 @@
-"""What one process needs for its work: connections, heartbeat, event loop, time limits."""
+"""What one process needs: connections, heartbeat, event loop, time limits, the pace of handlers, shutdown."""

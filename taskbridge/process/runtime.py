@@ -62,10 +62,10 @@ class Runtime(LightRuntime):
         self.app = app
         self.slots = 1
         """How many runs can be on at a time in the worker of this process."""
+        self.idle_slots: Callable[[], int] | None = None
+        """How many of the slots are free for those who wait for their turn; None outside of a worker's main process."""
         self.taken_from: frozenset[str] = frozenset()
         """The queues from which a slot takes runs by itself: those that the worker served when it started."""
-        self.idle_slots: Callable[[], int] | None = None
-        """How many of these are free for those who wait for their turn; None outside of a worker's main process."""
         self.pid = os.getpid()
         self.shut_until = 0.0
         """Until when (`time.monotonic`) messages are parked without a try, because Postgres could not be used."""

@@ -37,7 +37,16 @@ from taskbridge.producing.notify import Event, Events, anotify_quietly, merged, 
 from taskbridge.store import Statement, Writing, awritten, fetching, written
 from taskbridge.store.queries import query
 
-__all__ = ["Holder", "event_alone", "event_of", "holder_of", "in_coroutine", "notify_after_commit", "wants_event"]
+__all__ = [
+    "Holder",
+    "OnHolder",
+    "event_alone",
+    "event_of",
+    "holder_of",
+    "in_coroutine",
+    "notify_after_commit",
+    "wants_event",
+]
 
 R = TypeVar("R")
 H = TypeVar("H", bound="Holder")
@@ -105,9 +114,11 @@ def holder_of(runtime: Runtime, connection: object, *, tells: bool = False) -> F
     return _checked(holder, connection, tells=tells)
 
 
-async def in_coroutine(
-    runtime: Runtime, connection: object, steps: Callable[[Holder], Writing[R]], *, tells: bool = False
-) -> R:
+OnHolder = Callable[[Holder], Writing[R]]
+"""What is done on a producer's connection, once that is known."""
+
+
+async def in_coroutine(runtime: Runtime, connection: object, steps: OnHolder[R], *, tells: bool = False) -> R:
     """Run the statements of `steps` in a coroutine, on a connection for coroutines; None: on the runtime's own.
 
     Raises:
@@ -136,7 +147,7 @@ async def in_coroutine(
     raise _no_connection(connection)
 
 
-def event_alone(app: Celery, events: Events) -> Callable[[Holder], Writing[None]]:
+def event_alone(app: Celery, events: Events) -> OnHolder[None]:
     """Write nothing; send events after the commit."""
 
     def steps(holder: Holder) -> Writing[None]:

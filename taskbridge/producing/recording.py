@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from celery import Celery
@@ -22,7 +22,7 @@ from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
-from taskbridge.producing.holders import Holder, holder_of
+from taskbridge.producing.holders import Holder, OnHolder, holder_of
 from taskbridge.store import Row, UnmatchedRecord, Writing, json_text, writing, writing_message, written
 from taskbridge.store.unmatched import PAGE
 
@@ -66,11 +66,7 @@ class MatchedAgain(NamedTuple):
     reason: str | None
 
 
-Pending = Callable[[Holder], Writing[R]]
-"""What is to be written, once the holder is known."""
-
-
-def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> Pending[Counter[str]]:
+def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> OnHolder[Counter[str]]:
     """Write or update records of a source; `notify` its pipelines after the commit.
 
     Raises:
@@ -79,13 +75,13 @@ def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> P
     runtime = runtime_of(app)
     readers = readers_of(runtime, source) if notify else []
 
-    def pending(holder: Holder) -> Writing[Counter[str]]:
+    def on(holder: Holder) -> Writing[Counter[str]]:
         def after_each(tenants: Iterable[str]) -> None:
             holder.after_commit(app, {(pipeline, tenant): None for pipeline in readers for tenant in tenants})
 
         return writing(source, rows, after_each if readers else None)
 
-    return pending
+    return on
 
 
 def readers_of(runtime: LightRuntime, source: str) -> list[str]:
@@ -105,17 +101,17 @@ def readers_of(runtime: LightRuntime, source: str) -> list[str]:
     )
 
 
-def of_message(app: Celery, prepared: Prepared, *, notify: bool) -> Pending[Recorded]:
+def of_message(app: Celery, prepared: Prepared, *, notify: bool) -> OnHolder[Recorded]:
     """Write a message; `notify` its tenant after the commit."""
     runtime, found = runtime_of(app), prepared.found
 
-    def pending(holder: Holder) -> Writing[Recorded]:
+    def on(holder: Holder) -> Writing[Recorded]:
         new = yield from prepared.writing(runtime)
         if notify and new and isinstance(found, Match):
             holder.after_commit(app, {(prepared.pipeline, found.tenant): found.delay_ms})
         return prepared.recorded(new=new)
 
-    return pending
+    return on
 
 
 def record_event(

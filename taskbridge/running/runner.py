@@ -70,7 +70,8 @@ def run_steps(
             except Exception as error:
                 ending = failures.after_lost_server(run, error)
             except BaseException:
-                # The process was told to end. Its batch comes again at once, elsewhere.
+                # The process was told to end, here or in the handler of a run that began with this one. The batch
+                # comes again at once, elsewhere.
                 runtime.gate.settle_many([run.end(Ending(Outcome.STOPPED))], most_handed=runtime.most_handed)
                 raise
             yield Settle(run, ending)

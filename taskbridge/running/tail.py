@@ -7,9 +7,10 @@ What each is for
     older data, has forgotten. Both are rounds over snapshots, and cost nothing for a tenant without new records.
 
 Who is authoritative
-    Postgres. T and B are stored there, and only after every tenant of the round was reminded: a round that ends before
-    that is made again. A T or B that is older than it could be costs one more look. So two workers may make a round at
-    the same time, and one may freeze in the middle of a round. A T or B that is too new would hide records; so each is
+    Postgres. What the tail has looked at, T, and what the base has, B, are snapshots. They are stored there, and only
+    after every tenant of the round was reminded: a round that ends before that is made again. A T or B that is older
+    than it could be costs one more look. So two workers may make a round at the same time, and one may freeze in the
+    middle of a round. A T or B that is too new would hide records; so each is
     stored only where the one that the round has read is still there.
 
 Who does it

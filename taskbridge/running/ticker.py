@@ -22,7 +22,7 @@ from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.running.tail import Rounds
 
-__all__ = ["TickerStep", "fire_due"]
+__all__ = ["TickerStep", "fire_due", "free_for_turns"]
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _fill_slots(runtime: Runtime) -> None:
 def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
     """Return how many `idle` slots of a worker that serves the queues `served` are for those who wait for their turn.
 
-    None while first events wait: an idle slot is about to take one of them.
+    0 while first events wait: an idle slot is about to take one of them.
     """
     first, following = runtime.keys.queues
     if idle <= 0 or following not in served or (first in served and runtime.gate.first_events()):

@@ -56,6 +56,13 @@ def test_ownership_that_nobody_confirms_runs_out() -> None:
         wait_until(lambda: not ownership.owned, "run out")
 
 
+def test_trust_is_shorter_than_the_time_after_which_a_run_counts_as_dead() -> None:
+    heart = Heartbeat(ttl=600)
+    for age, owned in ((500, True), (590, False)):
+        with heart.keep(lambda: True, confirmed=time.monotonic() - age) as ownership:
+            assert ownership.owned is owned
+
+
 def test_a_confirmation_that_took_long_counts_from_before_it_was_asked_for() -> None:
     def slow() -> bool:
         return not threading.Event().wait(0.2)
