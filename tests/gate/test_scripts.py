@@ -215,6 +215,18 @@ def test_a_constant_or_a_function_of_a_part_that_no_script_uses() -> None:
     assert [name for name in defined if len(re.findall(rf"\b{name}\b", everything)) < 2] == []
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_part_of_which_a_script_calls_nothing(name: str) -> None:
+    """Redis runs all definitions of a script at every call."""
+    script = SCRIPTS[name]
+    texts = {part: re.sub(r"--[^\n]*", "", read(f"{part}.lua")) for part in (*script.uses, name)}
+
+    for part in script.uses:
+        defined = re.findall(r"^local function (\w+)", texts[part], re.MULTILINE)
+        others = "".join(text for other, text in texts.items() if other != part)
+        assert any(re.search(rf"\b{function}\(", others) for function in defined), part
+
+
 def test_a_script_that_nobody_can_call() -> None:
     parts = {"prelude.lua", "publish.lua", "publish_elsewhere.lua"}
     parts |= {f"{part}.lua" for script in SCRIPTS.values() for part in script.uses}
