@@ -90,8 +90,9 @@ class MissingExtra(ConfigurationError, ImportError):
     """What is used needs libraries that the extra `web` brings, and they are not installed."""
 
     def __init__(self, library: str | None) -> None:
+        name = (library or "a library").partition(".")[0]
         super().__init__(
-            f"{(library or 'a library').partition('.')[0]} is missing, which celery-taskbridge's extra 'web' brings",
+            f"{name} is missing, which the extra 'web' of celery-taskbridge brings",
             "run `pip install '.[web]'` in a checkout",
         )
 

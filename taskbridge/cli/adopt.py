@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["adopt", "unadopt"]
 
 GOES_ON: Final = "Run the command again, with --backfill: it goes on there."
+FROM_NOW_ON: Final = (
+    "A row that was there before is no record until it changes. The same command with --backfill makes records of all."
+)
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
 
@@ -89,6 +92,8 @@ def adopt(
     what = f"{found.definition.source}: {found.table.name}"
     if store.adopt(engine, found):
         click.echo(f"{what} is adopted: each change from now on is a record")
+        if not (backfill or again):
+            console.tell(FROM_NOW_ON)
     else:
         click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
     if again:

@@ -15,6 +15,7 @@ from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 from taskbridge.cli.times import ago, ahead, iso, moment
 from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,11 @@ __all__ = ["status"]
 
 
 SHOWN_HELD: Final = 20
+SHOWN_ERRORS: Final = 20
+ALIKE: Final = 3
+"""So many tenants with the same error have one line."""
+NAMED: Final = 3
+"""How many tenants such a line names."""
 BY_NAME: Final = "name"
 SORTS: Final = (BY_NAME, "age", "failures", "pending", "quarantine")
 
@@ -83,8 +89,7 @@ class _Standing:
         for one in self.tenants:
             if one.pause is not None and one.pause.tenant is not None:
                 yield _paused(one.tenant, one.pause, _command("resume", self.pipeline, one.tenant))
-            if one.counts["failures"]:
-                yield _failure(one)
+        yield from self._failures()
         yield from self._held()
         quarantined = self.whole.backlog.quarantined
         if quarantined:
@@ -113,8 +118,24 @@ class _Standing:
                 return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
             return "it waits in the queue for a free run slot of its pipeline"
         if one.counts["failures"]:
-            return f"back-off after a failure: {one.counts['last_error'] or 'no error was written down'}"
+            return f"back-off after a failure: {_last_error(one)}"
         return f"its handler asked to wait until {iso(one.due_at)} (RetryAfter)"
+
+    def _failures(self) -> Iterator[str]:
+        """Say which tenants fail: those of one error together, the first errors by how many tenants have them."""
+        by_error: dict[str, list[TenantView]] = {}
+        for one in self.tenants:
+            if one.counts["failures"]:
+                by_error.setdefault(_last_error(one), []).append(one)
+        alike = sorted((group for group in by_error.values() if len(group) >= ALIKE), key=len, reverse=True)
+        alone = [one for group in by_error.values() if len(group) < ALIKE for one in group]
+        for group in alike[:SHOWN_ERRORS]:
+            yield _failures_alike(self.pipeline, group)
+        for one in alone:
+            yield _failure(one)
+        if len(alike) > SHOWN_ERRORS:
+            left = sum(len(group) for group in alike[SHOWN_ERRORS:])
+            yield f"{self.pipeline}: {left:,} more tenants fail, with {len(alike) - SHOWN_ERRORS:,} other errors"
 
     def _held(self) -> Iterator[str]:
         """Say until when tenants are held that have no failure to tell of, the first few by name."""
@@ -126,7 +147,7 @@ class _Standing:
 
 
 @click.command(epilog=examples("taskbridge status --sort age --limit 10", "taskbridge status France --json"))
-@click.argument("tenant", required=False)
+@click.argument("tenants", metavar="[TENANT]...", nargs=-1)
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many tenants."
@@ -142,14 +163,14 @@ class _Standing:
 @data_dir_option
 @json_option
 def status(
-    tenant: str | None, pipeline: str | None, limit: int, after: str, sort: str, data_dir: Path, as_json: bool
+    tenants: tuple[str, ...], pipeline: str | None, limit: int, after: str, sort: str, data_dir: Path, as_json: bool
 ) -> None:
-    """Show how each pipeline and its tenants stand, or TENANT alone.
+    """Show how each pipeline and its tenants stand, or each TENANT alone.
 
     The totals come first: runners, and up to 100,000 records that are pending for the 1,000 tenants whose runners are
     due first or for another try, that lie in quarantine, and tenants whose last run failed. Then the tenants by name, a
-    page at a time; on a page up to 10,000 records of each are counted, and all of TENANT alone. `oldest` is the age of
-    the oldest pending record.
+    page at a time; on a page up to 10,000 records of each are counted, and all of each TENANT that is named. `oldest`
+    is the age of the oldest pending record.
 
     With another --sort than by name, the first ones of up to 1,000 tenants whose runners are due first, that have the
     most failures, that have the most in quarantine, that are paused, and by name. Up to 1,000,000 records of all are
@@ -162,9 +183,11 @@ def status(
 
     A tenant that is paused takes its events in and starts no run; one that is held waits for its next try.
 
-    Exit status: 0; 1 where TENANT has no records, no runner and no pause.
+    Three tenants and more with the same error have one line for it.
+
+    Exit status: 0; 1 where a TENANT has no records, no runner and no pause.
     """
-    if tenant is not None:
+    for tenant in tenants:
         check_tenant(tenant)
     if after and sort != BY_NAME:
         raise click.UsageError("--after goes on by name: leave it out, or --sort")
@@ -172,7 +195,7 @@ def status(
     names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
     from taskbridge.store import undeclared_pipelines, unmatched_sources
 
-    found = {name: _look(runtime, name, tenant, after, limit, sort) for name in names}
+    found = {name: _look(runtime, name, tenants, after, limit, sort) for name in names}
     sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(runtime.pipelines.names())
     unmatched = unmatched_sources(runtime.database).items()
     strangers = {name: count for name, count in unmatched if name not in sources}
@@ -185,9 +208,9 @@ def status(
         console.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
     else:
         of_tenant = {name: one for name, one in found.items() if one.tenants}
-        _show(found if tenant is None else of_tenant)
-        if tenant is not None:
-            # What was asked for is one tenant.
+        _show(of_tenant if tenants else found)
+        if tenants:
+            # What was asked for is these tenants.
             strangers, undeclared, parked = {}, {}, None
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
@@ -197,8 +220,11 @@ def status(
             click.echo(console.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
         if parked:
             click.echo(f"{parked:,} messages wait to be recorded; a worker's log says what keeps them")
-    if tenant is not None and not any(one.tenants for one in found.values()):
+    known = {one.tenant for of in found.values() for one in of.tenants}
+    strange = [tenant for tenant in dict.fromkeys(tenants) if tenant not in known]
+    for tenant in strange:
         console.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
+    if strange:
         raise click.exceptions.Exit(1)
 
 
@@ -210,12 +236,14 @@ def _parked(runtime: LightRuntime) -> int | None:
     return int(count)
 
 
-def _look(runtime: LightRuntime, pipeline: str, tenant: str | None, after: str, limit: int, order: str) -> _Standing:
+def _look(
+    runtime: LightRuntime, pipeline: str, named: tuple[str, ...], after: str, limit: int, order: str
+) -> _Standing:
     from taskbridge.cli.tenants import page, sorted_by, totals, view
 
     whole = totals(runtime, pipeline)
-    if tenant is not None:
-        tenants, more = view(runtime, pipeline, tenant), False
+    if named:
+        tenants, more = [one for tenant in dict.fromkeys(named) for one in view(runtime, pipeline, tenant)], False
     elif order == BY_NAME:
         tenants, more = page(runtime, whole, after, limit)
     else:
@@ -302,11 +330,27 @@ def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: s
 
 
 def _failure(one: TenantView) -> str:
-    times = one.counts["failures"]
-    error = one.counts["last_error"] or "no error was written down"
+    times, error = one.counts["failures"], _last_error(one)
     since = f", since {ago(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
     due = f", next try {ahead(one.due_seconds)}" if one.next_try_at is not None else ""
     return f"{one.tenant}: failed {console.counted(times, 'time')} in a row{since}{due}, last: {error}"
+
+
+def _last_error(one: TenantView) -> str:
+    """Return the last run's error on one line."""
+    return one_line(one.counts["last_error"] or "no error was written down")
+
+
+def _failures_alike(pipeline: str, group: list[TenantView]) -> str:
+    """Say that several tenants fail with the same error."""
+    first = min((one.counts["failing_since"] for one in group if one.counts["failing_since"]), default=None)
+    due = min((one.due_seconds or 0.0 for one in group if one.next_try_at is not None), default=None)
+    most = max(one.counts["failures"] for one in group)
+    named = ", ".join(repr(one.tenant) for one in group[:NAMED])
+    text = f"{pipeline}: {len(group):,} tenants fail alike ({named}{', ...' if len(group) > NAMED else ''})"
+    since = f", since {ago(first)}" if first else ""
+    next_try = f", next try {ahead(due)}" if due is not None else ""
+    return f"{text}, up to {console.counted(most, 'time')} in a row{since}{next_try}, last: {_last_error(group[0])}"
 
 
 def _paused(what: str, pause: Pause, resume: str) -> str:

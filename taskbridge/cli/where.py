@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option, stored_text
 from taskbridge.cli.times import ago, iso
+from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import one_line
+from taskbridge.errors import InvalidName
+
+if TYPE_CHECKING:
+    from taskbridge.process.light_runtime import LightRuntime
 
 __all__ = ["where"]
 
@@ -41,8 +48,26 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
         for one in found:
             click.echo(console.plain(_sentence(one)))
     if not found:
-        console.complain(f"no record has the key {key!r}: it was not written so, or it was pruned")
+        of = _pipelines_of(runtime, key) if tenant is None else []
+        if of:
+            console.complain(
+                f"no record has the key {key!r}, but a tenant of {', '.join(of)} is called so: "
+                f"`{shlex.join(('taskbridge', 'status', key))}` shows how it stands"
+            )
+        else:
+            console.complain(f"no record has the key {key!r}: it was not written so, or it was pruned")
         raise click.exceptions.Exit(1)
+
+
+def _pipelines_of(runtime: LightRuntime, name: str) -> list[str]:
+    """Return the pipelines that have a tenant of this name."""
+    from taskbridge.cli.tenants import view
+
+    try:
+        check_tenant(name)
+    except InvalidName:
+        return []
+    return [pipeline for pipeline in runtime.pipelines.names() if view(runtime, pipeline, name)]
 
 
 def _plain(value: Any) -> Any:
@@ -54,16 +79,14 @@ def _sentence(one: dict[str, Any]) -> str:
     if one["deleted"]:
         what += ", deleted"
     if one["unmatched"]:
-        return f"{one['source']}, written {ago(one['changed_at'])}: unmatched: {_line(one['unmatched'])}"
+        return f"{one['source']}, written {ago(one['changed_at'])}: unmatched: {one_line(one['unmatched'])}"
     if one["pipeline"] is None:
         return f"{what}: no pipeline reads this source"
     stands = f"{what}: {one['state']} in {one['pipeline']}"
     if one["reason"]:
-        return f"{stands} after {one['attempts']} attempts: {_line(one['reason'])}"
+        return f"{stands} after {one['attempts']} attempts: {one_line(one['reason'])}"
     if one["state"] == "pending" and one["failures"]:
-        return f"{stands}; its tenant failed {one['failures']} times in a row, last: {_line(one['last_error'] or '')}"
+        return (
+            f"{stands}; its tenant failed {one['failures']} times in a row, last: {one_line(one['last_error'] or '')}"
+        )
     return stands
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

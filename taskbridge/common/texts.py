@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import Final
 
-__all__ = ["LONGEST_TEXT", "error_line", "error_text", "printable", "shown", "storable"]
+__all__ = ["LONGEST_TEXT", "error_line", "error_text", "one_line", "printable", "shown", "storable"]
 
 LONGEST_TEXT: Final = 2_000
 MOST_OF_A_GROUP: Final = 3
@@ -30,6 +30,11 @@ def storable(value: object, longest: int = LONGEST_TEXT) -> str:
 def printable(text: str) -> str:
     r"""Return `text` on one line: line ends and other characters that are not printable become escapes such as `\n`."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def one_line(text: str) -> str:
+    """Return `text` on one line as a person reads it: each run of space and line ends is one space."""
+    return " ".join(text.split())
 
 
 def shown(value: object, longest: int = LONGEST_TEXT) -> str:

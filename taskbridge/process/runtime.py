@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from sqlalchemy import Engine
 
+    from taskbridge.declaring.batch import RetryAfter
     from taskbridge.gate.gate import Publish
     from taskbridge.process.event_loop import EventLoop
 
@@ -69,6 +70,8 @@ class Runtime(LightRuntime):
         self.pid = os.getpid()
         self.shut_until = 0.0
         """Until when (`time.monotonic`) messages are parked without a try, because Postgres could not be used."""
+        self.waits: dict[tuple[str, str], RetryAfter] | None = None
+        """What handlers asked to wait for last, by pipeline and tenant, where a test looks; None: nobody does."""
         self.patient = False
         """Whether an event may take as long as any other call."""
         self.events_rest_until = 0.0

@@ -294,6 +294,8 @@ def _try(run: Run, page: Page, record: Record) -> Trial:
 
 def _as_told(run: Run, told: RetryAfter) -> Ending:
     log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, told)
+    if run.runtime.waits is not None:
+        run.runtime.waits[run.pipeline.name, run.tenant] = told
     wait_ms = max(LEAST_WAIT_MS, math.ceil(told.seconds * 1000))
     return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
 

@@ -34,6 +34,9 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     first, again = taskbridge(*ADOPT), taskbridge(*ADOPT)
     assert first.stdout == "orders: public.orders is adopted: each change from now on is a record\n"
     assert again.stdout == "orders: public.orders was adopted before: nothing to do\n"
+    assert "A row that was there before is no record until it changes" in first.stderr
+    assert "--backfill" in first.stderr
+    assert again.stderr == ""
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
         "ok: orders: its changes are recorded, and its rows can be read"
     ]

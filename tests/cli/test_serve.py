@@ -32,7 +32,7 @@ async def without_lifespan(scope, receive, send):
 TOKEN = "t0ken-of-a-program-1"
 TOKENS = {"Authorization": f"Bearer {TOKEN}"}
 
-INSTALL = "is missing, which celery-taskbridge's extra 'web' brings: run `pip install '.[web]'` in a checkout\n"
+INSTALL = "is missing, which the extra 'web' of celery-taskbridge brings: run `pip install '.[web]'` in a checkout\n"
 
 
 @pytest.fixture

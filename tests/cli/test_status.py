@@ -73,6 +73,48 @@ def test_failures_are_shown_with_their_error(taskbridge: Program, engine: Engine
     assert "France: failed 3 times in a row, last: ValueError: \\x1b[2Jno" in shown.stdout
 
 
+FAIL = (
+    "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
+    "SELECT 'invoices', {name} || n, n, {error}, now() - n * interval '1 hour' FROM generate_series(1, {count}) n"
+)
+
+
+def test_fifty_tenants_with_one_error_do_not_hide_the_others(taskbridge: Program, engine: Engine) -> None:
+    with engine.begin() as connection:
+        for name, error, count in (
+            ("'t'", "E'Undelivered: 502\n\n  Bad Gateway'", 50),
+            ("'two'", "'ValueError: x'", 2),
+            ("'own'", "'KeyError: ' || n", 3),
+        ):
+            connection.exec_driver_sql(FAIL.format(name=name, error=error, count=count))
+    lines = [line for line in taskbridge("status").stdout.splitlines() if "in a row" in line]
+    alike = "50 tenants fail alike ('t1', 't10', 't11', ...)"
+    assert lines == [
+        f"invoices: {alike}, up to 50 times in a row, since 2d ago, last: Undelivered: 502 Bad Gateway",
+        *(f"own{n}: failed {n} time{'s' * (n > 1)} in a row, since {n}h ago, last: KeyError: {n}" for n in (1, 2, 3)),
+        *(f"two{n}: failed {n} time{'s' * (n > 1)} in a row, since {n}h ago, last: ValueError: x" for n in (1, 2)),
+    ]
+
+
+def test_lines_for_equal_errors_are_bounded(taskbridge: Program, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(FAIL.format(name="'t'", error="'ValueError: ' || mod(n, 25)", count=75))
+    lines = [line for line in taskbridge("status").stdout.splitlines() if "fail" in line]
+    assert len([line for line in lines if "3 tenants fail alike" in line]) == 20
+    assert "invoices: 15 more tenants fail, with 5 other errors" in lines
+
+
+def test_several_tenants_are_shown_and_each_unknown_one_is_named(taskbridge: Program) -> None:
+    rows = [line("1"), line("2", "Malta"), line("3", "Spain")]
+    taskbridge("import", write(taskbridge.directory / "invoices.csv", rows))
+    ended = taskbridge("status", "Malta", "France", "Malta", "--json")
+    assert (ended.status, [*ended.json["pipelines"]["invoices"]["tenants"]]) == (0, ["Malta", "France"])
+    ended = taskbridge("status", "Malta", "Nobody", "Nothing")
+    assert ended.status == 1
+    assert "Malta" in ended.stdout
+    assert [one.split("'")[1] for one in ended.stderr.splitlines()] == ["Nobody", "Nothing"]
+
+
 def test_a_tenant_that_nobody_knows_is_said_to_be_unknown(taskbridge: Program) -> None:
     for more in ((), ("--json",)):
         ended = taskbridge("status", "Nobody", *more)

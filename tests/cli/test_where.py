@@ -34,6 +34,19 @@ def test_a_record_is_found_by_its_key_alone(taskbridge: Program, engine: Engine)
     assert (missing.status, "no record has the key '8'" in missing.stderr) == (1, True)
 
 
+def test_a_tenant_in_place_of_a_key_is_told_how_to_look(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "invoices", "acme & co", "7", {})
+    for more in ((), ("--json",)):
+        ended = taskbridge("where", "acme & co", *more)
+        assert ended.status == 1
+        assert ended.stderr == (
+            "taskbridge: no record has the key 'acme & co', but a tenant of invoices is called so: "
+            "`taskbridge status 'acme & co'` shows how it stands\n"
+        )
+    assert "is called so" not in taskbridge("where", "acme & co", "--tenant", "bolt").stderr
+    assert "no record has the key ' x'" in taskbridge("where", " x").stderr
+
+
 def test_records_that_wait_or_that_nobody_reads_are_told_of(taskbridge: Program, engine: Engine) -> None:
     record(engine, "typo", "bolt", "7", {})
     run(engine, ORDERS)

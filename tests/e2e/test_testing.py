@@ -166,8 +166,28 @@ def test_a_tenant_that_never_ends_fails_the_test() -> None:
         raise RetryAfter(1)
 
     save("acme", "1")
-    with pytest.raises(AssertionError, match="tenant 'acme' of 'invoices' is not idle after 5 runs"):
+    told = (
+        r"tenant 'acme' of 'invoices' is not idle after 5 runs: in the last one its handler asked to wait 1 s \(Retry"
+    )
+    with pytest.raises(AssertionError, match=told):
         drain("acme", most_runs=5)
+    with pytest.raises(AssertionError, match=told):
+        drain_all(most_runs=5)
+
+
+def test_a_tenant_that_never_ends_for_another_reason_is_not_said_to_wait() -> None:
+    calls: list[Batch] = []
+
+    @pipeline("invoices")
+    def never(batch: Batch) -> None:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise RetryAfter(1)
+        save("acme", f"after {len(calls)}")
+
+    save("acme", "1")
+    with pytest.raises(AssertionError, match="look whether it is paused"):
+        drain("acme", most_runs=9)
 
 
 def test_a_pipeline_that_is_not_there_is_named() -> None:
