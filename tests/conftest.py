@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let temporary files lie in memory; workers of pytest-xdist inherit where."""
     if not hasattr(config, "workerinput"):
         keep_temporary_files_in_memory()
+
+
+@pytest.fixture(autouse=True)
+def settings_of_others() -> Iterator[None]:
+    """No test leaves settings in this process's environment: those after it would read them."""
+    before = _settings()
+    yield
+    left = _settings()
+    for name in left.keys() | before.keys():
+        os.environ.pop(name, None)
+    os.environ.update(before)
+    assert left == before
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TASKBRIDGE_")}
 
 
 @pytest.fixture(scope="session")

@@ -58,14 +58,14 @@ def check_pipeline_name(name: object) -> str:
     ("a:b", "c") and ("a", "b:c") cannot become one key.
     """
     if not isinstance(name, str) or not _is_of("pipeline", _PIPELINE, name):
-        raise InvalidName(f"the pipeline name {name!r} is not allowed", f"use {_allowed('pipeline')}")
+        raise InvalidName(f"the pipeline name {shown(name, 80)} is not allowed", f"use {_allowed('pipeline')}")
     return name
 
 
 def check_source_name(name: object) -> str:
     """Return `name` unchanged, or raise InvalidName: the rule is that of a pipeline's name."""
     if not isinstance(name, str) or not _is_of("source", _PIPELINE, name):
-        raise InvalidName(f"the source {name!r} is not allowed", f"use {_allowed('source')}")
+        raise InvalidName(f"the source {shown(name, 80)} is not allowed", f"use {_allowed('source')}")
     return name
 
 

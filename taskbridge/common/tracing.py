@@ -100,10 +100,10 @@ def fail(span: Span, error: BaseException) -> None:
         report(second)
 
 
-def end(span: Span) -> None:
-    """End a span."""
+def end(span: Span, ended: int | None = None) -> None:
+    """End a span, now or as of `ended`, in nanoseconds of the Unix epoch."""
     try:
-        span.end()
+        span.end(ended)
     except Exception as error:
         report(error)
 

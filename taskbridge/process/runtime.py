@@ -110,6 +110,13 @@ class Runtime(LightRuntime):
 
         return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-events")
 
+    @cached_property
+    def asking_threads(self) -> ThreadPoolExecutor:
+        """Threads for events of which Postgres knows the delay: where it is slow, no other event waits for it."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not for who only looks
+
+        return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-delays")
+
     def make_gate(self, kind: type[G], client: redis.Redis | None = None, publish: Publish | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
         settings, conf = self.settings, self.app.conf
@@ -311,8 +318,8 @@ class Runtime(LightRuntime):
             self.engine.dispose()
         for name in {"redis", "event_redis"} & self.__dict__.keys():
             self.__dict__[name].close()
-        if "event_threads" in self.__dict__:
-            self.event_threads.shutdown(wait=False)
+        for name in {"event_threads", "asking_threads"} & self.__dict__.keys():
+            self.__dict__[name].shutdown(wait=False)
         self._drop_producers()
 
     def forget(self) -> None:

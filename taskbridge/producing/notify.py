@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextvars import copy_context
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import redis
 from celery import Celery
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EAGER = Spacing(delay=0)
 """Where tasks run inline no ticker acts on deadlines, so each event makes a run, which ends when nothing is new."""
@@ -108,8 +111,14 @@ async def anotify(app: Celery, events: Events, timeout: float | None = None) -> 
         TimeoutError: it gave no answer in time; whether it took the events is unknown.
     """
     runtime = runtime_of(app)
-    sending = asyncio.wrap_future(runtime.event_threads.submit(copy_context().run, _send, runtime, events))
-    return await asyncio.wait_for(sending, None if runtime.eager else timeout)
+
+    async def send() -> list[Answer]:
+        answers, asking = await _in_thread(runtime.event_threads, _send_known, runtime, events)
+        if asking:
+            answers |= zip(asking, await _in_thread(runtime.asking_threads, _send, runtime, asking), strict=True)
+        return [answers[event] for event in events]
+
+    return await asyncio.wait_for(send(), None if runtime.eager else timeout)
 
 
 async def anotify_quietly(app: Celery, events: Events) -> list[Answer] | None:
@@ -125,9 +134,26 @@ async def anotify_quietly(app: Celery, events: Events) -> list[Answer] | None:
         return None
 
 
+def _in_thread(
+    threads: Executor, send: Callable[[Runtime, Events], T], runtime: Runtime, events: Events
+) -> asyncio.Future[T]:
+    return asyncio.wrap_future(threads.submit(copy_context().run, send, runtime, events))
+
+
 def merged(delay: int | None, other: int | None) -> int | None:
     """Return the delay of two events of one tenant."""
     return None if delay is None or other is None else min(delay, other)
+
+
+def _send_known(runtime: Runtime, events: Events) -> tuple[dict[Event, Answer], Events]:
+    """Send the events that need nothing of Postgres; return their answers, and the others."""
+    asking = {} if runtime.eager else {one: None for one, delay_ms in events.items() if _asks(runtime, one, delay_ms)}
+    known = {one: delay_ms for one, delay_ms in events.items() if one not in asking}
+    return dict(zip(known, _send(runtime, known), strict=True)), asking
+
+
+def _asks(runtime: Runtime, event: Event, delay_ms: int | None) -> bool:
+    return delay_ms is None and runtime.pipelines[event[0]].criteria is not None
 
 
 def _send(runtime: Runtime, events: Events) -> list[Answer]:

@@ -153,6 +153,8 @@ class Prepared(NamedTuple):
     message_id: str
     text: str
     found: Match | Unmatched
+    traceparent: str | None = None
+    """The span of the request that brought it, where it is traced."""
 
     def write(self, runtime: Runtime) -> bool:
         """Write it in a transaction of its own; return whether it is new."""

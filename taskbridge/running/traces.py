@@ -55,9 +55,12 @@ class RunTrace:
         self._span: Any = None
         self._linked: set[str] = set()
         self._revisions: set[int] = set()
+        self._called: list[tuple[Any, int]] = []
+        """Spans of calls that are over, and when they ended, in nanoseconds of the Unix epoch."""
 
     def take(self, records: Sequence[Record], traceparents: Mapping[str, str]) -> None:
         """Note records that the run is about to deliver; the others say by external id which have a span."""
+        self._end_calls()
         if not records:
             return
         try:
@@ -115,7 +118,8 @@ class RunTrace:
         finally:
             if span is not None:
                 sys.modules["opentelemetry.context"].detach(attached)
-                tracing.end(span)
+                # The transaction is still open, and to end a span may take as long as who exports it.
+                self._called.append((span, time.time_ns()))
 
     def _begin_call(self, records: int) -> tuple[Any, Any]:
         """Return a span and the token of its context; Nones: there is none."""
@@ -132,9 +136,15 @@ class RunTrace:
             tracing.report(error)
             return None, None
 
+    def _end_calls(self) -> None:
+        while self._called:
+            span, ended = self._called.pop(0)
+            tracing.end(span, ended)
+
     def end(self) -> None:
         """End the run's span, if it has one."""
         span, ending = self._span, self.ending
+        self._end_calls()
         if span is None:
             return
         try:

@@ -133,10 +133,12 @@ def writing_message(source: str, message_id: str, payload: str, found: Match | U
     return bool((yield message_statement(source, message_id, payload, found)))
 
 
-def message_statement(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Statement:
-    """Return what writes one message, and gives a row if it is new."""
+def message_statement(
+    source: str, message_id: str, payload: str, found: Match | Unmatched, traceparent: str | None = None
+) -> Statement:
+    """Return what writes one message, and gives a row if it is new; its span is `traceparent`, else the current one."""
     values = {"source": source, "key": message_id, "document": payload, **_columns(found)}
-    return Statement("record_event", values | {"traceparent": tracing.current()})
+    return Statement("record_event", values | {"traceparent": traceparent or tracing.current()})
 
 
 def written(steps: Writing[R], fetch: Callable[[Statement], list[Any]]) -> R:

@@ -265,8 +265,8 @@ class GroupCommit:
             # With somebody who writes the same records in another order.
             return receive(self._runtime.engine, records, messages)
 
-    def _columns(self, message: Prepared) -> tuple[str, str, str, Match | Unmatched]:
-        return self._runtime.source_of(message.pipeline), message.message_id, message.text, message.found
+    def _columns(self, message: Prepared) -> tuple[str, str, str, Match | Unmatched, str | None]:
+        return self._runtime.source_of(message.pipeline), *message[1:]
 
     def _forget(self) -> None:
         try:

@@ -165,6 +165,7 @@ class _Events(Endpoint[_Found]):
             return failed(error)
         traceparent = tracing.of_request(headers.get("traceparent"))
         found.records = [one._replace(traceparent=traceparent) for one in found.records]
+        found.messages = [one._replace(traceparent=traceparent) for one in found.messages]
         return found
 
     async def done(self, brought: _Found) -> Response:
@@ -190,7 +191,8 @@ class _Events(Endpoint[_Found]):
             said = "the events are not taken now: send them again"
             if stored:
                 said = f"what is to be stored is stored, but {said}"
-            return Refusal(503, said, COME_AGAIN, why=error_line(error))
+            why = error_line(error) if str(error) else "Redis, or Postgres where it is asked for a delay, is too slow"
+            return Refusal(503, said, COME_AGAIN, why=why)
         except Exception as error:
             return failed(error)
         return JSONResponse({"records": stored, "events": len(brought.events), "unmatched": brought.unmatched})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,9 @@ def shop(broker: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SHOP_RESULTS", broker)
     # Results may be pickles, and the machine's user may be root.
     monkeypatch.setenv("C_FORCE_ROOT", "1")
+    # Settings with their defaults are left out of an environment, so nothing else may name them.
+    for name in [name for name in os.environ if name.startswith("TASKBRIDGE_")]:
+        monkeypatch.delenv(name)
     for name, value in deployment.environment().items():
         if name.startswith("TASKBRIDGE_"):
             monkeypatch.setenv(name, value)

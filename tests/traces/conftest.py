@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, SamplingResult
 
 
@@ -46,12 +48,22 @@ class Spans:
         return found
 
 
+class Ids(IdGenerator):
+    """Ids that leave the state of `random` alone: the provider stays, and other tests of the process rely on that."""
+
+    def generate_span_id(self) -> int:
+        return secrets.randbits(63) + 1
+
+    def generate_trace_id(self) -> int:
+        return secrets.randbits(127) + 1
+
+
 @cache
 def _provided() -> tuple[InMemorySpanExporter, Switch]:
     exporter, switch = InMemorySpanExporter(), Switch()
     # So that what limits the links is not the SDK.
     limits = SpanLimits(max_links=1_000)
-    provider = TracerProvider(sampler=switch, shutdown_on_exit=False, span_limits=limits)
+    provider = TracerProvider(sampler=switch, shutdown_on_exit=False, span_limits=limits, id_generator=Ids())
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     return exporter, switch

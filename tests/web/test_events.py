@@ -90,6 +90,41 @@ def test_an_event_starts_its_tenant_s_runner_and_the_next_is_absorbed(url: str, 
     assert records(deployment) == []
 
 
+# With its usual time to answer: a slow Postgres is the matter here.
+@pytest.mark.parametrize("deployment", [{"notify_timeout": 0.5}], indirect=True)
+def test_events_that_need_nothing_of_postgres_wait_for_none_that_do(
+    url: str, deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    for pipeline in ("orders", "alerts"):
+        assert post(url, {"pipeline": pipeline, "tenant": "first"}).status_code in (200, 503), "connects"
+    with deployment.engine.begin() as other, ThreadPoolExecutor(10) as senders:
+        other.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        asking = [senders.submit(post, url, {"pipeline": "alerts", "tenant": f"t{at}"}) for at in range(10)]
+        assert {one.result().status_code for one in asking} == {503}
+        assert "or Postgres where it is asked for a delay, is too slow" in caplog.text
+        wait_until(lambda: post(url, {"pipeline": "orders", "tenant": "acme"}).status_code == 200, "taken", 3)
+        other.rollback()
+
+
+def test_messages_and_records_keep_the_span_of_their_request(url: str, deployment: Deployment) -> None:
+    import opentelemetry.trace  # noqa: F401, PLC0415 - only where it is loaded are traces kept
+
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
+    assert post(url, [message, an_order(1)], traceparent=traceparent).status_code == 200
+    kept = deployment.rows("SELECT key, traceparent FROM taskbridge.records ORDER BY key")
+    assert [tuple(row) for row in kept] == [("1", traceparent), ("m1", traceparent)]
+
+
+def test_a_name_of_any_length_is_answered_and_logged_in_a_short_sentence(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("source", "pipeline"):
+        entry = {name: "x" * 900_000, "tenant": "acme", "key": "1", "document": {}}
+        assert len(post(url, entry).content) < 3_000
+    assert max(len(record.getMessage()) for record in caplog.records) < 3_000
+
+
 def test_a_record_is_there_when_it_is_answered_and_all_that_read_it_are_notified(
     url: str, deployment: Deployment
 ) -> None:
