@@ -80,7 +80,9 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, depl
     assert bridge.record_invoice("acme", "1", {"number": "1"})
     assert bridge.notify_event.delay("acme").get() == "started"
     with redis.Redis.from_url(broker) as messages:
-        assert messages.llen(Queue.FIRST.value) == 1
+        runtime = runtime_of(shop.app)
+        stands = (messages.keys(), messages.client_list(), runtime.publishes_in_gate, runtime.keys.prefix)
+        assert messages.llen(Queue.FIRST.value) == 1, stands
         assert (broker == deployment.settings.redis_url) or not deployment.redis.exists(Queue.FIRST.value)
     # when an ordinary worker starts, and one for another queue only, which needs no server of ours
     nowhere: Any = {"TASKBRIDGE_POSTGRES_URL": NOWHERE, "TASKBRIDGE_REDIS_URL": "redis://127.0.0.1:1/0"}
