@@ -52,6 +52,9 @@ def taskbridge_settings(
         "TASKBRIDGE_REDIS_URL": taskbridge_servers.redis_url,
     }
     monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
+    # A test that changes one of them by its `monkeypatch` has that undone after the block below has ended.
+    for name in (*servers, "TASKBRIDGE_KEY_PREFIX"):
+        monkeypatch.setenv(name, servers.get(name, ""))
     monkeypatch.setitem(app.conf, "broker_url", taskbridge_servers.redis_url)
     with own_deployment(app, **servers) as runtime:
         yield runtime.settings
