@@ -28,7 +28,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 opentelemetry-sdk standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-docker test-lowest test-matrix versions check lint format types imports bench flames torture fuzz search docs clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check lint format types imports bench flames torture fuzz search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test: check ## What CI runs: lint, types, import directions, all tests but the s
 test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
 	TASKBRIDGE_TEST_EXAMPLES=400 $(BIN)/pytest -n 2 --timeout 1200 tests/gate/test_gate_agrees_with_model.py tests/gate/test_admission.py
+
+test-browser: $(READY) ## The dashboard in Chromium (needs the system's chromium; 3 minutes); writes the pictures of docs
+	$(PIP) playwright
+	TASKBRIDGE_TEST_PICTURES=docs $(BIN)/pytest -m browser tests/browser $(PYTEST_FLAGS)
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
 	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)

@@ -10,7 +10,9 @@ from benchmarks.benchmark import Benchmark
 from benchmarks.capacity import CAPACITY
 from benchmarks.drain import DRAIN
 from benchmarks.first_event import FIRST_EVENT
+from benchmarks.history import HISTORY
 from benchmarks.lateness import LATENESS
+from benchmarks.looks import LOOKS
 from benchmarks.neighbours import NEIGHBOURS
 from benchmarks.no_event import NO_EVENT
 from benchmarks.notify import NOTIFY
@@ -36,6 +38,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     NOTIFY,
     TRACES,
     SWEEP,
+    HISTORY,
     TAIL,
     TENANTS,
     STORM,
@@ -48,5 +51,6 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     BATCHES,
     RATE_LIMIT,
     RECEIVE,
+    LOOKS,
     CAPACITY,
 )

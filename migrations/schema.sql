@@ -41,6 +41,58 @@ CREATE FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot,
 
 COMMENT ON FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) IS 'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
 
+CREATE FUNCTION taskbridge.keep_runs(days integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '100ms'
+    SET client_min_messages TO 'warning'
+    AS $_$
+DECLARE
+    today date := (now() AT TIME ZONE 'UTC')::date;
+    oldest date := today - keep_runs.days;
+    day date;
+    old name;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock('taskbridge.runs'::regclass::oid::bigint) THEN
+        RETURN; -- another worker does it
+    END IF;
+    DELETE FROM taskbridge.runs_other o WHERE o.began_at < oldest::timestamp AT TIME ZONE 'UTC';
+    DELETE FROM taskbridge.run_minutes m WHERE m.minute < oldest::timestamp AT TIME ZONE 'UTC';
+    FOR day IN SELECT today + ahead FROM generate_series(0, 2) ahead LOOP
+        -- A day that has rows elsewhere stays there.
+        IF to_regclass(format('taskbridge.%I', 'runs_' || to_char(day, 'YYYYMMDD'))) IS NULL AND NOT EXISTS (
+            SELECT FROM taskbridge.runs_other o
+            WHERE o.began_at >= day::timestamp AT TIME ZONE 'UTC'
+              AND o.began_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
+        ) THEN
+            BEGIN
+                EXECUTE format(
+                    'CREATE TABLE taskbridge.%I PARTITION OF taskbridge.runs FOR VALUES FROM (%L) TO (%L)',
+                    'runs_' || to_char(day, 'YYYYMMDD'),
+                    day::timestamp AT TIME ZONE 'UTC',
+                    (day + 1)::timestamp AT TIME ZONE 'UTC'
+                );
+            EXCEPTION WHEN lock_not_available THEN
+                EXIT; -- the next call may do it
+            END;
+        END IF;
+    END LOOP;
+    FOR old IN
+        SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'taskbridge.runs'::regclass AND c.relname ~ '^runs_[0-9]{8}$'
+          AND to_date(substr(c.relname, 6), 'YYYYMMDD') < oldest
+    LOOP
+        BEGIN
+            EXECUTE format('DROP TABLE taskbridge.%I', old);
+        EXCEPTION WHEN lock_not_available THEN
+            EXIT;
+        END;
+    END LOOP;
+END
+$_$;
+
+COMMENT ON FUNCTION taskbridge.keep_runs(days integer) IS 'Make partitions of the run history for the next days, and drop what is older than so many days.';
+
 CREATE FUNCTION taskbridge.number_columns() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -189,6 +241,7 @@ CREATE TABLE taskbridge.adopted (
     column_numbers smallint[],
     numbered oid,
     backfill_of text DEFAULT 'rows'::text NOT NULL,
+    from_now_on boolean DEFAULT false NOT NULL,
     CONSTRAINT ck_adopted_backfill_of CHECK ((backfill_of = ANY (ARRAY['rows'::text, 'records'::text])))
 );
 
@@ -207,6 +260,33 @@ COMMENT ON COLUMN taskbridge.adopted.again_below IS 'A backfill writes records o
 COMMENT ON COLUMN taskbridge.adopted.column_numbers IS 'The columns of tenant and key, and those watched, whatever they are called by now.';
 COMMENT ON COLUMN taskbridge.adopted.numbered IS 'The table whose numbers these are: after a dump it is another, and the names count.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_of IS 'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
+COMMENT ON COLUMN taskbridge.adopted.from_now_on IS 'Somebody chose that rows which were there before get no backfill, so that nobody is reminded of it.';
+
+CREATE TABLE taskbridge.audit (
+    id bigint NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    who text NOT NULL,
+    action text NOT NULL,
+    pipeline text COLLATE "C",
+    tenant text COLLATE "C",
+    key text COLLATE "C",
+    detail text
+);
+
+COMMENT ON TABLE taskbridge.audit IS 'What people did, one row for each action.';
+COMMENT ON COLUMN taskbridge.audit.who IS 'The user of the operating system, or of the page, that did it.';
+COMMENT ON COLUMN taskbridge.audit.tenant IS 'Null: the action was about the whole pipeline.';
+COMMENT ON COLUMN taskbridge.audit.key IS 'The record''s key; null: the action was about no single record.';
+COMMENT ON COLUMN taskbridge.audit.detail IS 'What was given with the action, such as the reason of a pause.';
+
+ALTER TABLE taskbridge.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME taskbridge.audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 CREATE TABLE taskbridge.deliveries (
     id bigint NOT NULL,
@@ -240,10 +320,12 @@ CREATE TABLE taskbridge.pauses (
     pipeline text NOT NULL COLLATE "C",
     tenant text DEFAULT ''::text NOT NULL COLLATE "C",
     reason text,
-    paused_at timestamp with time zone DEFAULT now() NOT NULL
+    paused_at timestamp with time zone DEFAULT now() NOT NULL,
+    paused_by text
 );
 
 COMMENT ON TABLE taskbridge.pauses IS 'Tenants that an operator holds; with an empty tenant, the whole pipeline.';
+COMMENT ON COLUMN taskbridge.pauses.paused_by IS 'Who paused it; null: it was not written down.';
 
 CREATE TABLE taskbridge.pipelines (
     pipeline text NOT NULL COLLATE "C",
@@ -402,6 +484,86 @@ CREATE TABLE taskbridge.record_versions (
 
 COMMENT ON TABLE taskbridge.record_versions IS 'The newest version of a record that a webhook brought; it goes with the record.';
 
+CREATE TABLE taskbridge.run_minutes (
+    minute timestamp with time zone NOT NULL,
+    runs bigint NOT NULL,
+    failed bigint NOT NULL,
+    events bigint NOT NULL,
+    bursts bigint NOT NULL,
+    records bigint NOT NULL,
+    rejected bigint NOT NULL,
+    run_ms bigint NOT NULL,
+    first_event_ms_sum bigint NOT NULL,
+    pipeline text NOT NULL COLLATE "C",
+    first_event_counts integer[] NOT NULL
+);
+
+COMMENT ON TABLE taskbridge.run_minutes IS 'Sums of the run history for each minute in which runs began.';
+COMMENT ON COLUMN taskbridge.run_minutes.run_ms IS 'How long the runs took together, in milliseconds.';
+COMMENT ON COLUMN taskbridge.run_minutes.first_event_counts IS 'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
+
+CREATE TABLE taskbridge.runs (
+    began_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone NOT NULL,
+    began_sweeps bigint NOT NULL,
+    sweeps bigint NOT NULL,
+    at_id bigint,
+    at_xid xid8,
+    events integer NOT NULL,
+    burst_run integer NOT NULL,
+    records integer NOT NULL,
+    rejected integer NOT NULL,
+    first_event_ms integer,
+    pipeline text NOT NULL COLLATE "C",
+    tenant text NOT NULL COLLATE "C",
+    token text NOT NULL COLLATE "C",
+    reason text NOT NULL,
+    worker text NOT NULL,
+    outcome text NOT NULL,
+    snapshot pg_snapshot,
+    target pg_snapshot,
+    error text
+)
+PARTITION BY RANGE (began_at);
+
+COMMENT ON TABLE taskbridge.runs IS 'The run history: a row for each run that took records or failed, in a partition for each day (UTC).';
+COMMENT ON COLUMN taskbridge.runs.began_at IS 'When it claimed the cursor.';
+COMMENT ON COLUMN taskbridge.runs.ended_at IS 'When it advanced last, or failed.';
+COMMENT ON COLUMN taskbridge.runs.began_sweeps IS 'How often the cursor had been advanced when it began. The run before it ended there.';
+COMMENT ON COLUMN taskbridge.runs.sweeps IS 'The same when it ended.';
+COMMENT ON COLUMN taskbridge.runs.events IS 'Events since the run before it.';
+COMMENT ON COLUMN taskbridge.runs.burst_run IS 'Which run of its burst it was, from 1.';
+COMMENT ON COLUMN taskbridge.runs.rejected IS 'Records that went to quarantine, of those that it took.';
+COMMENT ON COLUMN taskbridge.runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
+COMMENT ON COLUMN taskbridge.runs.reason IS 'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit).';
+COMMENT ON COLUMN taskbridge.runs.outcome IS 'handled or failed.';
+COMMENT ON COLUMN taskbridge.runs.snapshot IS 'Where the cursor stood when it ended: this, target, at_xid and at_id as in sync_cursors. Null: before a rebase.';
+
+CREATE TABLE taskbridge.runs_other (
+    began_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone NOT NULL,
+    began_sweeps bigint NOT NULL,
+    sweeps bigint NOT NULL,
+    at_id bigint,
+    at_xid xid8,
+    events integer NOT NULL,
+    burst_run integer NOT NULL,
+    records integer NOT NULL,
+    rejected integer NOT NULL,
+    first_event_ms integer,
+    pipeline text NOT NULL COLLATE "C",
+    tenant text NOT NULL COLLATE "C",
+    token text NOT NULL COLLATE "C",
+    reason text NOT NULL,
+    worker text NOT NULL,
+    outcome text NOT NULL,
+    snapshot pg_snapshot,
+    target pg_snapshot,
+    error text
+);
+
+COMMENT ON TABLE taskbridge.runs_other IS 'Runs of days that have no partition, as where no worker could make it.';
+
 CREATE TABLE taskbridge.tails (
     pipeline text NOT NULL COLLATE "C",
     kind text NOT NULL COLLATE "C",
@@ -420,11 +582,16 @@ CREATE TABLE taskbridge.taskbridge_cluster (
 
 COMMENT ON TABLE taskbridge.taskbridge_cluster IS 'The cluster whose transaction ids the records and cursors hold.';
 
+ALTER TABLE ONLY taskbridge.runs ATTACH PARTITION taskbridge.runs_other DEFAULT;
+
 ALTER TABLE taskbridge.records
     ADD CONSTRAINT ck_records_traceparent CHECK ((traceparent ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'::text)) NOT VALID;
 
 ALTER TABLE ONLY taskbridge.adopted
     ADD CONSTRAINT pk_adopted PRIMARY KEY (source);
+
+ALTER TABLE ONLY taskbridge.audit
+    ADD CONSTRAINT pk_audit PRIMARY KEY (id);
 
 ALTER TABLE ONLY taskbridge.deliveries
     ADD CONSTRAINT pk_deliveries PRIMARY KEY (id);
@@ -450,11 +617,20 @@ ALTER TABLE ONLY taskbridge.record_versions
 ALTER TABLE ONLY taskbridge.records
     ADD CONSTRAINT pk_records PRIMARY KEY (source, tenant, key);
 
+ALTER TABLE ONLY taskbridge.run_minutes
+    ADD CONSTRAINT pk_run_minutes PRIMARY KEY (pipeline, minute);
+
+ALTER TABLE ONLY taskbridge.runs
+    ADD CONSTRAINT pk_runs PRIMARY KEY (pipeline, tenant, token, began_at);
+
 ALTER TABLE ONLY taskbridge.sync_cursors
     ADD CONSTRAINT pk_sync_cursors PRIMARY KEY (pipeline, tenant);
 
 ALTER TABLE ONLY taskbridge.tails
     ADD CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind);
+
+ALTER TABLE ONLY taskbridge.runs_other
+    ADD CONSTRAINT runs_other_pkey PRIMARY KEY (pipeline, tenant, token, began_at);
 
 CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries USING btree (pipeline, tenant, external_id);
 CREATE INDEX ix_quarantine_failed ON taskbridge.quarantine USING btree (pipeline, quarantined_at) WHERE (cause = 'failed'::text);
@@ -463,7 +639,17 @@ CREATE INDEX ix_received_received_at ON taskbridge.received USING btree (receive
 CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);
 CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id) WHERE (id > 0);
 CREATE INDEX ix_records_unmatched ON taskbridge.records USING btree (source, id) WHERE (tenant = ''::text);
-CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline) WHERE (failures > 0);
+CREATE INDEX ix_runs_began_at ON ONLY taskbridge.runs USING brin (began_at) WITH (autosummarize='on');
+CREATE INDEX ix_runs_ended_at ON ONLY taskbridge.runs USING brin (ended_at) WITH (autosummarize='on');
+CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline, tenant) WHERE (failures > 0);
+CREATE INDEX runs_other_began_at_idx ON taskbridge.runs_other USING brin (began_at) WITH (autosummarize='on');
+CREATE INDEX runs_other_ended_at_idx ON taskbridge.runs_other USING brin (ended_at) WITH (autosummarize='on');
+
+ALTER INDEX taskbridge.ix_runs_began_at ATTACH PARTITION taskbridge.runs_other_began_at_idx;
+
+ALTER INDEX taskbridge.ix_runs_ended_at ATTACH PARTITION taskbridge.runs_other_ended_at_idx;
+
+ALTER INDEX taskbridge.pk_runs ATTACH PARTITION taskbridge.runs_other_pkey;
 
 CREATE TRIGGER number_columns BEFORE INSERT OR UPDATE OF relation, tenant_column, key_columns, watched_columns ON taskbridge.adopted FOR EACH ROW EXECUTE FUNCTION taskbridge.number_columns();
 
@@ -476,3 +662,5 @@ CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON taskbridge.records 
 CREATE TRIGGER records_written BEFORE INSERT ON taskbridge.records FOR EACH ROW WHEN (((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text) OR (NOT taskbridge.owns_records()))) EXECUTE FUNCTION taskbridge.stamp_record();
 
 ALTER TABLE taskbridge.records ENABLE ALWAYS TRIGGER records_written;
+
+REVOKE ALL ON FUNCTION taskbridge.keep_runs(days integer) FROM PUBLIC;

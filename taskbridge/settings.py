@@ -13,7 +13,7 @@ from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 from taskbridge.errors import ConfigurationError
 
-__all__ = ["GIVEN", "Settings", "check_token", "unknown_variables"]
+__all__ = ["GIVEN", "Settings", "check_password", "check_token", "unknown_variables"]
 
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
 """Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
@@ -61,6 +61,9 @@ class Settings:
     transaction_timeout: float = 300.0
     """A handler's transaction may be idle for this many seconds, and each of its statements may take as long."""
 
+    history_days: int = 7
+    """For so many days a row of each run is kept, for who asks what happened; 0: none is written."""
+
     metrics_port: int = 0
     """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none."""
     metrics_address: str = "127.0.0.1"
@@ -68,10 +71,14 @@ class Settings:
 
     events_tokens: tuple[str, ...] = field(default=(), repr=False)
     """What `POST /events` takes as a bearer token; comma-separated in the environment. Empty: there is no such path."""
+    dashboard_password: str = field(default="", repr=False)
+    """What the dashboard asks for by HTTP Basic. Empty: only programs of its own machine may see it."""
 
     def __post_init__(self) -> None:
         for token in self.events_tokens:
             check_token(token)
+        if self.dashboard_password:
+            check_password(self.dashboard_password)
         check_key_prefix(self.key_prefix)
         check_schema_name(self.schema)
         for name, limits in SETTINGS.items():
@@ -119,12 +126,26 @@ def check_token(token: str) -> str:
 
     The message does not show it.
     """
-    if not _TOKEN.fullmatch(token):
-        raise ConfigurationError(
-            "a token of TASKBRIDGE_EVENTS_TOKENS is not allowed",
-            "use 16 to 200 of A-Z, a-z, 0-9 and ._~+/=-, as `openssl rand -hex 32` prints",
-        )
-    return token
+    remedy = "use 16 to 200 of A-Z, a-z, 0-9 and ._~+/=-, as `openssl rand -hex 32` prints"
+    return _checked(token, _TOKEN, "a token of TASKBRIDGE_EVENTS_TOKENS", remedy)
+
+
+_PASSWORD: Final = re.compile(r"[^\x00-\x1f\x7f]{12,200}")
+
+
+def check_password(password: str) -> str:
+    """Return a password of the dashboard unchanged, or raise ConfigurationError: 12 to 200 characters on one line.
+
+    The message does not show it.
+    """
+    remedy = "use 12 to 200 characters on one line, as `openssl rand -hex 16` prints"
+    return _checked(password, _PASSWORD, "the password of the dashboard (TASKBRIDGE_DASHBOARD_PASSWORD)", remedy)
+
+
+def _checked(secret: str, allowed: re.Pattern[str], name: str, remedy: str) -> str:
+    if not allowed.fullmatch(secret):
+        raise ConfigurationError(f"{name} is not allowed", remedy)
+    return secret
 
 
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
@@ -159,9 +180,15 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return found
 
 
-def _port(name: str, text: str) -> int:
+_WHOLE: Final = {
+    "metrics_port": "give a port's number, or 0 for none",
+    "history_days": "give a number of days, or 0 for none",
+}
+
+
+def _whole(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ConfigurationError(f"{_variable(name)} is {text!r}", "give a port's number, or 0 for none")
+        raise ConfigurationError(f"{_variable(name)} is {text!r}", _WHOLE[name])
     return int(text)
 
 
@@ -172,8 +199,8 @@ def _switch(name: str, text: str) -> bool:
 
 
 def _parse(name: str, text: str) -> object:
-    if name == "metrics_port":
-        return _port(name, text)
+    if name in _WHOLE:
+        return _whole(name, text)
     if name in SETTINGS:
         try:
             return float(text)

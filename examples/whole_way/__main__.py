@@ -25,7 +25,7 @@ from taskbridge.web import StandardWebhooks
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKBRIDGE = (sys.executable, "-c", "from taskbridge.cli.main import main; main()")
-SECRET = "whsec_dGhlIHdob2xlIHdheQ=="  # noqa: S105 - of an example
+SECRET = "whsec_ZnJvbSB0aGUgd2ViaG9vayB0byB0aGUgZW5kcG9pbnQ="  # noqa: S105 - of an example
 VERSIONS = 5
 WITHIN = 120.0
 """Seconds for each thing that is waited for."""

@@ -23,7 +23,8 @@ __all__ = ["adopt", "unadopt"]
 
 GOES_ON: Final = "Run the command again, with --backfill: it goes on there."
 FROM_NOW_ON: Final = (
-    "A row that was there before is no record until it changes. The same command with --backfill makes records of all."
+    "A row that was there before is no record until it changes. The same command with --backfill makes records of "
+    "all; with --from-now-on nobody is reminded of it."
 )
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
@@ -49,6 +50,9 @@ TELLS_EVERY: Final = 5.0
 )
 @click.option("--backfill", is_flag=True, help="Make records of the rows that are there already.")
 @click.option("--again", is_flag=True, help="As --backfill, and make another record of each row that has one.")
+@click.option(
+    "--from-now-on", is_flag=True, help="Rows that are there stay without records; nobody is reminded of a backfill."
+)
 @click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
 @data_dir_option
 def adopt(
@@ -59,6 +63,7 @@ def adopt(
     columns: str | None,
     backfill: bool,
     again: bool,
+    from_now_on: bool,
     print_sql: bool,
     data_dir: Path,
 ) -> None:
@@ -71,15 +76,20 @@ def adopt(
     To run it again changes nothing, unless --columns or the table have changed; --backfill goes on where it was
     stopped.
 
-    Of a table that was given up meanwhile, --backfill makes another record of each row, and of each that is gone, for
-    nobody saw what changed. --again does so at any time, as after a trigger was off. Each pipeline then gets these rows
-    once more, with other idempotency keys. So it does with rows whose records were pruned before their first backfill;
-    one that is done writes no record again.
+    `doctor` and `status` tell of a table with rows whose backfill has not come to its end, until it has, or until
+    --from-now-on was given.
+
+    Where the table was given up meanwhile, nobody saw what changed: --backfill makes another record of each row, and of
+    each row that is gone. --again does so at any time, as after a trigger was off. Each pipeline then gets these rows
+    once more, with other idempotency keys. Rows whose records were pruned before the first backfill also come once
+    more. A backfill that is done writes no record again.
 
     Exit status: 0 done, or nothing to do; 1 the table was in use, or a server went away; 2 it cannot be adopted so.
     """
     if (backfill or again) and print_sql:
         raise click.UsageError("--backfill is no statement: leave it out here, and run it after the migration")
+    if (backfill or again) and from_now_on:
+        raise click.UsageError("--from-now-on is for who wants no backfill: leave out one of the two")
     from taskbridge import store
 
     environment.existing(data_dir)
@@ -87,15 +97,18 @@ def adopt(
     watched = [] if columns is None else columns.split(",")
     found = store.adoption(engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql)
     if print_sql:
-        _print(store.adoption_statements(found))
+        _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
     what = f"{found.definition.source}: {found.table.name}"
     if store.adopt(engine, found):
         click.echo(f"{what} is adopted: each change from now on is a record")
-        if not (backfill or again):
+        is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
+        if is_due and not (backfill or again or from_now_on):
             console.tell(FROM_NOW_ON)
     else:
         click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
+    if from_now_on:
+        store.choose_from_now_on(engine, found)
     if again:
         store.begin_again(engine, found.definition.source)
     if backfill or again:

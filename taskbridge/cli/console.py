@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NARROW",
+    "SHOWN_PROBLEMS",
     "Pipe",
     "Table",
     "cell",
     "complain",
-    "counted",
     "emit_json",
     "plain",
     "progress",
+    "show_counts",
+    "state",
     "stderr",
     "stdout",
     "tell",
@@ -41,6 +43,8 @@ __all__ = [
 NARROW: Final = 74
 """Columns that the widest table needs at the least."""
 
+SHOWN_PROBLEMS: Final = 20
+"""Of a file's lines that were not taken, so many are listed."""
 _LEAST_TEXT: Final = 8
 """Columns that a text has at the least."""
 
@@ -92,11 +96,6 @@ def plain(text: str) -> str:
     return printable(text)
 
 
-def counted(number: int, one: str, several: str | None = None) -> str:
-    """Return a number with what is counted: `one` of it, or `several`; None: `one` with an s."""
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
-
-
 def cell(text: str, style: str = "") -> Text:
     """Return text from outside as a cell of a table."""
     from rich.text import Text
@@ -104,11 +103,37 @@ def cell(text: str, style: str = "") -> Text:
     return Text(plain(text), style)
 
 
+_COLOURS: Final = {
+    "running": "green",
+    "handled": "green",
+    "queued": "cyan",
+    "paused": "magenta",
+    "failed": "red",
+    "quarantined": "red",
+    "rejected": "red",
+    "held": "yellow",
+    "pending": "yellow",
+    "waiting": "blue",
+    "idle": "dim",
+}
+
+
+def state(terminal: Console | Pipe, text: str) -> str | Text:
+    """Return a state as a cell of a table, in its colour where there is a terminal; NO_COLOR takes the colour away.
+
+    What holds a state stands after a comma and decides: "waiting, held".
+    """
+    if isinstance(terminal, Pipe):
+        return plain(text)
+    held = text.partition(", ")[2]
+    return cell(text, "yellow" if held else _COLOURS.get(text, ""))
+
+
 class Table:
     """A table. The first column and `texts` have text, which may take several lines; the other columns numbers.
 
-    Where a terminal is too narrow for the numbers, the columns of `optional` are left out. As a string the table is
-    what a pipe gets, with all columns.
+    `left` are columns with words: they begin at the left, and are never broken. Where a terminal is too narrow for the
+    numbers, the columns of `optional` are left out. As a string the table is what a pipe gets, with all columns.
     """
 
     def __init__(
@@ -117,6 +142,7 @@ class Table:
         *columns: str,
         title: str | None = None,
         texts: Container[str] = (),
+        left: Container[str] = (),
         optional: Container[str] = (),
     ) -> None:
         self._terminal = terminal
@@ -124,6 +150,7 @@ class Table:
         self._optional = optional
         self._title = title
         self._are_texts = [number == 0 or column in texts for number, column in enumerate(columns)]
+        self._at_left = [is_text or column in left for column, is_text in zip(columns, self._are_texts, strict=True)]
         self.rows: list[tuple[str | Text, ...]] = []
         self.caption: str | None = None
 
@@ -137,8 +164,8 @@ class Table:
         shown = []
         for line in lines:
             blanks = [" " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]
-            cells = zip(line, blanks, self._are_texts, strict=True)
-            shown.append("  ".join(text + blank if is_text else blank + text for text, blank, is_text in cells))
+            cells = zip(line, blanks, self._at_left, strict=True)
+            shown.append("  ".join(text + blank if at_left else blank + text for text, blank, at_left in cells))
         return "\n".join(line.rstrip() for line in ([self._title, *shown] if self._title else shown))
 
     def __rich__(self) -> RichTable:
@@ -153,7 +180,8 @@ class Table:
             if self._are_texts[at]:
                 made.add_column(column, overflow="fold", min_width=_LEAST_TEXT)
             else:
-                made.add_column(column, justify="right", no_wrap=True, min_width=len(column))
+                justify: Literal["left", "right"] = "left" if self._at_left[at] else "right"
+                made.add_column(column, justify=justify, no_wrap=True, min_width=len(column))
         for row in self.rows:
             made.add_row(*(row[at] for at in shown))
         return made
@@ -210,6 +238,15 @@ def progress(*, of: bool = False, time_left: bool = False) -> Progress:
     columns += [MofNCompleteColumn()] if of else []
     columns += [TimeRemainingColumn()] if time_left else []
     return OurProgress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+
+
+def show_counts(counts: Mapping[str, int], names: Sequence[str]) -> None:
+    """Write the counts of these names to stdout, as a table."""
+    terminal = stdout()
+    table = Table(terminal, "", "count")
+    for name in names:
+        table.add_row(name.replace("_", " "), f"{counts[name]:,}")
+    terminal.print(table)
 
 
 def tell(text: str) -> None:

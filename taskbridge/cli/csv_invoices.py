@@ -18,9 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Context, Decimal, Inexact
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from taskbridge.cli.csv_records import CONVERT, NOT_UTF8, SPACE, Record, is_date, read_records
+from taskbridge.common.limits import NAMES
 from taskbridge.common.names import check_tenant
 from taskbridge.errors import InvalidInput, InvalidName
 
@@ -28,13 +29,18 @@ __all__ = ["JSON", "Invoice", "InvoiceFile", "Problem", "read_invoices"]
 
 JSON: TypeAlias = "bool | int | str | list[JSON] | dict[str, JSON] | None"
 
-MAX_NUMBER_LENGTH = 200
 MOST_PROBLEMS = 10_000
 
 _COLUMNS = ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID")
-_QUANTITY = re.compile(r"[+-]?[0-9]{1,18}")
-_PRICE = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?0?[0-9])?")
-# What the two patterns let through multiplies to at most 76 digits; the rest is room for the sum of all lines.
+_PRICE = r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?0?[0-9])?"
+_VALUES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "StockCode": (bool, "is empty"),
+    "Quantity": (re.compile(r"[+-]?[0-9]{1,18}").fullmatch, "is not a whole number of at most 18 digits"),
+    "UnitPrice": (re.compile(_PRICE).fullmatch, "is not a decimal number such as 4.95"),
+    "InvoiceDate": (is_date, "is not an ISO 8601 date such as 2011-12-01T08:12:00"),
+}
+"""What a value must be; what is said of one that is not."""
+# What the patterns let through multiplies to at most 76 digits; the rest is room for the sum of all lines.
 _EXACT = Context(prec=100, traps=[Inexact])
 _ZERO = Decimal(0)
 
@@ -97,23 +103,46 @@ def read_invoices(
     What is wrong with single lines is in `problems` of the answer.
     """
     records = read_records(path, progress)
-    header = next((record for record in records if not record.blank), None)
+    names = _column_names(path, next(records, None), tenant_column)
+    drafts: dict[str, _Draft] = {}
+    problems: list[Problem] = []
+    lines = 0
+    for record in records:
+        lines += 1
+        values = zip(names, record.fields, strict=False)
+        row = {name: value if name == "Description" else value.strip(SPACE) for name, value in values}
+        faults = _number_faults(row.get("InvoiceNo", ""), len(record.fields), len(names))
+        is_trusted = not faults
+        faults += _line_faults(record.text) or (_value_faults(row, tenant_column) if is_trusted else [])
+        # What is wrong with a line that spans others may come from them, and they were other invoices'.
+        if is_trusted and not (faults and record.first != record.last):
+            number = row["InvoiceNo"]
+            head = {column: row[column] for column in (tenant_column, "InvoiceDate", "CustomerID")}
+            drafts.setdefault(number, _Draft()).take(record.first, head, row, faults)
+        else:
+            number = None
+            faults.append("its invoice number cannot be trusted, so all invoices are held back")
+        if faults:
+            problems.append(Problem(record.first, record.last, number, "; ".join(faults)))
+        if len(problems) > MOST_PROBLEMS:
+            raise InvalidInput(
+                f"{path}: {MOST_PROBLEMS:,} lines up to line {record.first} are bad, the first because: "
+                f"{problems[0].text} (line {problems[0].line}). Correct or export the file again"
+            )
+    if not lines:
+        raise InvalidInput(f"{path} holds no invoices, only a header line: export it again with its data")
+    hold_all = any(problem.invoice is None for problem in problems)
+    held_back = [number for number, draft in drafts.items() if draft.held or hold_all]
+    kept = () if hold_all else drafts.items()
+    whole = [draft.invoice(number, tenant_column) for number, draft in kept if not draft.held]
+    return InvoiceFile(whole, problems, held_back, lines)
+
+
+def _column_names(path: Path, header: Record | None, tenant_column: str) -> list[str]:
     if header is None:
         raise InvalidInput(f"{path} is empty: pass a CSV file with a header line and invoices")
-    reading = _Reading(path, _column_names(path, header, tenant_column), tenant_column)
-    for record in records:
-        if not record.blank:
-            reading.add(record)
-    if not reading.lines:
-        raise InvalidInput(f"{path} holds no invoices, only a header line: export it again with its data")
-    return reading.close()
-
-
-def _column_names(path: Path, header: Record, tenant_column: str) -> list[str]:
-    if "\0" in header.text or NOT_UTF8.search(header.text):
+    if _line_faults(header.text):
         raise InvalidInput(f"{path} is not UTF-8 text in its header line: if it is a CSV file, {CONVERT}")
-    if header.fault:
-        raise InvalidInput(f"{path}: the header (line {header.first}) cannot be read: {header.fault}. Correct it")
     names = [name.strip(SPACE) for name in header.fields]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
@@ -138,14 +167,17 @@ class _Draft:
     total: Decimal = _ZERO
     held: bool = False
 
-    def disagreements(self, head: dict[str, str]) -> list[str]:
-        return [
-            f"{column} {_short(head[column])} differs from {_short(first)} in line {self.line} of the same invoice"
-            for column, first in self.head.items()
-            if head[column] != first
-        ]
-
-    def add(self, line: int, head: dict[str, str], row: dict[str, str]) -> None:
+    def take(self, line: int, head: dict[str, str], row: dict[str, str], faults: list[str]) -> None:
+        """Take a line that has no faults; else hold the invoice back. `faults` gets what differs from other lines."""
+        if not faults:
+            faults += [
+                f"{column} {_short(head[column])} differs from {_short(first)} in line {self.line} of the same invoice"
+                for column, first in self.head.items()
+                if head[column] != first
+            ]
+        if faults:
+            self.held = True
+            return
         if not self.lines:
             self.head, self.line = head, line
         quantity, price = int(row["Quantity"]), Decimal(row["UnitPrice"])
@@ -174,93 +206,23 @@ class _Draft:
         return Invoice(self.head[tenant_column], number, document)
 
 
-class _Reading:
-    """What has been read so far: `add` takes the lines in order, `close` says which invoices are whole."""
-
-    def __init__(self, path: Path, names: list[str], tenant_column: str) -> None:
-        self._path = path
-        self.lines = 0
-        self._names = names
-        self._tenant_column = tenant_column
-        self._drafts: dict[str, _Draft] = {}
-        self._problems: list[Problem] = []
-        self._hold_all = False
-
-    def add(self, record: Record) -> None:
-        self.lines += 1
-        values = zip(self._names, record.fields, strict=False)
-        row = {name: value if name == "Description" else value.strip(SPACE) for name, value in values}
-        number = row.get("InvoiceNo", "")
-        if record.fault:
-            raise InvalidInput(
-                f"{self._path}: line {record.first} cannot be read: {record.fault}. Nothing of the file was taken: "
-                "correct its quotes, or export it again"
-            )
-        number_fault = _number_fault(number, len(record.fields), len(self._names))
-        faults = [number_fault] if number_fault else _value_faults(record.text, row, self._tenant_column)
-        # What is wrong with a line that spans others may come from them, and they were other invoices'.
-        if number_fault or (faults and record.first != record.last):
-            self._hold_all = True
-            text = f"{'; '.join(faults)}; its invoice number cannot be trusted, so all invoices are held back"
-            self._note(Problem(record.first, record.last, None, text))
-            return
-        draft = self._drafts.setdefault(number, _Draft())
-        head = {column: row[column] for column in (self._tenant_column, "InvoiceDate", "CustomerID")}
-        faults = faults or draft.disagreements(head)
-        if faults:
-            draft.held = True
-            self._note(Problem(record.first, record.last, number, "; ".join(faults)))
-        else:
-            draft.add(record.first, head, row)
-
-    def _note(self, problem: Problem) -> None:
-        if len(self._problems) == MOST_PROBLEMS:
-            raise InvalidInput(
-                f"{self._path}: {MOST_PROBLEMS:,} lines up to line {problem.line} are bad, the first because: "
-                f"{self._problems[0].text} (line {self._problems[0].line}). Correct or export the file again"
-            )
-        self._problems.append(problem)
-
-    def close(self) -> InvoiceFile:
-        invoices, held_back = [], []
-        for number, draft in self._drafts.items():
-            if draft.held or self._hold_all:
-                held_back.append(number)
-            else:
-                invoices.append(draft.invoice(number, self._tenant_column))
-        return InvoiceFile(invoices, self._problems, held_back, self.lines)
-
-
-def _number_fault(number: str, fields: int, columns: int) -> str:
-    """Say why a line's invoice number cannot be trusted; "" where it can."""
+def _number_faults(number: str, fields: int, columns: int) -> list[str]:
     if fields != columns:
-        return f"the line has {fields} fields where the header has {columns}"
-    if not number:
-        return "InvoiceNo is empty"
-    if len(number) > MAX_NUMBER_LENGTH:
-        return f"InvoiceNo {_short(number)} has {len(number)} characters, at most {MAX_NUMBER_LENGTH} are allowed"
-    if NOT_UTF8.search(number):
-        return f"InvoiceNo {_short(number)} holds bytes that are not UTF-8 ({CONVERT})"
+        return [f"the line has {fields} fields where the header has {columns}"]
     # The store takes no others; and two numbers that only look the same would each get a part of one invoice.
-    if not number.isprintable():
-        return f"InvoiceNo {_short(number)} holds control or invisible characters"
-    return ""
+    if 0 < len(number) <= NAMES["key"].longest and number.isprintable():
+        return []
+    return [f"InvoiceNo {_short(number)} is not of 1 to {NAMES['key'].longest} visible characters"]
 
 
-def _value_faults(text: str, row: dict[str, str], tenant_column: str) -> list[str]:
+def _line_faults(text: str) -> list[str]:
     if "\0" in text:
         return ["the line holds a NUL byte, so the file is damaged here: export it again"]
-    if NOT_UTF8.search(text):
-        return [f"the line holds bytes that are not UTF-8: {CONVERT}"]
-    faults = []
-    if not row["StockCode"]:
-        faults.append("StockCode is empty")
-    if not _QUANTITY.fullmatch(row["Quantity"]):
-        faults.append(f"Quantity {_short(row['Quantity'])} is not a whole number of at most 18 digits")
-    if not _PRICE.fullmatch(row["UnitPrice"]):
-        faults.append(f"UnitPrice {_short(row['UnitPrice'])} is not a decimal number such as 4.95")
-    if not is_date(row["InvoiceDate"]):
-        faults.append(f"InvoiceDate {_short(row['InvoiceDate'])} is not an ISO 8601 date such as 2011-12-01T08:12:00")
+    return [f"the line holds bytes that are not UTF-8: {CONVERT}"] if NOT_UTF8.search(text) else []
+
+
+def _value_faults(row: dict[str, str], tenant_column: str) -> list[str]:
+    faults = [f"{name} {_short(row[name])} {says}" for name, (allows, says) in _VALUES.items() if not allows(row[name])]
     try:
         check_tenant(row[tenant_column])
     except InvalidName as error:

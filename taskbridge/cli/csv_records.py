@@ -1,4 +1,4 @@
-"""Lines of a CSV file as RFC 4180 means them, each with its place in the file and whether its fields can be trusted.
+"""Lines of a CSV file as RFC 4180 means them, each with its place in the file.
 
 Narrower than the csv module: a quote inside an unquoted field is refused, and so is a line that spans others which have
 a date of their own. Both are what a stray quote looks like when it happens to parse.
@@ -13,16 +13,15 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final, NamedTuple
 
 from taskbridge.errors import InvalidInput
 
-__all__ = ["CONVERT", "NOT_UTF8", "SPACE", "Record", "is_date", "read_records"]
+__all__ = ["CONVERT", "GZIP_MAGIC", "NOT_UTF8", "SPACE", "Record", "is_date", "read_records"]
 
-_GZIP_MAGIC: Final = b"\x1f\x8b"
+GZIP_MAGIC: Final = b"\x1f\x8b"
 _CHUNK: Final = 65536
 LONGEST_LINE: Final = 1_048_576
 """Bytes of one line, and characters of one that a quoted field makes of several."""
@@ -37,31 +36,77 @@ _FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^",\r\n]*)'
 _RFC4180 = re.compile(rf"{_FIELD}(?:,{_FIELD})*[\r\n]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line as CSV means it, from physical line `first` to `last`. `fault` says why its fields cannot be trusted."""
+class Record(NamedTuple):
+    """One line as CSV means it, from physical line `first` to `last`."""
 
     first: int
     last: int
     text: str
     fields: list[str]
-    fault: str
-
-    @property
-    def blank(self) -> bool:
-        """No field holds anything, as in the lines of commas that spreadsheets append: no amount can be missing."""
-        return not self.fault and not any(value.strip(SPACE) for value in self.fields)
 
 
 def read_records(path: Path, progress: Callable[[int], None] | None) -> Iterator[Record]:
-    """Yield the lines of a CSV file, plain or gzip.
+    """Yield the lines of a CSV file, plain or gzip, but for blank ones, in which no field holds anything.
 
     `progress` is told how many bytes of the file have been read; see `taskbridge.cli.csv_invoices.read_invoices`.
 
     Raises:
-        InvalidInput: the file cannot be opened or read to its end.
+        InvalidInput: the file cannot be opened or read to its end, or its quoting is broken.
     """
-    return _records(_text_lines(path, progress))
+    taken: list[str] = []
+    reader = csv.reader(_kept(_text_lines(path, progress), taken), strict=True)
+    while True:
+        taken.clear()
+        first = reader.line_num + 1
+        try:
+            fields = next(reader)
+            _check_quoting("".join(taken), len(taken))
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InvalidInput(
+                f"{path}: line {first} cannot be read: {error}. Nothing of the file was taken: correct its quotes, or "
+                "export it again"
+            ) from error
+        # Spreadsheets append lines of commas; no amount can be missing in them.
+        if any(value.strip(SPACE) for value in fields):
+            yield Record(first, reader.line_num, "".join(taken), fields)
+
+
+def _kept(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
+    """Yield lines, and keep in `taken` those of one record."""
+    size = 0
+    for line in lines:
+        size = size + len(line) if taken else len(line)
+        if size > LONGEST_LINE:
+            raise csv.Error(f"it spans more than {LONGEST_LINE:,} characters, a closing quote may be missing")
+        taken.append(line)
+        yield line
+    if taken:
+        # The reader asked for more in the middle of a record.
+        raise csv.Error("a quote that is opened here is never closed")
+
+
+def _check_quoting(text: str, physical_lines: int) -> None:
+    """Refuse what the csv module accepts although it is more likely a stray quote than data."""
+    if '"' not in text:
+        return
+    if not _RFC4180.fullmatch(text):
+        raise csv.Error("a field that is not quoted holds a quote (quote the field and double the quotes in it)")
+    if physical_lines > 1 and sum(map(is_date, re.split("[,\r\n]", text.replace('"', "")))) > 1:
+        raise csv.Error(
+            "a quoted field spans lines that have dates of their own, so a quote is missing or one too many"
+        )
+
+
+def is_date(text: str) -> bool:
+    """Whether `text` is an ISO 8601 date."""
+    # fromisoformat takes any character between date and time, a line end as well.
+    text = text.strip(SPACE)
+    try:
+        return text.isascii() and text.isprintable() and bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[str]:
@@ -70,15 +115,13 @@ def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[
         file = path.open("rb")
     with file:
         with _translated_errors(path):
-            packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-        stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if packed else file
-        byte_order_mark = codecs.BOM_UTF8
-        number, taken, told = 0, 0, 0
-        while True:
-            number += 1
+            stream = gzip.GzipFile(fileobj=file) if file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC) else file
+        number = taken = told = 0
+        line = b"\n"
+        while line:
             with _translated_errors(path):
                 line = stream.readline(LONGEST_LINE + 1)
-            taken += len(line)
+            number, taken = number + 1, taken + len(line)
             if len(line) > LONGEST_LINE:
                 raise InvalidInput(f"{path}: line {number} is longer than {LONGEST_LINE:,} bytes: is it a CSV file?")
             if taken > MOST_TEXT:
@@ -86,10 +129,9 @@ def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[
             if progress and file.seekable() and (not line or taken - told >= _CHUNK):
                 told = taken
                 progress(file.tell())
-            if not line:
-                return
-            yield line.removeprefix(byte_order_mark).decode("utf-8", "surrogateescape")
-            byte_order_mark = b""
+            if line:
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                yield text.decode("utf-8", "surrogateescape")
 
 
 @contextmanager
@@ -103,57 +145,3 @@ def _translated_errors(path: Path) -> Iterator[None]:
         raise InvalidInput(
             f"{path} cannot be read ({reason}): pass the path of a CSV file that this user may read"
         ) from error
-
-
-def _records(lines: Iterator[str]) -> Iterator[Record]:
-    taken: list[str] = []
-    at_end = False
-
-    def feed() -> Iterator[str]:
-        nonlocal at_end
-        size = 0
-        for line in lines:
-            size = size + len(line) if taken else len(line)
-            if size > LONGEST_LINE:
-                raise csv.Error(f"it spans more than {LONGEST_LINE:,} characters")
-            taken.append(line)
-            yield line
-        at_end = True
-
-    reader = csv.reader(feed(), strict=True)
-    while True:
-        taken.clear()
-        first = reader.line_num + 1
-        fields: list[str] = []
-        fault = ""
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            # The reader goes on with a fresh state at the line after the one where it failed.
-            hint = ", a closing quote may be missing" if len(taken) > 1 else ""
-            fault = "a quote that is opened here is never closed" if at_end else f"not valid CSV ({error}){hint}"
-        text = "".join(taken)
-        yield Record(first, reader.line_num, text, fields, fault or _quoting_fault(text, len(taken)))
-
-
-def _quoting_fault(text: str, physical_lines: int) -> str:
-    """Find what the csv module accepts although it is more likely a stray quote than data."""
-    if '"' not in text:
-        return ""
-    if not _RFC4180.fullmatch(text):
-        return "a field that is not quoted holds a quote (quote the field and double the quotes in it)"
-    if physical_lines > 1 and sum(map(is_date, re.split("[,\r\n]", text.replace('"', "")))) > 1:
-        return "a quoted field spans lines that have dates of their own, so a quote is missing or one too many"
-    return ""
-
-
-def is_date(text: str) -> bool:
-    """Whether `text` is an ISO 8601 date."""
-    # fromisoformat takes any character between date and time, a line end as well.
-    text = text.strip(SPACE)
-    try:
-        return text.isascii() and text.isprintable() and bool(datetime.fromisoformat(text))
-    except ValueError:
-        return False

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taskbridge.cli import console
-from taskbridge.cli.times import ago, ahead, iso
+from taskbridge.common.texts import counted
+from taskbridge.common.times import ago, ahead, iso
 from taskbridge.store import count_unmatched
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Delays:
 
     def sentence(self) -> str:
         """Say how many records no criterion matched, and what shows them."""
-        records = console.counted(self.unmatched, "record matches", "records match")
+        records = counted(self.unmatched, "record matches", "records match")
         return f"{self.pipeline}: {records} no criterion; `taskbridge unmatched list {self.pipeline}` shows why"
 
 

@@ -11,7 +11,7 @@ from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 
 if TYPE_CHECKING:
-    from taskbridge.cli.checks import Finding
+    from taskbridge.integration.checks import Finding
 
 __all__ = ["doctor"]
 
@@ -32,7 +32,7 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
 
     Exit status: 0 all is well or there are warnings; 1 there is a problem, or with --strict a warning.
     """
-    from taskbridge.cli.checks import Level, examine, worst
+    from taskbridge.integration.checks import Level, examine, worst
 
     environment.existing(data_dir)
     findings = examine(environment.runtime())

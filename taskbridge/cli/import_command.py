@@ -59,8 +59,4 @@ def _show(progress: Sending, *, as_json: bool) -> None:
     if as_json:
         console.emit_json(counts)
         return
-    terminal = console.stdout()
-    table = console.Table(terminal, "", "count")
-    for name in ("invoices", "written", "unchanged", "credit_notes", "tenants", "problems"):
-        table.add_row(name.replace("_", " "), f"{counts[name]:,}")
-    terminal.print(table)
+    console.show_counts(counts, ("invoices", "written", "unchanged", "credit_notes", "tenants", "problems"))

@@ -12,14 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NoReturn
 
-from taskbridge.cli.csv_records import CONVERT
+from taskbridge.cli.csv_records import CONVERT, GZIP_MAGIC
 from taskbridge.errors import InvalidInput
 
 __all__ = ["STDIN", "Line", "messages"]
 
 STDIN: Final = Path("-")
 LONGEST_LINE: Final = 16 * 1024 * 1024
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def messages(path: Path) -> Iterator[Iterator[Line]]:
         file = path.open("rb")
     with file:
         with _translated_errors(path):
-            packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+            packed = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
         if packed:
             raise InvalidInput(
                 f"{path} is packed with gzip: unpack it, as in `gzip -dc FILE | taskbridge record NAME -`"

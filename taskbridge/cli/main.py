@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "cli", "main"]
 
 COMMANDS: Final = {
     "adopt": ("adopt", "Make a table of yours a source."),
+    "dashboard": ("dashboard", "Serve pages that answer what operators ask."),
     "doctor": ("doctor", "Check a deployment, with remedies."),
     "drain": ("pause", "Wait until all is handled, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),
@@ -35,11 +36,13 @@ COMMANDS: Final = {
     "resume": ("pause", "Let a tenant, or a pipeline, go on."),
     "serve": ("serve", "Serve a receiver of webhooks."),
     "status": ("status", "Show how every tenant stands."),
+    "top": ("top", "Show the tenants that cause the most work."),
     "unadopt": ("adopt", "Take the triggers off an adopted table."),
     "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
     "up": ("up", "Run everything on this machine."),
     "webhook": ("webhook", "Send requests as a provider does."),
-    "where": ("where", "Show where a record is."),
+    "where": ("where", "Show where a record is, and what became of it."),
+    "why": ("why", "Say why a tenant is not running."),
 }
 """Each command's module in this package, and its line in the help. A module is imported when its command is used."""
 

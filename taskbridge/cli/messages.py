@@ -13,7 +13,6 @@ from typing import Any, Final
 from taskbridge.cli import console
 from taskbridge.cli.interrupts import uninterrupted
 from taskbridge.cli.json_lines import STDIN, Line
-from taskbridge.cli.sending import SHOWN_PROBLEMS
 from taskbridge.errors import InvalidInput
 from taskbridge.integration.app import record_event
 
@@ -90,7 +89,7 @@ class Recording:
 
     def _note(self, number: int, text: str) -> None:
         self.problems += 1
-        if self.problems <= SHOWN_PROBLEMS:
+        if self.problems <= console.SHOWN_PROBLEMS:
             console.tell(f"{self.path}:{number}: {text}")
         if self.problems <= KEPT_PROBLEMS:
             self.problem_lines.append({"line": number, "text": text})

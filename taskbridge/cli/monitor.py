@@ -12,6 +12,7 @@ from rich.live import Live
 
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.tenants import Totals, busiest, totals
+from taskbridge.common.texts import counted
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
@@ -129,7 +130,8 @@ class Monitor:
             tenant = one.backlog.fails
             if tenant is not None:
                 (row,) = self._runtime.tenants_of(one.pipeline).counts(one.pipeline, [tenant], 1)
-                yield f"{one.pipeline}: {one.backlog.failing:,} tenants fail; {tenant}: {row['last_error']}"
+                failing = counted(one.backlog.failing, "tenant fails", "tenants fail")
+                yield f"{one.pipeline}: {failing}; {tenant}: {row['last_error']}"
 
     def _print_change(self, wholes: list[Totals]) -> None:
         line = "; ".join([*map(str, wholes), *self._warnings(wholes)])
@@ -147,13 +149,13 @@ def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> console
     shown = {"pending": "pending", "handled": "handled"}
     if terminal.width >= console.NARROW:
         shown |= {"quarantine": "quarantined", "events": "burst_events", "runs": "burst_runs"}
-    made = console.Table(terminal, "tenant", "state", "lease", *shown)
+    made = console.Table(terminal, "tenant", "state", "lease", *shown, left=("state",))
     for name, one in rows[:room]:
         text = console.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
         text.truncate(max(8, terminal.width - 65), overflow="ellipsis")
         numbers = (f"{one.counts[key]:,}" for key in shown.values())
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
-        made.add_row(text, one.state, lease, *numbers)
+        made.add_row(text, console.state(terminal, one.state), lease, *numbers)
     if len(rows) > room or any(more for _, more in found.values()):
         made.caption = "\n".join(["and more tenants", *map(str, wholes)])
     return made

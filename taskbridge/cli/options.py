@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 __all__ = [
     "DEFAULT_DATA_DIR",
+    "Number",
     "data_dir_option",
     "duration",
     "examples",
@@ -35,6 +36,17 @@ data_dir_option = click.option(
     help="Where the embedded servers keep their data.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+class Number(click.FloatRange):
+    """A number in a range, as `click.FloatRange` takes it; NaN lies in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        found: float = super().convert(value, param, ctx)
+        if found != found:
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
 
 
 def _default(_: click.Context, __: click.Parameter, name: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskbridge.cli import console, environment, interrupts
-from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option, stored_text
+from taskbridge.cli.options import Number, data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
-from taskbridge.cli.times import iso
 from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import counted
+from taskbridge.common.times import iso
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -57,10 +59,30 @@ class _Scope:
         """Whether anything holds it."""
         return (paused.whole if self.tenant is None else paused.holding(self.tenant)) is not None
 
-    def pause(self, reason: str | None) -> dict[str, Any]:
-        """Pause it and return what `--json` prints."""
-        pause, new = self.runtime.pauses.pause(self.pipeline, self.tenant, reason)
-        return self.key | {"paused": True, "new": new, "reason": pause.reason, "paused_at": iso(pause.paused_at)}
+    def pause(self, reason: str | None, action: str = "pause") -> dict[str, Any]:
+        """Pause it and return what `--json` prints; `action` is what the audit says."""
+        who = system_user()
+        self.note(who, action, reason)
+        pause, new = self.runtime.pauses.pause(self.pipeline, self.tenant, reason, by=who)
+        said = {"reason": pause.reason, "paused_by": pause.paused_by, "paused_at": iso(pause.paused_at)}
+        return self.key | {"paused": True, "new": new, **said}
+
+    def note(self, who: str, action: str, detail: str | None = None) -> None:
+        """Write an action down in the audit."""
+        from taskbridge.store import Audit
+
+        Audit(self.runtime.database).note(who, action, pipeline=self.pipeline, tenant=self.tenant, detail=detail)
+
+
+def system_user() -> str:
+    """Return the operating system's user who runs the command."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may have a user without a name.
+        return f"uid {os.getuid()}"
 
 
 @click.command(
@@ -106,6 +128,8 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
     """
     scope = _entered(data_dir, pipeline, tenant)
     released = scope.runtime.pauses.release(pipeline, tenant)
+    if released:
+        scope.note(system_user(), "resume")
     left = scope.runtime.pauses.of(pipeline)
     started = [one for one in scope.pending() if left.holding(one) is None]
     start(started, pipeline)
@@ -129,7 +153,7 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 @pipeline_option
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
@@ -152,7 +176,7 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
     left, paused = _wait(scope, timeout)
     found = scope.key | {"drained": not left, "paused": False, "left": left}
     if not left:
-        found |= scope.pause(reason)
+        found |= scope.pause(reason, "drain")
     found["seconds"] = round(time.monotonic() - started, 3)
     if as_json:
         console.emit_json(found)
@@ -193,7 +217,7 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
 
 def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
     for tenant, records in list(left.items())[:SHOWN_TENANTS]:
-        console.tell(f"{tenant}: {console.counted(records, 'record is', 'records are')} left")
+        console.tell(f"{tenant}: {counted(records, 'record is', 'records are')} left")
     if len(left) > SHOWN_TENANTS:
         console.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
     why = (

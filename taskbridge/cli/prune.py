@@ -15,6 +15,7 @@ import click
 from taskbridge.cli import console, environment
 from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, duration, examples, json_option
+from taskbridge.common.texts import counted
 from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
@@ -148,10 +149,10 @@ def _show(what: Prune, counts: Counter[str], held: _Held, *, as_json: bool, comp
         table.add_row(name, f"{counts[name]:,}")
     terminal.print(table)
     if counts["kept"]:
-        records = console.counted(counts["kept"], "old record stays", "old records stay")
+        records = counted(counts["kept"], "old record stays", "old records stay")
         terminal.print(f"{records}: pending, in quarantine, about to be tried again, or read by no pipeline")
     for holder, number in named:
-        terminal.print(console.plain(_sentence(holder, console.counted(number, "record"))))
+        terminal.print(console.plain(_sentence(holder, counted(number, "record"))))
     if len(held.records) > len(named):
         terminal.print(f"and {len(held.records) - len(named):,}{' or' if held.is_cut else ''} more")
     if held.is_cut:

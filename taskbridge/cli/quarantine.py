@@ -21,9 +21,11 @@ from taskbridge.cli.options import (
     pipeline_option,
     stored_text,
 )
+from taskbridge.cli.pause import system_user
 from taskbridge.cli.starting import start
-from taskbridge.cli.times import ago, iso
 from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import counted
+from taskbridge.common.times import ago, iso
 
 if TYPE_CHECKING:
     from taskbridge.store import Pauses, Quarantine, QuarantinedRecord
@@ -66,7 +68,7 @@ class _Done:
 
     @property
     def sentence(self) -> str:
-        return f"{console.counted(len(self.records), 'record')} of {console.counted(len(self.tenants), 'tenant')}"
+        return f"{counted(len(self.records), 'record')} of {counted(len(self.tenants), 'tenant')}"
 
     def as_json(self, verb: str) -> dict[str, Any]:
         records = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in self.records]
@@ -175,6 +177,7 @@ def retry(pipeline: str, every: bool, data_dir: Path, as_json: bool, **chosen: A
     choice = _chosen(every, chosen)
     there, pauses = _entered(data_dir, pipeline)
     records = _find(there, pipeline, choice)
+    _note(data_dir, "retry", pipeline, choice, records)
     done = _done(pipeline, choice, records, there.retry(pipeline, records))
     start(list(done.tenants), pipeline)
     paused = pauses.of(pipeline)
@@ -213,8 +216,9 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
     records = _find(there, pipeline, choice)
     if records and not yes:
         tenants = len({one.tenant for one in records})
-        question = f"Give up {console.counted(len(records), 'record')} of {console.counted(tenants, 'tenant')}?"
+        question = f"Give up {counted(len(records), 'record')} of {counted(tenants, 'tenant')}?"
         click.confirm(question, abort=True, err=True)
+    _note(data_dir, "discard", pipeline, choice, records)
     done = _done(pipeline, choice, records, there.discard(pipeline, records))
     if as_json:
         console.emit_json(done.as_json("discarded"))
@@ -226,6 +230,24 @@ def discard(pipeline: str, every: bool, yes: bool, data_dir: Path, as_json: bool
 def _entered(data_dir: Path, pipeline: str) -> tuple[Quarantine, Pauses]:
     runtime = environment.session(data_dir, environment.light_runtime)
     return runtime.quarantine_of(pipeline), runtime.pauses
+
+
+def _note(data_dir: Path, action: str, pipeline: str, choice: _Choice, records: Sequence[QuarantinedRecord]) -> None:
+    """Write down what is about to be done with records."""
+    from taskbridge.store import Audit
+
+    if not records:
+        return
+    tenants = {one.tenant for one in records}
+    (key,) = choice.external_ids if len(choice.external_ids) == 1 else (None,)
+    Audit(environment.session(data_dir, environment.light_runtime).database).note(
+        system_user(),
+        action,
+        pipeline=pipeline,
+        tenant=tenants.pop() if len(tenants) == 1 else None,
+        key=key,
+        detail=counted(len(records), "record"),
+    )
 
 
 def _chosen(every: bool, chosen: dict[str, Any]) -> _Choice:

@@ -11,6 +11,8 @@ from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from taskbridge.store import Rebased
 
 __all__ = ["rebase"]
@@ -46,11 +48,24 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
                 raise click.UsageError(
                     "rebase rewrites cursors and transaction ids: add --yes once workers and producers have stopped"
                 )
-            done = store.rebase(engine)
+            done = _rebase(engine)
     if as_json:
         console.emit_json(_as_json(done))
     else:
         _show(done)
+
+
+def _rebase(engine: Engine) -> Rebased | None:
+    """Do it, with a progress bar."""
+    from taskbridge.store.rebasing import STEPS, rebase
+
+    with console.progress(of=True) as progress:
+        task = progress.add_task("rebasing", total=len(STEPS))
+
+        def begins(step: str) -> None:
+            progress.update(task, description=step, completed=STEPS.index(step))
+
+        return rebase(engine, begins=begins)
 
 
 def _as_json(done: Rebased | None) -> dict[str, object]:

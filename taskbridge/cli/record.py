@@ -63,18 +63,12 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 
 
 def _show(progress: Recording, *, as_json: bool) -> None:
-    from taskbridge.cli.sending import SHOWN_PROBLEMS
-
-    if progress.problems > SHOWN_PROBLEMS:
-        console.tell(f"... and {progress.problems - SHOWN_PROBLEMS:,} more (--json lists them)")
+    if progress.problems > console.SHOWN_PROBLEMS:
+        console.tell(f"... and {progress.problems - console.SHOWN_PROBLEMS:,} more (--json lists them)")
     counts = progress.as_json()
     if as_json:
         console.emit_json(counts)
         return
-    terminal = console.stdout()
-    table = console.Table(terminal, "", "count")
-    for name in ("lines", "new", "known_before", "matched", "unmatched", "tenants", "problems"):
-        table.add_row(name.replace("_", " "), f"{counts[name]:,}")
-    terminal.print(table)
+    console.show_counts(counts, ("lines", "new", "known_before", "matched", "unmatched", "tenants", "problems"))
     if progress.unmatched:
         console.tell(f"`taskbridge unmatched list {progress.pipeline}` shows why no criterion matched.")

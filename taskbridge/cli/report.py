@@ -19,7 +19,8 @@ def collect(runtime: Runtime, sent: Sending, seconds: float) -> dict[str, Any]:
     """Return the figures.
 
     The first three are the file's, `seconds` is from the first invoice sent until idle, and all others are those of
-    the database, earlier imports included. `first_event_ms` is from a burst's first event to its first batch handled.
+    the database, earlier imports included. `first_event_ms` is from a burst's first event to the call with its first
+    batch.
     """
     tenants = runtime.tenants_of(INVOICES)
     counts = list(tenants.every_count(INVOICES))

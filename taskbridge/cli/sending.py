@@ -16,8 +16,6 @@ from taskbridge.process.runtime import runtime_of
 
 __all__ = ["Sending", "check_pipeline", "list_problems", "read", "send"]
 
-SHOWN_PROBLEMS = 20
-
 
 @dataclass(slots=True)
 class Sending:
@@ -115,9 +113,9 @@ def _send_one(sending: Sending, invoice: Invoice) -> None:
 
 def list_problems(path: Path, file: InvoiceFile) -> None:
     """List the first problems on stderr, by line number."""
-    for problem in file.problems[:SHOWN_PROBLEMS]:
+    for problem in file.problems[: console.SHOWN_PROBLEMS]:
         invoice = f" invoice {problem.invoice}:" if problem.invoice else ""
         console.tell(f"{path}:{problem.line}:{invoice} {problem.text}")
-    rest = len(file.problems) - SHOWN_PROBLEMS
+    rest = len(file.problems) - console.SHOWN_PROBLEMS
     if rest > 0:
         console.tell(f"... and {rest} more (--json lists all)")

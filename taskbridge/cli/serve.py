@@ -14,7 +14,7 @@ from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import ConfigurationError, MissingExtra, TaskBridgeError
 from taskbridge.settings import Settings
 
-__all__ = ["loaded", "serve"]
+__all__ = ["app_named", "serve"]
 
 
 @click.command(epilog=examples("taskbridge serve shop.webhooks:app --port 8080", "taskbridge serve"))
@@ -23,8 +23,9 @@ __all__ = ["loaded", "serve"]
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0: any that is free."
 )
+@click.option("--access-log", is_flag=True, help="Write a line for each request. It takes a tenth of the time of one.")
 @data_dir_option
-def serve(target: str | None, host: str, port: int, data_dir: Path) -> None:
+def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: Path) -> None:
     """Serve the receiver of webhooks that MODULE:ATTRIBUTE names, and POST /events.
 
     The latter is there where TASKBRIDGE_EVENTS_TOKENS is set, and needs no MODULE:ATTRIBUTE. Both answer 503 where
@@ -36,7 +37,7 @@ def serve(target: str | None, host: str, port: int, data_dir: Path) -> None:
     except ImportError as error:
         raise MissingExtra(error.name) from error
     environment.existing(data_dir)
-    uvicorn.run(_app(target), host=host, port=port)
+    uvicorn.run(_app(target), host=host, port=port, access_log=access_log)
 
 
 def _app(target: str | None) -> Any:
@@ -49,11 +50,11 @@ def _app(target: str | None) -> Any:
                 "there is nothing to serve: name a MODULE:ATTRIBUTE, or set TASKBRIDGE_EVENTS_TOKENS for POST /events"
             )
         return events()
-    app = loaded(target)
+    app = app_named(target)
     return with_events(app) if has_events else app
 
 
-def loaded(target: str) -> Any:
+def app_named(target: str) -> Any:
     """Return the ASGI app that MODULE:ATTRIBUTE names.
 
     Raises:

@@ -13,9 +13,9 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.cli.times import ago, ahead, iso, moment
 from taskbridge.common.names import check_tenant
-from taskbridge.common.texts import one_line
+from taskbridge.common.texts import counted, one_line
+from taskbridge.common.times import ago, ahead, iso, moment, span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ ALIKE: Final = 3
 NAMED: Final = 3
 """How many tenants such a line names."""
 BY_NAME: Final = "name"
-SORTS: Final = (BY_NAME, "age", "failures", "pending", "quarantine")
+SORTS: Final = (BY_NAME, "age", "failures", "pending", "quarantine", "runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class _Standing:
     tenants: list[TenantView]
     more: bool
     order: str
+    failing: bool
     whole: Totals
     delays: Delays | None
     pause: Pause | None
@@ -82,9 +83,9 @@ class _Standing:
             yield _paused(self.pipeline, self.pause, _command("resume", self.pipeline))
         if self.circuit.open:
             yield (
-                f"{self.pipeline}: the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}: everything "
-                f"fails, so nothing goes to quarantine; {self.circuit.probes:,} probes failed, "
-                f"{self.circuit.waiting:,} tenants are in the wait queue"
+                f"{self.pipeline}: the circuit has been open for {span(moment(self.circuit.opened_at_ms))}: everything "
+                f"fails, so nothing goes to quarantine; {counted(self.circuit.probes, 'probe')} failed, "
+                f"{counted(self.circuit.waiting, 'tenant is', 'tenants are')} in the wait queue"
             )
         for one in self.tenants:
             if one.pause is not None and one.pause.tenant is not None:
@@ -93,7 +94,7 @@ class _Standing:
         yield from self._held()
         quarantined = self.whole.backlog.quarantined
         if quarantined:
-            records = console.counted(quarantined, "record is", "records are")
+            records = counted(quarantined, "record is", "records are")
             yield f"{self.pipeline}: {records} in quarantine; `{_command('quarantine list', self.pipeline)}` shows why"
         if self.delays is not None and self.delays.unmatched:
             yield self.delays.sentence()
@@ -110,29 +111,34 @@ class _Standing:
             return "others had less of the workers so far: its turn comes"
         if one.runner.hold is Hold.RATE:
             return "its rate limit"
-        if self.circuit.open:
-            return f"the circuit is open, since {ago(moment(self.circuit.opened_at_ms))}, and it is in the wait queue"
         if one.runner.hold is Hold.WAIT_QUEUE:
+            if self.circuit.open:
+                opened = span(moment(self.circuit.opened_at_ms))
+                return f"the circuit has been open for {opened}, and it is in the wait queue"
             rest = self.circuit.rests_until_ms
             if rest is not None and rest > one.now_ms:
                 return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
             return "it waits in the queue for a free run slot of its pipeline"
-        if one.counts["failures"]:
+        if one.counts["failures"] and one.runner.hold is Hold.RETRY:
             return f"back-off after a failure: {_last_error(one)}"
+        if one.runner.hold is not Hold.ASKED:
+            from taskbridge.observing.why import UNTOLD
+
+            return UNTOLD
         return f"its handler asked to wait until {iso(one.due_at)} (RetryAfter)"
 
     def _failures(self) -> Iterator[str]:
         """Say which tenants fail: those of one error together, the first errors by how many tenants have them."""
-        by_error: dict[str, list[TenantView]] = {}
+        by_error: dict[tuple[str, bool], list[TenantView]] = {}
         for one in self.tenants:
             if one.counts["failures"]:
-                by_error.setdefault(_last_error(one), []).append(one)
+                by_error.setdefault((_last_error(one), _was_asked(one)), []).append(one)
         alike = sorted((group for group in by_error.values() if len(group) >= ALIKE), key=len, reverse=True)
         alone = [one for group in by_error.values() if len(group) < ALIKE for one in group]
         for group in alike[:SHOWN_ERRORS]:
             yield _failures_alike(self.pipeline, group)
         for one in alone:
-            yield _failure(one)
+            yield _failure(one, self.held_because(one))
         if len(alike) > SHOWN_ERRORS:
             left = sum(len(group) for group in alike[SHOWN_ERRORS:])
             yield f"{self.pipeline}: {left:,} more tenants fail, with {len(alike) - SHOWN_ERRORS:,} other errors"
@@ -158,23 +164,36 @@ class _Standing:
     type=click.Choice(SORTS),
     default=BY_NAME,
     show_default=True,
-    help="Tenants with the oldest pending record first, or with the most failures in a row, pending, or in quarantine.",
+    help="Tenants with the oldest pending record first, or with the most failures in a row, pending, in quarantine, or "
+    "runs since their first one.",
 )
+@click.option("--failing", is_flag=True, help="Only tenants whose last run failed.")
 @data_dir_option
 @json_option
 def status(
-    tenants: tuple[str, ...], pipeline: str | None, limit: int, after: str, sort: str, data_dir: Path, as_json: bool
+    tenants: tuple[str, ...],
+    pipeline: str | None,
+    limit: int,
+    after: str,
+    sort: str,
+    failing: bool,
+    data_dir: Path,
+    as_json: bool,
 ) -> None:
     """Show how each pipeline and its tenants stand, or each TENANT alone.
 
-    The totals come first: runners, and up to 100,000 records that are pending for the 1,000 tenants whose runners are
-    due first or for another try, that lie in quarantine, and tenants whose last run failed. Then the tenants by name, a
-    page at a time; on a page up to 10,000 records of each are counted, and all of each TENANT that is named. `oldest`
-    is the age of the oldest pending record.
+    The totals come first: runners, pending records, records in quarantine, and tenants whose last run failed. Pending
+    are those of the 1,000 tenants whose runners are due first, and those that are to be tried again. Each is counted up
+    to 100,000. Then the tenants come by name, a page at a time. On a page up to 10,000 records of each are counted, and
+    all of each TENANT that is named. `oldest` is the age of the oldest pending record.
 
-    With another --sort than by name, the first ones of up to 1,000 tenants whose runners are due first, that have the
-    most failures, that have the most in quarantine, that are paused, and by name. Up to 1,000,000 records of all are
-    counted to sort them, so where many are shown fewer than 10,000 of each.
+    With --failing only tenants whose last run failed are shown. They come by name; with another --sort they are chosen
+    from the 1,000 with the most failures.
+
+    With another --sort than by name, the first ones are chosen from five groups of up to 1,000 tenants: those whose
+    runners are due first, those with the most failures, those with the most in quarantine, those that are paused, and
+    the first by name. Up to 1,000,000 records of all are counted to sort them, so where many are shown fewer than
+    10,000 of each.
 
     Events and runs are those of the tenant's last burst; a lease is the time in which one more event belongs to it.
 
@@ -187,45 +206,58 @@ def status(
 
     Exit status: 0; 1 where a TENANT has no records, no runner and no pause.
     """
-    for tenant in tenants:
-        check_tenant(tenant)
-    if after and sort != BY_NAME:
-        raise click.UsageError("--after goes on by name: leave it out, or --sort")
+    _check(tenants, after, sort, failing=failing)
     runtime = environment.session(data_dir, environment.light_runtime)
     names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-    from taskbridge.store import undeclared_pipelines, unmatched_sources
+    from taskbridge.store import backfills_due, undeclared_pipelines, unmatched_sources
 
-    found = {name: _look(runtime, name, tenants, after, limit, sort) for name in names}
+    found = {name: _look(runtime, name, tenants, after, limit, sort, failing=failing) for name in names}
     sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(runtime.pipelines.names())
     unmatched = unmatched_sources(runtime.database).items()
     strangers = {name: count for name, count in unmatched if name not in sources}
     parked = _parked(runtime)
     undeclared = undeclared_pipelines(runtime.database, runtime.pipelines.names())
+    read = {runtime.pipelines[name].source for name in names}
+    due = [one for one in backfills_due(runtime.database) if one.source in read or pipeline is None]
     if as_json:
         pipelines = {name: _as_json(one) for name, one in found.items()}
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
         more |= {"undeclared": undeclared} if undeclared else {}
+        more |= {"backfills_due": {one.source: one.what for one in due}} if due else {}
         console.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
     else:
         of_tenant = {name: one for name, one in found.items() if one.tenants}
         _show(of_tenant if tenants else found)
         if tenants:
             # What was asked for is these tenants.
-            strangers, undeclared, parked = {}, {}, None
+            strangers, undeclared, parked, due = {}, {}, None, []
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(console.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
         for name, count in undeclared.items():
-            text = f"{name}: {count:,} tenants, and this process does not declare the pipeline"
+            text = f"{name}: {counted(count, 'tenant')}, and this process does not declare the pipeline"
             click.echo(console.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
+        for one in due:
+            click.echo(console.plain(f"{one.source}: {one.what}; {one.remedy}"))
         if parked:
-            click.echo(f"{parked:,} messages wait to be recorded; a worker's log says what keeps them")
+            waiting = counted(parked, "message waits", "messages wait")
+            click.echo(f"{waiting} to be recorded; a worker's log says what keeps them")
     known = {one.tenant for of in found.values() for one in of.tenants}
     strange = [tenant for tenant in dict.fromkeys(tenants) if tenant not in known]
     for tenant in strange:
         console.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
     if strange:
         raise click.exceptions.Exit(1)
+
+
+def _check(tenants: tuple[str, ...], after: str, sort: str, *, failing: bool) -> None:
+    """Refuse options that do not go together."""
+    for tenant in tenants:
+        check_tenant(tenant)
+    if after and sort != BY_NAME:
+        raise click.UsageError("--after goes on by name: leave it out, or --sort")
+    if failing and tenants:
+        raise click.UsageError("--failing chooses the tenants itself: leave it out, or the tenants")
 
 
 def _parked(runtime: LightRuntime) -> int | None:
@@ -237,22 +269,25 @@ def _parked(runtime: LightRuntime) -> int | None:
 
 
 def _look(
-    runtime: LightRuntime, pipeline: str, named: tuple[str, ...], after: str, limit: int, order: str
+    runtime: LightRuntime, pipeline: str, named: tuple[str, ...], after: str, limit: int, order: str, *, failing: bool
 ) -> _Standing:
-    from taskbridge.cli.tenants import page, sorted_by, totals, view
+    from taskbridge.cli.tenants import page, page_of_failing, sorted_by, totals, view
 
     whole = totals(runtime, pipeline)
     if named:
         tenants, more = [one for tenant in dict.fromkeys(named) for one in view(runtime, pipeline, tenant)], False
+    elif order == BY_NAME and failing:
+        tenants, more = page_of_failing(runtime, whole, after, limit)
     elif order == BY_NAME:
         tenants, more = page(runtime, whole, after, limit)
     else:
-        tenants, more = sorted_by(runtime, whole, order, limit)
+        tenants, more = sorted_by(runtime, whole, order, limit, failing=failing)
     return _Standing(
         pipeline,
         tenants,
         more,
         order,
+        failing,
         whole,
         _delays(runtime, pipeline, tenants),
         whole.paused.whole,
@@ -302,7 +337,7 @@ def _show(found: dict[str, _Standing]) -> None:
         if one.more:
             terminal.print(str(one.whole))
         if not one.tenants:
-            terminal.print(f"{name}: no tenants")
+            terminal.print(f"{name}: no tenants{' fail' if one.failing else ''}")
         elif one.delays is None:
             terminal.print(_table(terminal, one.tenants, title))
         else:
@@ -311,7 +346,10 @@ def _show(found: dict[str, _Standing]) -> None:
             terminal.print("more tenants: --limit shows more, and all come by name, without --sort")
         elif one.more:
             terminal.print(
-                console.plain(f"more tenants: {_command('status', name)} --after {one.tenants[-1].tenant!r}")
+                console.plain(
+                    f"more tenants: {_command('status', name)}{' --failing' if one.failing else ''} "
+                    f"--after {one.tenants[-1].tenant!r}"
+                )
             )
         for sentence in one.sentences():
             terminal.print(console.plain(sentence))
@@ -319,21 +357,33 @@ def _show(found: dict[str, _Standing]) -> None:
 
 def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None) -> console.Table:
     columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs")
-    made = console.Table(terminal, "tenant", *columns, title=title, optional=("oldest",))
+    made = console.Table(terminal, "tenant", *columns, title=title, left=("state",), optional=("oldest",))
     for one in tenants:
         pending, handled, quarantined = (f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined"))
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
         counts = (pending, ago(one.counts["pending_since"]), handled, quarantined)
-        made.add_row(console.plain(one.tenant), one.state, lease, *counts, ago(one.last_run_at), *burst)
+        made.add_row(
+            console.plain(one.tenant), console.state(terminal, one.state), lease, *counts, ago(one.last_run_at), *burst
+        )
     return made
 
 
-def _failure(one: TenantView) -> str:
+def _failure(one: TenantView, held_because: str | None) -> str:
     times, error = one.counts["failures"], _last_error(one)
-    since = f", since {ago(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
-    due = f", next try {ahead(one.due_seconds)}" if one.next_try_at is not None else ""
-    return f"{one.tenant}: failed {console.counted(times, 'time')} in a row{since}{due}, last: {error}"
+    since = f", for {span(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
+    failed = f"{one.tenant}: failed {counted(times, 'time')} in a row{since}"
+    due = f"next try {ahead(one.due_seconds)}" if one.next_try_at is not None else ""
+    if due and _was_asked(one):
+        return f"{failed}, last: {error}; now {due}: {held_because}"
+    return f"{failed}{', ' if due else ''}{due}, last: {error}"
+
+
+def _was_asked(one: TenantView) -> bool:
+    """Whether its last run did not fail: its handler asked to wait."""
+    from taskbridge.gate import Hold
+
+    return one.runner.hold is Hold.ASKED
 
 
 def _last_error(one: TenantView) -> str:
@@ -348,14 +398,17 @@ def _failures_alike(pipeline: str, group: list[TenantView]) -> str:
     most = max(one.counts["failures"] for one in group)
     named = ", ".join(repr(one.tenant) for one in group[:NAMED])
     text = f"{pipeline}: {len(group):,} tenants fail alike ({named}{', ...' if len(group) > NAMED else ''})"
-    since = f", since {ago(first)}" if first else ""
+    since = f", for {span(first)}" if first else ""
     next_try = f", next try {ahead(due)}" if due is not None else ""
-    return f"{text}, up to {console.counted(most, 'time')} in a row{since}{next_try}, last: {_last_error(group[0])}"
+    if due is not None and _was_asked(group[0]):
+        next_try += ", which their handler asked for (RetryAfter)"
+    return f"{text}, up to {counted(most, 'time')} in a row{since}{next_try}, last: {_last_error(group[0])}"
 
 
 def _paused(what: str, pause: Pause, resume: str) -> str:
     reason = f" ({pause.reason})" if pause.reason else ""
-    return f"{what}: paused {ago(pause.paused_at)}{reason}; `{resume}` lets it go on"
+    by = f" by {pause.paused_by}" if pause.paused_by else ""
+    return f"{what}: paused {ago(pause.paused_at)}{by}{reason}; `{resume}` lets it go on"
 
 
 def _command(name: str, pipeline: str, *arguments: str) -> str:

@@ -8,15 +8,28 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from taskbridge.cli.times import moment
+from taskbridge.common.texts import counted
+from taskbridge.common.times import moment
 from taskbridge.gate import RunnerStatus, State, Survey
-from taskbridge.store import Backlog, Pause, Paused, read_backlogs
+from taskbridge.store import Backlog, Looks, Pause, Paused, read_backlogs
 
 if TYPE_CHECKING:
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
 
-__all__ = ["ORDERS", "TenantView", "Totals", "busiest", "has_pending", "is_idle", "page", "sorted_by", "totals", "view"]
+__all__ = [
+    "ORDERS",
+    "TenantView",
+    "Totals",
+    "busiest",
+    "has_pending",
+    "is_idle",
+    "page",
+    "page_of_failing",
+    "sorted_by",
+    "totals",
+    "view",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,7 @@ ORDERS: Final[Mapping[str, Callable[[TenantView], float]]] = {
     "failures": lambda one: -one.counts["failures"],
     "pending": lambda one: -one.counts["pending"],
     "quarantine": lambda one: -one.counts["quarantined"],
+    "runs": lambda one: -one.counts["runs"],
 }
 """What tenants are sorted by, beside the name: the first is the one with the least."""
 
@@ -99,8 +113,10 @@ class Totals:
 
     def __str__(self) -> str:
         seen = self.backlog
-        numbers = f"{self.survey.runners:,} runners, {seen.pending:,} pending, {seen.quarantined:,} in quarantine"
-        return f"{self.pipeline}: {numbers}, {seen.failing:,} tenants failing"
+        numbers = (
+            f"{counted(self.survey.runners, 'runner')}, {seen.pending:,} pending, {seen.quarantined:,} in quarantine"
+        )
+        return f"{self.pipeline}: {numbers}, {counted(seen.failing, 'tenant')} failing"
 
 
 def totals(runtime: LightRuntime, pipeline: str) -> Totals:
@@ -137,18 +153,29 @@ def page(runtime: LightRuntime, whole: Totals, after: str, limit: int) -> tuple[
     return _views(runtime, pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
 
 
-def sorted_by(runtime: LightRuntime, whole: Totals, order: str, limit: int) -> tuple[list[TenantView], bool]:
+def page_of_failing(runtime: LightRuntime, whole: Totals, after: str, limit: int) -> tuple[list[TenantView], bool]:
+    """Return the next `limit` tenants by name whose last run failed, and whether more follow; bounded as `page`."""
+    names = Looks(runtime.database).failing(whole.pipeline, after, limit + 1)
+    return _views(runtime, whole.pipeline, names[:limit], MOST_COUNTED, whole.paused), len(names) > limit
+
+
+def sorted_by(
+    runtime: LightRuntime, whole: Totals, order: str, limit: int, *, failing: bool = False
+) -> tuple[list[TenantView], bool]:
     """Return the first `limit` tenants in one of `ORDERS`, and whether there are more.
 
     What it costs does not grow with the tenants that there are: it looks at up to `MOST_RUNNERS` of those whose runners
     are due first, of those with the most failures, of those with the most in quarantine, of those that are paused, and
     of the first ones by name. The more tenants, the fewer records of each are counted, up to `MOST_TO_SORT` in all; of
-    those that may be among the first, more are counted then.
+    those that may be among the first, more are counted then. With `failing` only tenants whose last run failed count.
     """
     pipeline, tenants, key = whole.pipeline, runtime.tenants_of(whole.pipeline), ORDERS[order]
     by_name = tenants.after(pipeline, "", MOST_RUNNERS + 1)
     paused = sorted(whole.paused.tenants)[:MOST_RUNNERS]
     names = sorted({*whole.survey.tenants, *tenants.troubled(pipeline, MOST_RUNNERS), *paused, *by_name[:MOST_RUNNERS]})
+    if failing:
+        counts = tenants.counts(pipeline, tenants.troubled(pipeline, MOST_RUNNERS), 1)
+        names, by_name = [row["tenant"] for row in counts if row["failures"]], []
     views, most = _sorted(runtime, whole, order, names)
     more = len(views) > limit or len(by_name) > MOST_RUNNERS
     while most < MOST_COUNTED:

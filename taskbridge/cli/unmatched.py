@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import UTC
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.cli.times import iso
+from taskbridge.common.times import iso
 
 if TYPE_CHECKING:
     from taskbridge.store import UnmatchedRecord
@@ -152,7 +153,7 @@ def _show(pipeline: str, records: list[UnmatchedRecord], count: int) -> None:
         return
     table = console.Table(terminal, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
     for one in records:
-        at = f"{one.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
+        at = f"{one.recorded_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
         texts = (console.plain(one.reason), console.plain(_shortened(one.payload)))
         table.add_row(console.plain(one.message_id), str(one.id), at, *texts)
     terminal.print(table)

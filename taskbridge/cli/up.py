@@ -15,6 +15,7 @@ from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import (
     DEFAULT_DATA_DIR,
+    Number,
     data_dir_option,
     examples,
     file_type,
@@ -52,7 +53,7 @@ class _Request:
 @click.option("--exit-when-idle", is_flag=True, help="End with a report when all records are handled.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="With --exit-when-idle: end after waiting this long in any case.",
 )

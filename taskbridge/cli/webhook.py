@@ -19,7 +19,7 @@ from taskbridge.cli import console
 from taskbridge.cli.errors import Group
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import examples, file_type, json_option
-from taskbridge.cli.serve import loaded
+from taskbridge.cli.serve import app_named
 from taskbridge.errors import ConfigurationError, InvalidInput, Unavailable
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ LONGEST_REST: Final = 5.0
 """Seconds between two tries of a request."""
 LONGEST_WAIT: Final = 60.0
 """Seconds between two tries, where the receiver asks for more."""
-SHOWN_PROBLEMS: Final = 20
 
 Sign = Callable[[str, bytes], dict[str, str]]
 """Makes the headers of a request from the webhook's id and the body."""
@@ -215,7 +214,7 @@ def _send_line(
             why = f"{status}: {said.get('error') or said.get('unmatched') or answer[:200].decode(errors='replace')}"
     if why:
         far.problems.append({"line": line.number, "text": why})
-        if len(far.problems) <= SHOWN_PROBLEMS:
+        if len(far.problems) <= console.SHOWN_PROBLEMS:
             console.tell(f"line {line.number}: {why}")
     far.line = line.number
 
@@ -252,13 +251,9 @@ def _show(far: _Replay, *, as_json: bool) -> None:
     if as_json:
         console.emit_json({**counts, "problem_lines": far.problems})
         return
-    if len(far.problems) > SHOWN_PROBLEMS:
-        console.tell(f"... and {len(far.problems) - SHOWN_PROBLEMS:,} more (--json lists all)")
-    terminal = console.stdout()
-    table = console.Table(terminal, "", "count")
-    for name, count in counts.items():
-        table.add_row(name.replace("_", " "), f"{count:,}")
-    terminal.print(table)
+    if len(far.problems) > console.SHOWN_PROBLEMS:
+        console.tell(f"... and {len(far.problems) - console.SHOWN_PROBLEMS:,} more (--json lists all)")
+    console.show_counts(counts, [*counts])
 
 
 def _signing(url: str, scheme: str, secret_env: str, header: str, declared: str | None) -> tuple[Sign, Webhook | None]:
@@ -290,7 +285,7 @@ def _signing(url: str, scheme: str, secret_env: str, header: str, declared: str 
 
 
 def _declared(target: str, url: str) -> Webhook:
-    webhooks: list[Webhook] | None = getattr(getattr(loaded(target), "state", None), "webhooks", None)
+    webhooks: list[Webhook] | None = getattr(getattr(app_named(target), "state", None), "webhooks", None)
     if webhooks is None:
         raise ConfigurationError(f"{target} is not what `taskbridge.web.receiver` returned: name that")
     path = urlsplit(url).path

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option, stored_text
-from taskbridge.cli.times import ago, iso
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import one_line
+from taskbridge.common.times import ago, iso
 from taskbridge.errors import InvalidName
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from taskbridge.observing.shapes import Story
     from taskbridge.process.light_runtime import LightRuntime
 
 __all__ = ["where"]
 
+SHOWN_STORIES: Final = 10
+"""Of so many records the steps are shown."""
+
 
 @click.command(
-    short_help="Show where a record is.",
+    short_help="Show where a record is, and what became of it.",
     epilog=examples("taskbridge where 536365", "taskbridge where 7 --source orders --tenant 3 --json"),
 )
 @click.argument("key", type=stored_text)
@@ -31,10 +37,14 @@ __all__ = ["where"]
 @data_dir_option
 @json_option
 def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_json: bool) -> None:
-    """Show the records with KEY: of which source and tenant, and how each pipeline that reads them stands with it.
+    """Show the records with KEY: of which source and tenant, and what became of each in each pipeline that reads it.
 
-    `pending` is what the tenant's next runs take, `taskbridge status TENANT` says when. Up to 100 records are shown.
-    Without --source and --tenant all records are looked through.
+    It was received and recorded; its event started a run, or a runner that was there absorbed it; a run read it; it was
+    handled, rejected, or put into quarantine. Each step has its time, in UTC, and its run. The runs are known as far as
+    the run history goes back.
+
+    `pending` is what the tenant's next runs take, `taskbridge why TENANT` says when. Up to 100 records are shown, and
+    the steps of the first 10. Without --source and --tenant all records are looked through.
 
     Exit status: 0; 1 where there is none.
     """
@@ -42,11 +52,18 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
 
     runtime = environment.session(data_dir, environment.light_runtime)
     found = where_is(runtime.database, key, source, tenant)
+    stories = _stories(runtime, found)
     if as_json:
-        console.emit_json({"key": key, "records": [{name: _plain(one[name]) for name in one} for one in found]})
+        rows = [
+            {name: _plain(one[name]) for name in one} | _story_as_json(story)
+            for one, story in zip(found, stories, strict=True)
+        ]
+        console.emit_json({"key": key, "records": rows})
     else:
-        for one in found:
-            click.echo(console.plain(_sentence(one)))
+        terminal = console.stdout()
+        for one, story in zip(found, stories, strict=True):
+            terminal.print(console.plain(_sentence(one)))
+            _show(terminal, story)
     if not found:
         of = _pipelines_of(runtime, key) if tenant is None else []
         if of:
@@ -57,6 +74,37 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
         else:
             console.complain(f"no record has the key {key!r}: it was not written so, or it was pruned")
         raise click.exceptions.Exit(1)
+
+
+def _stories(runtime: LightRuntime, found: list[dict[str, Any]]) -> list[Story | None]:
+    """Return what became of each record; None where no pipeline reads it that is declared here, and after the first."""
+    from taskbridge.cli.asking import answers_of
+
+    answers, names = answers_of(runtime), runtime.pipelines.names()
+    stories = []
+    for number, one in enumerate(found):
+        told = number < SHOWN_STORIES and one["pipeline"] in names
+        place = (one["source"], one["tenant"], one["key"], one["pipeline"])
+        stories.append(answers.story(*place) if told else None)
+    return stories
+
+
+def _story_as_json(story: Story | None) -> dict[str, Any]:
+    if story is None:
+        return {"steps": [], "note": None}
+    steps = [
+        {"at": iso(step.at), "what": step.what, "sentence": step.sentence, "token": step.token} for step in story.steps
+    ]
+    return {"steps": steps, "note": story.note}
+
+
+def _show(terminal: Console | console.Pipe, story: Story | None) -> None:
+    from taskbridge.cli.asking import clock
+
+    for step in story.steps if story else ():
+        terminal.print(console.plain(f"  {clock(step.at)}  {step.sentence}"))
+    if story is not None and story.note:
+        terminal.print(f"  {story.note}")
 
 
 def _pipelines_of(runtime: LightRuntime, name: str) -> list[str]:

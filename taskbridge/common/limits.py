@@ -51,6 +51,7 @@ SETTINGS: Final = {
     "notify_timeout": Range(0.01, 60),
     "statement_timeout": Range(0.5, 3_600),
     "transaction_timeout": Range(1, 86_400),
+    "history_days": Range(0, 366, "days"),
     "metrics_port": Range(0, 65_535, ""),
 }
 """Limits of `Settings`, by the names of its fields."""

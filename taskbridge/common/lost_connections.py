@@ -29,7 +29,7 @@ __all__ = [
     "is_away",
     "is_broker_error",
     "is_switched",
-    "loaded",
+    "loaded_class",
     "sqlstate",
 ]
 
@@ -47,9 +47,9 @@ def is_away(error: BaseException) -> bool:
     """Whether the error itself says that Redis, the broker, Postgres or any other server cannot be used now."""
     if isinstance(error, (ConnectionError, TimeoutError, *REDIS_AWAY)):
         return True
-    if isinstance(error, loaded("kombu.exceptions", "OperationalError")):
+    if isinstance(error, loaded_class("kombu.exceptions", "OperationalError")):
         return True
-    if isinstance(error, loaded("sqlalchemy.exc", "DBAPIError")):
+    if isinstance(error, loaded_class("sqlalchemy.exc", "DBAPIError")):
         wrapped: Any = error
         return bool(wrapped.connection_invalidated) or _is_postgres_away(wrapped.orig)
     return _is_postgres_away(error)
@@ -62,7 +62,7 @@ def is_switched(reply: object) -> bool:
 
 def is_broker_error(error: BaseException) -> bool:
     """Whether kombu raised it: the broker cannot be used."""
-    return isinstance(error, loaded("kombu.exceptions", "KombuError"))
+    return isinstance(error, loaded_class("kombu.exceptions", "KombuError"))
 
 
 def sqlstate(error: BaseException | None) -> str:
@@ -77,7 +77,7 @@ def sqlstate(error: BaseException | None) -> str:
 def _is_postgres_away(error: BaseException | None) -> bool:
     # psycopg raises subclasses for what the server says, and OperationalError itself where the connection broke.
     state = sqlstate(error)
-    return state.startswith(POSTGRES_AWAY) if state else type(error) is loaded("psycopg", "OperationalError")
+    return state.startswith(POSTGRES_AWAY) if state else type(error) is loaded_class("psycopg", "OperationalError")
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -87,7 +87,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = getattr(error, "orig", None) or error.__cause__
 
 
-def loaded(module: str, name: str) -> Any:
+def loaded_class(module: str, name: str) -> Any:
     """Return a class of a library, or () where the library is not loaded: no object is an instance of ()."""
     found = sys.modules.get(module)
     return () if found is None else getattr(found, name)

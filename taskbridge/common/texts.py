@@ -5,13 +5,18 @@ from __future__ import annotations
 import reprlib
 from typing import Final
 
-__all__ = ["LONGEST_TEXT", "error_line", "error_text", "one_line", "printable", "shown", "storable"]
+__all__ = ["LONGEST_TEXT", "counted", "error_line", "error_text", "one_line", "printable", "shown", "storable"]
 
 LONGEST_TEXT: Final = 2_000
 MOST_OF_A_GROUP: Final = 3
 """How many errors of an exception group are shown."""
 MOST_LEVELS: Final = 3
 """How many levels of groups within groups are shown; a client may nest thousands."""
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Return a number with what is counted: `one` of it, or `several`; None: `one` with an s."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 def storable(value: object, longest: int = LONGEST_TEXT) -> str:

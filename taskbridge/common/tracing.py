@@ -20,7 +20,8 @@ __all__ = [
     "current",
     "end",
     "fail",
-    "loaded",
+    "header",
+    "loaded_api",
     "of_request",
     "parsed",
     "report",
@@ -39,7 +40,7 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{
 _SAMPLED: Final = 1
 
 
-def loaded() -> Any:
+def loaded_api() -> Any:
     """Return the module `opentelemetry.trace`; None: the program has not loaded it."""
     found = sys.modules.get("opentelemetry.trace")
     # Another thread may be in the middle of its import.
@@ -48,7 +49,7 @@ def loaded() -> Any:
 
 def tracer() -> Tracer | None:
     """Return what makes spans; None: the program has not loaded OpenTelemetry. Without an SDK it makes none either."""
-    api = loaded()
+    api = loaded_api()
     return None if api is None else _tracer_of(api)
 
 
@@ -60,13 +61,23 @@ def _tracer_of(api: Any) -> Tracer:
 
 def current() -> str | None:
     """Return the context of the span that is current here; None: there is none, or it is not sampled."""
-    api = loaded()
+    api = loaded_api()
     return None if api is None else text_of(api.get_current_span().get_span_context())
+
+
+def header() -> str | None:
+    """Return what a request to somebody else has as `traceparent`: the span that is current; None: there is none.
+
+    Also where it is not sampled: whoever follows it samples nothing either.
+    """
+    api = loaded_api()
+    context = None if api is None else api.get_current_span().get_span_context()
+    return _text(context) if context is not None and context.is_valid else None
 
 
 def of_request(header: str | None) -> str | None:
     """Return the context of a request: that of the span that is current, else what its header `traceparent` says."""
-    api = loaded()
+    api = loaded_api()
     if api is None:
         return None
     context = api.get_current_span().get_span_context()
@@ -77,12 +88,16 @@ def text_of(context: SpanContext | None) -> str | None:
     """Return a context as text; None: it is none, or not sampled."""
     if context is None or not context.is_valid or not context.trace_flags & _SAMPLED:
         return None
+    return _text(context)
+
+
+def _text(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def parsed(text: str) -> SpanContext | None:
     """Return the context that a `traceparent` is, of this or a later version; None: it is none."""
-    api, found = loaded(), _TRACEPARENT.fullmatch(text)
+    api, found = loaded_api(), _TRACEPARENT.fullmatch(text)
     if api is None or found is None or (found[1] == "00" and found[5] is not None):
         return None
     context: SpanContext = api.SpanContext(
@@ -95,7 +110,7 @@ def fail(span: Span, error: BaseException) -> None:
     """Write down that a span failed, by the error's class. Its text may quote a document, so no span has that."""
     try:
         span.set_attribute("error.type", _named(error))
-        span.set_status(loaded().StatusCode.ERROR, _named(error))
+        span.set_status(loaded_api().StatusCode.ERROR, _named(error))
     except Exception as second:
         report(second)
 

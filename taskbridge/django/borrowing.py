@@ -28,6 +28,7 @@ from taskbridge.django.configuration import alias_of_handlers
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.running.around import Hook
 from taskbridge.store.bounded import Bounded, driver_of
+from taskbridge.store.queries import query, setting
 
 __all__ = ["borrowing"]
 
@@ -44,10 +45,6 @@ REMEDY: Final = (
     "databases at least once"
 )
 READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
-LOOK: Final = """
-    SELECT system_identifier::text, current_database(), current_setting('search_path')
-    FROM pg_control_system()
-"""
 
 
 class View(Bounded):
@@ -100,8 +97,7 @@ class Borrowed:
         if role := self.settings_dict["OPTIONS"].get("assume_role"):
             wanted["role"] = role
         if wanted:
-            calls = ", ".join("set_config(%s, %s, true)" for _ in wanted)
-            session.execute(f"SELECT {calls}", [one for pair in wanted.items() for one in pair])
+            session.execute(query("set_locally"), {"names": [*wanted], "values": [*wanted.values()]})
         parameters = self.get_connection_params()
         self.connection = View(session, parameters["context"].adapters)
         self.connection.cursor_factory = parameters["cursor_factory"]
@@ -129,7 +125,7 @@ class Borrowed:
         has_role = view is not None and self.settings_dict["OPTIONS"].get("assume_role")
         if has_role and view.info.transaction_status is TransactionStatus.INTRANS:
             # What follows is TaskBridge's own.
-            view.execute("RESET ROLE")
+            view.execute(setting("role", None))
 
 
 @cache
@@ -153,11 +149,11 @@ def _differs(wrapper: Any, session: Bounded) -> dict[str, str]:
         own = wrapper.original.copy()
         try:
             with own.cursor() as cursor:
-                cursor.execute(LOOK)
+                cursor.execute(query("where_connected"))
                 *database, path = cursor.fetchone()
         finally:
             own.close()
-        *batch_s, batch_path = session.execute(LOOK).fetchone() or ("", "", "")
+        *batch_s, batch_path = session.execute(query("where_connected")).fetchone() or ("", "", "")
         if database != batch_s:
             raise ConfigurationError(
                 f"Django's database {wrapper.alias!r} ({database[1]}) is not that of TASKBRIDGE_POSTGRES_URL "

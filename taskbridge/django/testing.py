@@ -14,12 +14,12 @@ from asgiref.sync import async_to_sync
 from celery import Celery
 from django.db import connections, transaction
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
-from sqlalchemy import Connection, StaticPool, create_engine
+from sqlalchemy import Connection
 
 from taskbridge.declaring.batch import Batch, Record
 from taskbridge.declaring.pipeline import Pipeline
-from taskbridge.django.borrowing import View
 from taskbridge.django.configuration import alias_of_handlers, url_of
+from taskbridge.django.lending import lent
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
@@ -28,7 +28,7 @@ from taskbridge.settings import Settings
 from taskbridge.store.adopted import described, known
 from taskbridge.store.documents import decoded
 from taskbridge.store.orm import BatchSession
-from taskbridge.store.queries import SCHEMA_OPTION, query, quoted
+from taskbridge.store.queries import filled, query, quoted, schema_of
 from taskbridge.store.schema import VERSION_TABLE
 from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.inline import drain_all, notified
@@ -55,7 +55,7 @@ def deliver(name: str) -> list[Batch]:
     if alias is None or not connections[alias].in_atomic_block:
         raise ConfigurationError("`deliver` is for the transaction of a TestCase: elsewhere use `deployed`")
     readers = sum(runtime.pipelines[one].source == pipeline.source for one in runtime.pipelines.names())
-    with transaction.atomic(alias), _in_transaction(alias, runtime.settings.schema) as connection:
+    with transaction.atomic(alias), lent(alias, runtime.settings.schema) as connection:
         batches = []
         for tenant, records in _deliverable(connection, pipeline, alias):
             with (
@@ -89,43 +89,9 @@ def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
             session.end()
 
 
-class _InTest(View):
-    """A second face of Django's session, which is in the transaction of a test: nothing begins or ends it."""
-
-    def commit(self) -> None:
-        """Do nothing."""
-
-    def rollback(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-@contextmanager
-def _in_transaction(alias: str, schema: str) -> Iterator[Connection]:
-    """Lend SQLAlchemy's connection on the session of Django's."""
-    wrapper: Any = connections[alias]
-    options = {SCHEMA_OPTION: schema}
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: _InTest(wrapper.connection),
-        poolclass=StaticPool,
-        execution_options=options,
-        # Else SQLAlchemy would look for types of extensions, which begins with a rollback.
-        use_native_hstore=False,
-    )
-    try:
-        with engine.connect() as connection:
-            yield connection
-    finally:
-        engine.dispose()
-
-
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
     """Read what was written in this transaction since the last call, batch by batch, and note how far that is."""
-    schema = str(connection.get_execution_options()[SCHEMA_OPTION])
-    document = None
+    schema, document = schema_of(connection), None
     with transaction.atomic(alias):
         if found := known(connection, pipeline.source):
             document = described(connection, found[0].relation, found[0].definition).document
@@ -141,26 +107,26 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
         records.setdefault(tenant, []).append(Record(pipeline.name, tenant, key, revision, content, deleted))
     if rows:
         last = str(max(row.revision for row in rows))
-        connection.exec_driver_sql("SELECT set_config(%s, %s, true)", (mark, last))
-        keep_ids = "SELECT set_config('taskbridge.keep_ids', %s, true)"
-        connection.exec_driver_sql(keep_ids, ("on",))
+        _set(connection, mark, last)
+        _set(connection, "taskbridge.keep_ids", "on")
         connection.exec_driver_sql(query("own_delivered", schema), {"source": pipeline.source})
-        connection.exec_driver_sql(keep_ids, ("",))
-
+        _set(connection, "taskbridge.keep_ids", "")
     size = pipeline.batch_size
     return [
         (tenant, tuple(those[at : at + size])) for tenant, those in records.items() for at in range(0, len(those), size)
     ]
 
 
+def _set(connection: Connection, name: str, value: str) -> None:
+    connection.exec_driver_sql(query("set_locally"), {"names": [name], "values": [value]})
+
+
 @contextmanager
 def _muted(connection: Connection, source: str, tenant: str) -> Iterator[None]:
     """Let what the handler writes back into its tenant's rows make no records, as in a batch's transaction."""
-    schema = quoted(str(connection.get_execution_options()[SCHEMA_OPTION]))
-    mute = "SELECT set_config('taskbridge.muted', %s, true)"
-    connection.exec_driver_sql(mute, (f"{schema}:{source}:{tenant}" if source else "",))
+    _set(connection, "taskbridge.muted", f"{quoted(schema_of(connection))}:{source}:{tenant}" if source else "")
     yield
-    connection.exec_driver_sql(mute, ("",))
+    _set(connection, "taskbridge.muted", "")
 
 
 def _call(pipeline: Pipeline, batch: Batch) -> None:
@@ -233,7 +199,7 @@ def _empty(runtime: Runtime) -> None:
     """Delete what our tables hold; see `_KEPT`."""
     schema = runtime.settings.schema
     with runtime.engine.begin() as connection:
-        sql = "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename <> ALL (%s)"
-        found = connection.exec_driver_sql(sql, (schema, list(_KEPT))).scalars()
+        which = {"schema": schema, "kept": [*_KEPT]}
+        found = connection.exec_driver_sql(query("our_tables"), which).scalars()
         tables = ", ".join(f"{quoted(schema)}.{quoted(name)}" for name in found)
-        connection.exec_driver_sql(f"TRUNCATE {tables}")
+        connection.exec_driver_sql(filled("empty_tables", schema, {"tables": tables}))

@@ -13,6 +13,7 @@ import psycopg
 
 from taskbridge.embedded.account import Account
 from taskbridge.embedded.binaries import POSTGRES_MAJOR, find_postgres
+from taskbridge.embedded.databases import has_database, make_database, set_search_path
 from taskbridge.embedded.files import open_log, tail, write_private
 from taskbridge.embedded.guarded import Guarded
 from taskbridge.embedded.launch import HOST, server_environment
@@ -85,11 +86,10 @@ class Postgres:
             return False
         try:
             with self._connect(port, "postgres") as connection:
-                found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone()
-                if found is None:
-                    connection.execute(f"CREATE DATABASE {NAME}")
+                if not has_database(connection, NAME):
+                    make_database(connection, NAME)
                 # An operator's `SELECT * FROM deliveries` finds our tables; those in `public` come first.
-                connection.execute(f'ALTER DATABASE {NAME} SET search_path = public, "{self._schema}"')
+                set_search_path(connection, NAME, ["public", self._schema])
         except psycopg.OperationalError as error:
             if "password authentication failed" in str(error):
                 raise Unavailable(

@@ -149,57 +149,57 @@ def _always(states: type[S], verb: Verb, after: S, effect: Effect) -> tuple[Row[
 
 
 _C, _O, _H, _P = Circuit.CLOSED, Circuit.OPEN, Circuit.HALF_OPEN, Circuit.PROBING
-_If = Condition
+_When = Condition
 
 # In each table the first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 CIRCUIT: tuple[Row[Circuit], ...] = (
     Row(_C, Verb.BEGIN, (), _C, Effect.NONE),
     Row(_C, Verb.HANDLED, (), _C, Effect.FORGET),
     Row(_C, Verb.NOTHING, (), _C, Effect.NONE),
-    Row(_C, Verb.FAILED, (_If.GENERAL,), _O, Effect.OPEN),
+    Row(_C, Verb.FAILED, (_When.GENERAL,), _O, Effect.OPEN),
     Row(_C, Verb.FAILED, (), _C, Effect.COUNT),
-    Row(_O, Verb.TIME, (_If.WAIT_OVER,), _H, Effect.NONE),
-    Row(_O, Verb.BEGIN, (_If.SLOT,), _O, Effect.REFUSE_AND_CALL),
+    Row(_O, Verb.TIME, (_When.WAIT_OVER,), _H, Effect.NONE),
+    Row(_O, Verb.BEGIN, (_When.SLOT,), _O, Effect.REFUSE_AND_CALL),
     Row(_O, Verb.BEGIN, (), _O, Effect.REFUSE),
     Row(_O, Verb.HANDLED, (), _C, Effect.CLOSE),
     Row(_O, Verb.NOTHING, (), _O, Effect.NONE),
     Row(_O, Verb.FAILED, (), _O, Effect.JOIN),
-    Row(_H, Verb.BEGIN, (_If.SLOT, _If.FIRST), _P, Effect.PROBE),
-    Row(_H, Verb.BEGIN, (_If.SLOT,), _H, Effect.REFUSE_AND_CALL),
+    Row(_H, Verb.BEGIN, (_When.SLOT, _When.FIRST), _P, Effect.PROBE),
+    Row(_H, Verb.BEGIN, (_When.SLOT,), _H, Effect.REFUSE_AND_CALL),
     Row(_H, Verb.BEGIN, (), _H, Effect.REFUSE),
     Row(_H, Verb.HANDLED, (), _C, Effect.CLOSE),
     Row(_H, Verb.NOTHING, (), _H, Effect.NONE),
     Row(_H, Verb.FAILED, (), _H, Effect.JOIN),
-    Row(_P, Verb.BEGIN, (_If.OWN_PROBE, _If.SLOT, _If.FIRST), _P, Effect.PROBE),
-    Row(_P, Verb.BEGIN, (_If.OWN_PROBE, _If.SLOT), _H, Effect.GIVE_UP_AND_CALL),
-    Row(_P, Verb.BEGIN, (_If.OWN_PROBE,), _H, Effect.GIVE_UP),
-    Row(_P, Verb.BEGIN, (_If.PROBE_DIED, _If.SLOT, _If.FIRST), _P, Effect.PROBE),
-    Row(_P, Verb.BEGIN, (_If.PROBE_DIED, _If.SLOT), _P, Effect.REFUSE_AND_CALL),
+    Row(_P, Verb.BEGIN, (_When.OWN_PROBE, _When.SLOT, _When.FIRST), _P, Effect.PROBE),
+    Row(_P, Verb.BEGIN, (_When.OWN_PROBE, _When.SLOT), _H, Effect.GIVE_UP_AND_CALL),
+    Row(_P, Verb.BEGIN, (_When.OWN_PROBE,), _H, Effect.GIVE_UP),
+    Row(_P, Verb.BEGIN, (_When.PROBE_DIED, _When.SLOT, _When.FIRST), _P, Effect.PROBE),
+    Row(_P, Verb.BEGIN, (_When.PROBE_DIED, _When.SLOT), _P, Effect.REFUSE_AND_CALL),
     Row(_P, Verb.BEGIN, (), _P, Effect.REFUSE),
     Row(_P, Verb.HANDLED, (), _C, Effect.CLOSE),
-    Row(_P, Verb.NOTHING, (_If.OWN_PROBE,), _H, Effect.NEXT_PROBE),
+    Row(_P, Verb.NOTHING, (_When.OWN_PROBE,), _H, Effect.NEXT_PROBE),
     Row(_P, Verb.NOTHING, (), _P, Effect.NONE),
-    Row(_P, Verb.FAILED, (_If.OWN_PROBE,), _O, Effect.REOPEN),
+    Row(_P, Verb.FAILED, (_When.OWN_PROBE,), _O, Effect.REOPEN),
     Row(_P, Verb.FAILED, (), _P, Effect.JOIN),
 )
 
 _S, _A, _W = Slots.STEADY, Slots.ALL_WAIT, Slots.SLOW_START
 
 SLOTS: tuple[Row[Slots], ...] = (
-    Row(_S, Verb.BEGIN, (_If.LET,), _S, Effect.TAKE),
+    Row(_S, Verb.BEGIN, (_When.LET,), _S, Effect.TAKE),
     Row(_S, Verb.BEGIN, (), _S, Effect.GIVE_BACK),
     Row(_A, Verb.BEGIN, (), _A, Effect.GIVE_BACK_AND_CALL),
-    Row(_W, Verb.BEGIN, (_If.LET,), _W, Effect.TAKE),
+    Row(_W, Verb.BEGIN, (_When.LET,), _W, Effect.TAKE),
     Row(_W, Verb.BEGIN, (), _W, Effect.GIVE_BACK),
     *_always(Slots, Verb.ALL_WAIT, _A, Effect.WAIT),
-    Row(_A, Verb.TIME, (_If.WAIT_OVER,), _W, Effect.NONE),
-    Row(_W, Verb.HANDLED, (_If.FULL,), _S, Effect.STEADY),
+    Row(_A, Verb.TIME, (_When.WAIT_OVER,), _W, Effect.NONE),
+    Row(_W, Verb.HANDLED, (_When.FULL,), _S, Effect.STEADY),
     Row(_W, Verb.HANDLED, (), _W, Effect.DOUBLE),
     *(
         Row(state, verb, when, state, effect)
         for state, verbs in ((_S, (Verb.HANDLED, Verb.NOTHING)), (_W, (Verb.NOTHING,)))
         for verb in verbs
-        for when, effect in (((_If.CIRCUIT_CLOSED,), Effect.KEEP), ((), Effect.FREE))
+        for when, effect in (((_When.CIRCUIT_CLOSED,), Effect.KEEP), ((), Effect.FREE))
     ),
     Row(_A, Verb.HANDLED, (), _A, Effect.FREE),
     Row(_A, Verb.NOTHING, (), _A, Effect.FREE),

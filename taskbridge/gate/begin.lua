@@ -1,12 +1,12 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
 -- KEYS: due runner lease circuit running wait_queue handed reminded sent
--- ARGV: pipeline tenant token ttl_ms republish_ms most_runs now_ms
--- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent} | {POSTPONED} | {REFUSED}
+-- ARGV: pipeline tenant token ttl_ms republish_ms most_runs worker now_ms
+-- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent, found} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
 local handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9]
 local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local republish_ms, most_runs, us = tonumber(ARGV[5]), tonumber(ARGV[6]), clock_us(ARGV[7])
+local republish_ms, most_runs, worker, us = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], clock_us(ARGV[8])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
@@ -75,10 +75,12 @@ end
 
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "earliest", "reminded", "queue")
 -- People read the count of events, so a reminder is taken off it again. A burst has one event at the least.
-if runner[11] and (events > 1 or tonumber(runs) > 0) then
+local found = runner[11] and 1 or 0
+if found == 1 and (events > 1 or tonumber(runs) > 0) then
   events = events - 1
+  found = events > tonumber(swept) and 0 or 1
 end
-local fields = { "state", "running", "events", events, "swept", events, "began", now, "runs", runs + 1 }
+local fields = { "state", "running", "events", events, "swept", events, "began", now, "runs", runs + 1, "worker", worker }
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
 end
@@ -100,4 +102,4 @@ if most_runs > 0 then
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
 return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
-  first and math.max(0, now - first) or -1, probe, died, runner[12] or "" }
+  first and math.max(0, now - first) or -1, probe, died, runner[12] or "", found }

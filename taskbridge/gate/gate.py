@@ -155,8 +155,8 @@ class Gate(Inspector):
             for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
         ]
 
-    def begin_many(self, runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
-        """Take the runners for runs of different tenants, in one round trip.
+    def begin_many(self, runs: Sequence[tuple[RunKey, int]], worker: str = "") -> list[Begun | Answer]:
+        """Take the runners for runs of different tenants, in one round trip; `worker` is the name of who asks.
 
         REFUSED: the message is late or doubled, and nothing was changed. POSTPONED: the tenant is in the wait queue,
         since the circuit is open, or since as many runs of the pipeline are on as stands beside the key (0: any
@@ -164,7 +164,7 @@ class Gate(Inspector):
         """
         times = (self._timing.runner_ttl, self._timing.republish)
         calls = [
-            (self._keys_of("begin", run.pipeline, run.tenant, None), (*run, *times, most_runs, self._now()))
+            (self._keys_of("begin", run.pipeline, run.tenant, None), (*run, *times, most_runs, worker, self._now()))
             for run, most_runs in runs
         ]
         return [_begun(reply) for reply in self._wire.call(self._scripts["begin"], calls)]
@@ -373,9 +373,9 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
     answer, *counts = reply
     if answer != Answer.BEGUN:
         return Answer(answer)
-    events, new_events, runs, failures, age_ms, probe, died, traceparent = counts
+    events, new_events, runs, failures, age_ms, probe, died, traceparent, found = counts
     age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
-    return Begun(events, new_events, runs, failures, age, probed, bool(died), traceparent)
+    return Begun(events, new_events, runs, failures, age, probed, bool(died), traceparent, bool(found))
 
 
 def _nonce() -> str:

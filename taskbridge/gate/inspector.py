@@ -13,7 +13,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys
 from taskbridge.gate.state import State
 
-__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "RunnerStatus", "Survey"]
+__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "RunnerStatus", "Survey"]
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
@@ -29,7 +29,9 @@ class Hold(StrEnum):
     """A free run slot of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
     RATE = "rate"
     RETRY = "retry"
-    """The time until which it is held: a back-off, or what its handler asked for."""
+    """The end of its back-off; where an earlier version ended the run, perhaps what its handler asked for."""
+    ASKED = "asked"
+    """The time that its handler asked for (`RetryAfter`), whether or not its runs failed before."""
 
 
 class CircuitStatus(NamedTuple):
@@ -84,6 +86,20 @@ class RunnerStatus:
     lease_ends_ms: int | None
     hold: Hold | None = None
     """What it waits for; None: it is not held."""
+    worker: str | None = None
+    """The worker of the run that is on, or of the last one; None: no run of the runner has begun."""
+
+
+class Place(NamedTuple):
+    """The place of a tenant in its pipeline's wait queue and among those that wait for their turn, counted from 1.
+
+    None: it is not there. `waiting` and `turns`: how many are; in the wait queue those of one pipeline, else of all.
+    """
+
+    in_wait_queue: int | None
+    waiting: int
+    for_turn: int | None
+    turns: int
 
 
 class Inspector:
@@ -131,6 +147,23 @@ class Inspector:
                 pipe.get(self._keys.lease(pipeline, tenant))
             replies: list[Any] = pipe.execute()
         return [_status(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
+
+    def place(self, pipeline: str, tenant: str) -> Place:
+        """Return the place of a tenant among those that wait, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.zrank(self._keys.wait_queue(pipeline), tenant)
+            pipe.zcard(self._keys.wait_queue(pipeline))
+            pipe.zrank(self._keys.turns, f"{pipeline}:{tenant}")
+            pipe.zcard(self._keys.turns)
+            place, waiting, turn, turns = pipe.execute()
+        return Place(None if place is None else place + 1, waiting, None if turn is None else turn + 1, turns)
+
+    def queued(self) -> int:
+        """Return how many messages lie in the two queues of runs, where the gate's Redis is the broker."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for queue in self._keys.queues:
+                pipe.llen(queue)
+            return sum(pipe.execute())
 
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""
@@ -191,6 +224,7 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
         deadline_ms=None if deadline is None else int(deadline),
         lease_ends_ms=None if lease_ends is None else int(lease_ends),
         hold=_hold(runner),
+        worker=runner.get("worker"),
     )
 
 
@@ -202,4 +236,6 @@ def _hold(runner: dict[str, str]) -> Hold | None:
     if "joined" in runner:
         return Hold.WAIT_QUEUE
     # Only a tenant that waits for a rate limit has paid for what it may deliver.
-    return Hold.RATE if "permits" in runner else Hold.RETRY
+    if "permits" in runner:
+        return Hold.RATE
+    return Hold.ASKED if runner["held"] == Hold.ASKED else Hold.RETRY

@@ -49,6 +49,11 @@ class Keys:
         return f"{self.prefix}:clock"
 
     @property
+    def dashboard(self) -> str:
+        """The secret of which the tokens of the dashboard's forms are made."""
+        return f"{self.prefix}:dashboard"
+
+    @property
     def turns(self) -> str:
         """Sorted set of who waits for its turn: member `{pipeline}:{tenant}`, score a start tag; see `turns.lua`."""
         return f"{self.prefix}:turns"

@@ -16,6 +16,6 @@ end
 last_ms = math.max(last_ms, known or 0)
 local left_ms = last_ms + last_ttl_ms - now
 if left_ms > 0 then
-  redis.call("SET", last_key, string.format("%.0f", last_ms) .. earliest, "PX", left_ms)
+  redis.call("SET", last_key, string.format("%.0f", last_ms) .. earliest, lifetime(left_ms, now))
 end
 return { left_ms }

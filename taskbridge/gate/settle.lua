@@ -86,7 +86,8 @@ local function settle()
   elseif outcome == "stale" then
     return continue(REISSUED, owner)
   elseif outcome == "retry" then
-    redis.call("HSET", runner_key, "held", 1)
+    -- Who looks is told what the wait is: without a failure it is what the handler asked for.
+    redis.call("HSET", runner_key, "held", failed == 0 and blame == "" and "asked" or 1)
     if all_wait then
       return wait_with_all()
     end

@@ -82,7 +82,8 @@ class Begun(NamedTuple):
     this one failed in a row. `age_ms`: the milliseconds since its first event; None: a
     run before this one has acted on that. `probe`: which of the tenant's records, counted from 0, a run that probes an
     open circuit tries; else None. `died`: the tenant's run before this one did not end, and was replaced.
-    `traceparent`: the span of the runner's first event, where that was traced.
+    `traceparent`: the span of the runner's first event, where that was traced. `found`: no event came since the last
+    run; the tail found records.
     """
 
     events: int
@@ -93,6 +94,7 @@ class Begun(NamedTuple):
     probe: int | None = None
     died: bool = False
     traceparent: str = ""
+    found: bool = False
 
 
 class Notified(NamedTuple):

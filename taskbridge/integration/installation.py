@@ -24,11 +24,13 @@ from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
 
-__all__ = ["fit", "install", "renew"]
+__all__ = ["check_pool", "fit", "install", "renew"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 JSON: Final = frozenset({"json", "application/json"})
 ORDER: Final = "queue_order_strategy"
+GREEN: Final = ("gevent", "eventlet")
+"""Celery's pools whose tasks, and all threads of the worker, take turns in one thread."""
 
 _INSTALLED: WeakKeyDictionary[Celery, Bridge] = WeakKeyDictionary()
 
@@ -137,6 +139,26 @@ def _worker_begins(instance: Any, **_: Any) -> None:
             app.conf.broker_transport = transport
 
 
+def check_pool(pool: Any) -> None:
+    """See that a worker with this pool can serve our queues.
+
+    Args:
+        pool: its class, or its name as Celery has it, such as `prefork` or `celery.concurrency.solo:TaskPool`.
+
+    Raises:
+        ConfigurationError: its tasks share one thread with the ticker and with heartbeats.
+    """
+    modules = [one.__module__ for one in pool.__mro__] if isinstance(pool, type) else [str(pool).partition(":")[0]]
+    for name in GREEN:
+        if name in modules or f"celery.concurrency.{name}" in modules:
+            raise ConfigurationError(
+                f"a worker with the pool {name} cannot serve the queues of TaskBridge: its tasks share one thread with "
+                "the ticker and with heartbeats, so a handler that computes stops them all",
+                "start it with -P prefork, threads or solo; for tasks of yours that need this pool, start another "
+                "worker whose -Q names their queues alone",
+            )
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
@@ -146,6 +168,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     for name, text in unknown_variables(os.environ):
         sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
     try:
+        check_pool(sender.pool_cls)
         check_versions(app)
         runtime_of(app).check()
     except TaskBridgeError as error:

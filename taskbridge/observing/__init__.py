@@ -1,1 +1,1 @@
-"""What an operator's monitoring reads."""
+"""What operators ask, and what their monitoring reads."""

@@ -30,8 +30,6 @@ from taskbridge.settings import Settings
 from taskbridge.store import Cursors, Records, Tails
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     import redis
     from celery import Celery
     from sqlalchemy import Engine
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from taskbridge.declaring.batch import RetryAfter
     from taskbridge.gate.gate import Publish
     from taskbridge.process.event_loop import EventLoop
+    from taskbridge.process.event_threads import EventThreads
 
 __all__ = ["Runtime", "afresh", "keys_of", "reread", "runtime_of", "serves"]
 
@@ -63,6 +62,8 @@ class Runtime(LightRuntime):
         self.app = app
         self.slots = 1
         """How many runs can be on at a time in the worker of this process."""
+        self.worker = ""
+        """The name of the worker of this process; empty outside of one."""
         self.idle_slots: Callable[[], int] | None = None
         """How many of the slots are free for those who wait for their turn; None outside of a worker's main process."""
         self.taken_from: frozenset[str] = frozenset()
@@ -104,18 +105,18 @@ class Runtime(LightRuntime):
         return redis_of(self.settings, self.settings.notify_timeout)
 
     @cached_property
-    def event_threads(self) -> ThreadPoolExecutor:
+    def event_threads(self) -> EventThreads:
         """Threads in which events are sent whose producer is a coroutine; few, for none of them waits long."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not for who only looks
+        from taskbridge.process.event_threads import EventThreads  # noqa: PLC0415 - not for who only looks
 
-        return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-events")
+        return EventThreads(EVENT_THREADS, "taskbridge-events")
 
     @cached_property
-    def asking_threads(self) -> ThreadPoolExecutor:
+    def asking_threads(self) -> EventThreads:
         """Threads for events of which Postgres knows the delay: where it is slow, no other event waits for it."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - not for who only looks
+        from taskbridge.process.event_threads import EventThreads  # noqa: PLC0415 - not for who only looks
 
-        return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-delays")
+        return EventThreads(EVENT_THREADS, "taskbridge-delays")
 
     def make_gate(self, kind: type[G], client: redis.Redis | None = None, publish: Publish | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
@@ -319,17 +320,18 @@ class Runtime(LightRuntime):
         for name in {"redis", "event_redis"} & self.__dict__.keys():
             self.__dict__[name].close()
         for name in {"event_threads", "asking_threads"} & self.__dict__.keys():
-            self.__dict__[name].shutdown(wait=False)
+            self.__dict__[name].shutdown()
         self._drop_producers()
 
     def forget(self) -> None:
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        app, settings, slots, patient, taken_from = self.app, self.settings, self.slots, self.patient, self.taken_from
+        kept = {name: self.__dict__[name] for name in ("slots", "worker", "patient", "taken_from")}
+        app, settings = self.app, self.settings
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
-        self.slots, self.patient, self.taken_from = slots, patient, taken_from
+        self.__dict__.update(kept)
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()

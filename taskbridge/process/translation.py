@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import psycopg
 import redis
 
-from taskbridge.common.lost_connections import POSTGRES_AWAY, causes, is_broker_error, loaded, sqlstate
+from taskbridge.common.lost_connections import POSTGRES_AWAY, causes, is_broker_error, loaded_class, sqlstate
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
@@ -119,7 +119,7 @@ def _said(error: BaseException) -> _Said | None:
             is_away = isinstance(one, psycopg.OperationalError)
             return _Said(one.sqlstate or "", str(one), is_away, _place_of_postgres(one) if is_away else "")
     kind = type(error)
-    is_wrapped = _is_of_django(error) or isinstance(error, loaded("sqlalchemy.exc", "DBAPIError"))
+    is_wrapped = _is_of_django(error) or isinstance(error, loaded_class("sqlalchemy.exc", "DBAPIError"))
     if not is_wrapped and kind.__module__.partition(".")[0] != "asyncpg":
         return None
     text = str(getattr(error, "orig", error))
@@ -148,7 +148,7 @@ def _redis_text(error: redis.RedisError) -> str:
 
 
 def _broker_text(error: BaseException) -> str:
-    if isinstance(error, loaded("kombu.exceptions", "VersionMismatch")):
+    if isinstance(error, loaded_class("kombu.exceptions", "VersionMismatch")):
         return (
             f"kombu {version('kombu')} does not go with redis-py {redis.__version__}: "
             "run `pip install 'kombu[redis]'`, which takes versions that do"

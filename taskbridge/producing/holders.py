@@ -19,7 +19,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -28,7 +28,7 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection, TextClause, Transaction, text
 from sqlalchemy.exc import UnboundExecutionError
 
-from taskbridge.common.lost_connections import loaded
+from taskbridge.common.lost_connections import loaded_class
 from taskbridge.common.names import check_tenant
 from taskbridge.errors import InvalidConnection, InvalidInput
 from taskbridge.process.runtime import Runtime, runtime_of
@@ -38,6 +38,7 @@ from taskbridge.store import Statement, Writing, awritten, fetching, written
 from taskbridge.store.queries import query
 
 __all__ = [
+    "AfterCommit",
     "Holder",
     "OnHolder",
     "event_alone",
@@ -51,7 +52,9 @@ __all__ = [
 R = TypeVar("R")
 H = TypeVar("H", bound="Holder")
 
-AFTER_COMMIT: Final = "after commit"
+AfterCommit = Literal["after commit"]
+"""When a producer may ask for an event."""
+AFTER_COMMIT: Final[AfterCommit] = "after commit"
 
 _KINDS: Final = (
     "a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, a connection of psycopg or asyncpg, or "
@@ -406,7 +409,7 @@ def _is_for_coroutines(connection: object) -> bool:
 
 def _is_any(connection: object, module: str, *names: str) -> bool:
     """Whether it is of a class of a library. Of one that was not loaded nobody has an object."""
-    return any(isinstance(connection, loaded(module, name)) for name in names)
+    return any(isinstance(connection, loaded_class(module, name)) for name in names)
 
 
 def _no_connection(given: object) -> InvalidConnection:

@@ -203,11 +203,11 @@ def give_up(runtime: Runtime, message: Message, reason: str) -> str:
     found = Unmatched(printable(reason)[:2000])
     with translated_errors():
         try:
-            runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found, None)
+            runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found)
         except (InvalidInput, DBAPIError) as error:
             if isinstance(error, DBAPIError) and not _is_about_the_payload(error):
                 raise
-            runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found, None)
+            runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found)
     log.error(
         "message %s of pipeline %r is stored as unmatched: %s (`taskbridge unmatched list` shows it)",
         message_id,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from contextvars import copy_context
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 import redis
 from celery import Celery
 
 from taskbridge.common.names import check_tenant
+from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Spacing, hurry
@@ -35,8 +35,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 EAGER = Spacing(delay=0)
 """Where tasks run inline no ticker acts on deadlines, so each event makes a run, which ends when nothing is new."""
@@ -107,22 +105,26 @@ async def anotify(app: Celery, events: Events, timeout: float | None = None) -> 
 
     Raises:
         UnknownPipeline: no loaded module declares one of the pipelines.
-        Unavailable: Redis cannot be used.
+        Unavailable: Redis cannot be used, or too many other events wait for a thread.
         TimeoutError: it gave no answer in time; whether it took the events is unknown.
     """
     runtime = runtime_of(app)
 
     async def send() -> list[Answer]:
-        answers, asking = await _in_thread(runtime.event_threads, _send_known, runtime, events)
+        answers, asking = await runtime.event_threads.run(partial(_send_known, runtime, events), len(events))
         if asking:
-            answers |= zip(asking, await _in_thread(runtime.asking_threads, _send, runtime, asking), strict=True)
+            found = await runtime.asking_threads.run(partial(_send, runtime, asking), len(asking))
+            answers |= zip(asking, found, strict=True)
         return [answers[event] for event in events]
 
     return await asyncio.wait_for(send(), None if runtime.eager else timeout)
 
 
-async def anotify_quietly(app: Celery, events: Events) -> list[Answer] | None:
-    """Notify as `notify_quietly` in a thread, so that the event loop goes on; wait for it no longer than that would."""
+async def anotify_quietly(app: Celery, events: Events, said: Seldom | None = None) -> list[Answer] | None:
+    """Notify as `notify_quietly` in a thread, so that the event loop goes on; wait for it no longer than that would.
+
+    With `said` the log has one line a minute about events that were not sent.
+    """
     runtime = runtime_of(app)
     rounds = -(-len(events) // AT_ONCE)
     try:
@@ -130,14 +132,9 @@ async def anotify_quietly(app: Celery, events: Events) -> list[Answer] | None:
     except Exception as error:
         if runtime.eager:
             raise
-        _say(events, error)
+        if said is None or said.counted("events"):
+            _say(events, error)
         return None
-
-
-def _in_thread(
-    threads: Executor, send: Callable[[Runtime, Events], T], runtime: Runtime, events: Events
-) -> asyncio.Future[T]:
-    return asyncio.wrap_future(threads.submit(copy_context().run, send, runtime, events))
 
 
 def merged(delay: int | None, other: int | None) -> int | None:

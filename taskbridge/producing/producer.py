@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from celery import Celery
 
@@ -17,6 +17,7 @@ from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing import recording
 from taskbridge.producing.holders import (
+    AfterCommit,
     event_alone,
     event_of,
     holder_of,
@@ -28,9 +29,7 @@ from taskbridge.producing.notify_task import NotifyTask
 from taskbridge.producing.recording import Recorded
 from taskbridge.store import Row, written
 
-__all__ = ["AfterCommit", "Bridge"]
-
-AfterCommit = Literal["after commit"]
+__all__ = ["Bridge"]
 
 
 @dataclass(frozen=True, slots=True)

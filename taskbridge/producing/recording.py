@@ -158,7 +158,7 @@ class Prepared(NamedTuple):
 
     def write(self, runtime: Runtime) -> bool:
         """Write it in a transaction of its own; return whether it is new."""
-        return runtime.records_of(self.pipeline).write(self.message_id, self.text, self.found, None)
+        return runtime.records_of(self.pipeline).write(self.message_id, self.text, self.found)
 
     def writing(self, runtime: Runtime) -> Writing[bool]:
         """Write it in anybody's transaction; whether it is new."""

@@ -25,7 +25,7 @@ _FIXED: Final = {
     "messaging.operation.type": "send",
 }
 
-Event = tuple[str, str, Spacing]
+SpacedEvent = tuple[str, str, Spacing]
 """Pipeline, tenant and spacing."""
 
 
@@ -37,7 +37,7 @@ def send_one(gate: Gate, pipeline: str, tenant: str, spacing: Spacing) -> Answer
     return answer
 
 
-def send_many(gate: Gate, events: Sequence[Event]) -> list[Answer]:
+def send_many(gate: Gate, events: Sequence[SpacedEvent]) -> list[Answer]:
     """Send events through a gate, all in one span where the program makes any."""
     pipelines = {pipeline for pipeline, *_ in events}
     if (span := _begun(*pipelines) if len(pipelines) == 1 else _begun()) is None:
@@ -54,14 +54,14 @@ def _begun(pipeline: str | None = None) -> Span | None:
         # No more than a sampler needs: without an SDK it is in vain.
         attributes = _FIXED if pipeline is None else {**_FIXED, "messaging.destination.name": pipeline}
         name = "notify" if pipeline is None else f"notify {pipeline}"
-        span = tracer.start_span(name, kind=tracing.loaded().SpanKind.PRODUCER, attributes=attributes)
+        span = tracer.start_span(name, kind=tracing.loaded_api().SpanKind.PRODUCER, attributes=attributes)
         return span if span.is_recording() else None
     except Exception as error:
         tracing.report(error)
         return None
 
 
-def _in_span(span: Span, gate: Gate, events: Sequence[Event]) -> list[Answer]:
+def _in_span(span: Span, gate: Gate, events: Sequence[SpacedEvent]) -> list[Answer]:
     try:
         told = gate.notify_traced(events, tracing.text_of(span.get_span_context()) or "")
     except BaseException as error:
@@ -76,7 +76,7 @@ def _in_span(span: Span, gate: Gate, events: Sequence[Event]) -> list[Answer]:
     return [one.answer for one in told]
 
 
-def _tell(span: Span, events: Sequence[Event], told: Sequence[Notified]) -> None:
+def _tell(span: Span, events: Sequence[SpacedEvent], told: Sequence[Notified]) -> None:
     """Write down what became of events."""
     tenants = {tenant for _, tenant, _ in events}
     if len(tenants) == 1:

@@ -29,7 +29,7 @@ from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
 from taskbridge.running.around import Hook, around
 from taskbridge.running.traces import RunTrace
-from taskbridge.store import Claim, CursorLost, Cursors, Move, Page, Quarantined, Transaction
+from taskbridge.store import NOT_NOTED, Claim, CursorLost, Cursors, Move, Page, Quarantined, RunNote, Transaction
 
 __all__ = [
     "SLICE",
@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 SLICE: Final = 0.05
 """Seconds from the start of a message's run in which its slot takes more runs: others wait so long, and one call."""
+LONGEST_MS: Final = 2**31 - 1
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
 
@@ -118,6 +119,14 @@ class Run:
             budget = left = SLICE / self.began_together
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
+    @property
+    def note(self) -> RunNote:
+        """What the run history says of it."""
+        begun = self.begun
+        if not self.runtime.settings.history_days:
+            return NOT_NOTED
+        return RunNote(_reason(begun), self.runtime.worker, begun.new_events, begun.runs)
+
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""
         if self.trace is not None:
@@ -134,6 +143,21 @@ class Run:
     def must_end(self) -> bool:
         """Whether others wait, or less than a tenth of the time budget is left: too little for another call."""
         return self.began_together > 1 or self.seconds_left < self.runtime.settings.run_budget / 10
+
+
+def _reason(begun: Begun) -> str:
+    """Return why a run began, as the column `reason` of the history has it."""
+    if begun.died:
+        return "died"
+    if begun.probe is not None:
+        return "probe"
+    if begun.failures:
+        return "retry"
+    if begun.found:
+        return "record"
+    if not begun.new_events:
+        return "more"
+    return "event" if begun.runs == 1 else "burst"
 
 
 class Ending(NamedTuple):
@@ -230,10 +254,11 @@ def deliver(run: Run, page: Page) -> Steps[None]:
     """
     first_event_ms = None
     if run.begun.age_ms is not None and run.took == 0 and page.records:
-        first_event_ms = run.begun.age_ms + round((time.monotonic() - run.started) * 1000)
+        # An event may be older than the column holds, where all workers stood still.
+        first_event_ms = min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
     hooks: list[Hook] = []
     run.begins_with(page, page.records)
-    with run.cursors.transaction(run.key) as transaction:
+    with run.cursors.transaction(run.key, run.note) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
             reasons |= _call_or_keep(run, page, _batch(run, records, transaction), transaction, hooks, first_event_ms)

@@ -112,7 +112,8 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
     """
     asked = time.monotonic()
     pipelines = [runtime.pipelines[key.pipeline] for key in keys]
-    begun = runtime.gate.begin_many([(key, one.max_runs) for key, one in zip(keys, pipelines, strict=True)])
+    asking = [(key, one.max_runs) for key, one in zip(keys, pipelines, strict=True)]
+    begun = runtime.gate.begin_many(asking, runtime.worker)
     running: dict[int, _Running] = {}
     for at, (key, pipeline, answer) in enumerate(zip(keys, pipelines, begun, strict=True)):
         if isinstance(answer, Answer):

@@ -41,7 +41,7 @@ import psycopg
 from taskbridge.common.texts import error_line
 from taskbridge.gate import Answer, Reminder, TailHold
 from taskbridge.process.runtime import Runtime
-from taskbridge.store import Found, Kind, NoAnswer, Waiting
+from taskbridge.store import Found, Kind, NoAnswer, Waiting, keep_runs, sum_runs
 
 __all__ = ["Rounds", "base_round", "last_runs_restored", "tail_round"]
 
@@ -61,6 +61,8 @@ LONGEST_EXTRA: Final = 30.0
 LISTENS_EVERY: Final = 1.0
 LEAST_REST: Final = 0.005
 """Seconds between two pages, and between two rounds where commits are announced faster than rounds are made."""
+HISTORY_EVERY: Final = 60.0
+"""Seconds between two times that the run history is summed."""
 SHORT_ROUND: Final = 0.1
 """Seconds of a base round after which the next comes at the interval: most of it may be the way to the servers."""
 SHARE: Final = 100
@@ -189,7 +191,7 @@ class _Standing:
     often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: the retries and
     last runs that go with the base round. `started`: how many tenants this base round gave a run. `worked`: seconds of
     this base round, and `lengths` of the last ones. `extra` and `base_extra`: seconds that the next page of the
-    tail or the base may take longer than usual.
+    tail or the base may take longer than usual. `history_at`: when its run history is next summed.
     """
 
     hold: TailHold | None = None
@@ -205,6 +207,7 @@ class _Standing:
     base_at: float = 0.0
     base_stored_at: float = 0.0
     base_extra: float = 0.0
+    history_at: float = 0.0
     started: int = 0
     worked: float = 0.0
     lengths: deque[float] = field(default_factory=lambda: deque([0.0] * LENGTHS, LENGTHS))
@@ -226,8 +229,6 @@ class Rounds:
 
     def listen(self) -> float:
         """Wait for a commit that is announced, then make pages of the tail."""
-        if not self.runtime.settings.tail_listens:
-            return LISTENS_EVERY
         if self._listener is None or self._listener.closed:
             self._listener = self.runtime.tails.listen()
             # Announcements before this were missed.
@@ -310,6 +311,7 @@ class Rounds:
         lost, previous = standing.lost, standing.base
         if standing.beside is None and (previous is None or standing.base_extra):
             standing.beside = retries_and_last_runs(self.runtime, name)
+        self._keep_history(name, standing, began)
         try:
             stores = began - standing.base_stored_at > STORES_EVERY
             started, page = base_page(self.runtime, name, previous, stores=stores, more_seconds=standing.base_extra)
@@ -340,6 +342,22 @@ class Rounds:
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)
             standing.started = 0
         return interval
+
+    def _keep_history(self, name: str, standing: _Standing, now: float) -> None:
+        """Once a minute sum the pipeline's run history, and see to its partitions."""
+        if now < standing.history_at:
+            return
+        standing.history_at = now + HISTORY_EVERY
+        days, database = self.runtime.settings.history_days, self.runtime.database
+        try:
+            keep_runs(database, days)
+        except Exception as error:
+            log.warning("the days of the run history are not seen to: %s", error_line(error))
+        try:
+            if days:
+                sum_runs(database, name)
+        except Exception as error:
+            log.warning("the run history of %s is not summed: %s", name, error_line(error))
 
     def _beside_of(self, name: str) -> float:
         """Make a page of the retries and last runs; return the seconds until it is worth asking again."""

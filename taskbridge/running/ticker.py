@@ -109,6 +109,7 @@ class TickerStep(bootsteps.StartStopStep):
         # Before the pool's processes are forked, so that they know it too.
         runtime = runtime_of(worker.app)
         runtime.slots = max(1, worker.concurrency)
+        runtime.worker = str(worker.hostname)
         if runtime.publishes_in_gate:
             runtime.taken_from = frozenset(worker.app.amqp.queues.consume_from)
 

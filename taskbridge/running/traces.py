@@ -77,7 +77,7 @@ class RunTrace:
 
     def _links(self, traceparents: Iterable[str | None], kind: str) -> Iterator[Any]:
         """Yield links to spans that the run does not link to yet, while it may have more."""
-        api = tracing.loaded()
+        api = tracing.loaded_api()
         for text in traceparents:
             if text and text not in self._linked and len(self._linked) < tracing.MOST_LINKS:
                 self._linked.add(text)
@@ -99,7 +99,7 @@ class RunTrace:
         return self._tracer.start_span(
             f"run {pipeline}",
             context=_nothing(),
-            kind=tracing.loaded().SpanKind.CONSUMER,
+            kind=tracing.loaded_api().SpanKind.CONSUMER,
             attributes=attributes,
             links=links,
             start_time=self._started,
@@ -126,7 +126,7 @@ class RunTrace:
         if self._span is None or not self._span.get_span_context().is_valid:
             return None, None
         try:
-            api, name = tracing.loaded(), f"handle {self._run.key.pipeline}"
+            api, name = tracing.loaded_api(), f"handle {self._run.key.pipeline}"
             attributes = {"messaging.batch.message_count": records}
             span = self._tracer.start_span(
                 name, context=api.set_span_in_context(self._span, _nothing()), attributes=attributes

@@ -12,20 +12,29 @@ if TYPE_CHECKING:
         Fault,
         Left,
         adopt,
+        adopt_within,
         adoption,
         adoption_statements,
         check_adoptions,
+        choose_from_now_on,
+        from_now_on_statement,
         removal_statements,
         trigger_faults,
         unadopt,
+        unadopt_within,
     )
+    from taskbridge.store.audit import Action, Audit
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
+    from taskbridge.store.backfills import Due, backfills_due
     from taskbridge.store.bounded import NoAnswer
     from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.engine import connect
     from taskbridge.store.figures import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+    from taskbridge.store.history import NOT_NOTED, RunNote, keep_runs, sum_runs
+    from taskbridge.store.looks import Looks, PausedCount
     from taskbridge.store.page import Page
+    from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
     from taskbridge.store.pipelines import (
         EVERYTHING,
@@ -39,7 +48,7 @@ if TYPE_CHECKING:
     from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
     from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
-    from taskbridge.store.receiving import Incoming, Stored, forget_received, receive
+    from taskbridge.store.receiving import Incoming, Stored, forget_received, prepare_receiving, receive
     from taskbridge.store.records import (
         Records,
         Row,
@@ -70,7 +79,7 @@ if TYPE_CHECKING:
         read_unmatched,
         unmatched_sources,
     )
-    from taskbridge.store.where import where_is
+    from taskbridge.store.where import document_of, where_is
 
 if not TYPE_CHECKING:
     # SQLAlchemy takes as long to load as all else, and a process that changes nothing needs none of it.
@@ -79,22 +88,27 @@ if not TYPE_CHECKING:
         {
             "adopted": "Adopted Definition described known",
             "adoptions": (
-                "Fault Left adopt adoption adoption_statements check_adoptions removal_statements trigger_faults "
-                "unadopt"
+                "Fault Left adopt adopt_within adoption adoption_statements check_adoptions choose_from_now_on "
+                "from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
+            "audit": "Action Audit",
+            "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
             "bounded": "NoAnswer",
             "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "Ages Backlog Counters read_ages read_backlogs read_counters",
+            "history": "NOT_NOTED RunNote keep_runs sum_runs",
+            "looks": "Looks PausedCount",
             "page": "Page",
+            "past": "Past",
             "pauses": "Pause Paused Pauses",
             "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_pipelines undeclared_readers unread_sources",
             "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
-            "receiving": "Incoming Stored forget_received receive",
+            "receiving": "Incoming Stored forget_received prepare_receiving receive",
             "records": (
                 "Records Row Statement Writing awritten fetching json_text matching_alone message_statement record "
                 "record_invoice record_many with_reason writing writing_message written"
@@ -105,6 +119,6 @@ if not TYPE_CHECKING:
             "tenants": "Tenants WaitingRecords",
             "transaction": "CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
-            "where": "where_is",
+            "where": "document_of where_is",
         },
     )

@@ -6,7 +6,6 @@ row (`adoptions.py`); a batch reads the row as it is when the batch is read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -14,9 +13,9 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.queries import queries, query, quoted, schema_of
+from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
-__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "filled", "known", "literal"]
+__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "known"]
 
 _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
@@ -32,7 +31,6 @@ _TIMES: Final = {
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 MARKS: Final = ("$taskbridge$", "$truncate$")
 """What the parts of a trigger function stand between."""
-_PLACE: Final = re.compile(r"\{(\w+)\}")
 
 
 class Column(NamedTuple):
@@ -214,7 +212,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     """
     schema, sql = schema_of(connection), queries(connection)
     # So that `format_type` writes types with their schemas.
-    connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
+    connection.exec_driver_sql(setting("search_path", "pg_catalog", LOCAL))
     parts = {"schema_name": literal(schema), "records_name": literal(f"{quoted(schema)}.records")}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
@@ -277,7 +275,11 @@ def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:
             "detach that, or adopt the table in the database where its rows are",
         ),
         (found.relpersistence == "t", "is temporary", "make it a permanent table"),
-        (found.relpersistence == "u", "is unlogged, and a crash would empty it unseen", "ALTER TABLE ... SET LOGGED"),
+        (
+            found.relpersistence == "u",
+            "is unlogged, and a crash would empty it unseen",
+            "make it logged by ALTER TABLE ... SET LOGGED",
+        ),
         (found.is_guarded, guarded, "use a role with BYPASSRLS here and for workers"),
         (needs_rights and not found.is_readable, "cannot be read by this role", "grant it SELECT"),
         (
@@ -317,7 +319,7 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
 
 def dropped(schema: str) -> str:
     """Return what takes the place of `Adopted.document` where the table was unadopted and dropped: no row is there."""
-    parts = {"json": "NULL::jsonb", "table": "(SELECT NULL::oid AS tableoid WHERE false)", "match": "true"}
+    parts = {"json": "NULL::jsonb", "table": query("adopted_none"), "match": "true"}
     return filled("adopted_document", schema, parts)
 
 
@@ -325,13 +327,3 @@ def known(connection: Connection, source: str | None = None) -> list[Known]:
     """Return what was adopted as a source, or as any."""
     rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
     return [Known(**row._mapping) for row in rows]
-
-
-def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:
-    """Return a query with its places filled. Places in what is filled in are left as they are."""
-    return _PLACE.sub(lambda place: parts[place[1]], query(name, schema))
-
-
-def literal(text: str) -> str:
-    """Return a text as SQL."""
-    return "'" + text.replace("'", "''") + "'"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -14,21 +14,26 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store.adopted import Adopted, Definition, Known, described, filled, known, literal
+from taskbridge.store.adopted import Adopted, Definition, Known, described, known
+from taskbridge.store.backfills import adopting, backfills_due
 from taskbridge.store.bounded import within
-from taskbridge.store.queries import queries, query, quoted, schema_of
+from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 from taskbridge.store.sessions import is_busy
 
 __all__ = [
     "Fault",
     "Left",
     "adopt",
+    "adopt_within",
     "adoption",
     "adoption_statements",
     "check_adoptions",
+    "choose_from_now_on",
+    "from_now_on_statement",
     "removal_statements",
     "trigger_faults",
     "unadopt",
+    "unadopt_within",
 ]
 
 LOCK_WAIT: Final = 0.1
@@ -39,7 +44,7 @@ TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
-LIMIT: Final = f"SET LOCAL lock_timeout = '{round(LOCK_WAIT * 1000)}ms'"
+LIMIT: Final = setting("lock_timeout", f"{round(LOCK_WAIT * 1000)}ms", LOCAL)
 
 
 class _Trigger(NamedTuple):
@@ -47,11 +52,10 @@ class _Trigger(NamedTuple):
     table: str
     kind: str
 
-    def statements(self, function: str) -> list[str]:
+    def statements(self, function: str, schema: str) -> list[str]:
         timing, each = self.kind.split("; ")
-        made = f"CREATE OR REPLACE TRIGGER {quoted(self.name)} {timing} ON {self.table}\n    {each} EXECUTE FUNCTION "
-        # Always: also where a session, or logical replication, plays the rows of another server.
-        return [f"{made}{function}()", f"ALTER TABLE {self.table} ENABLE ALWAYS TRIGGER {quoted(self.name)}"]
+        parts = {"trigger": quoted(self.name), "timing": timing, "table": self.table, "each": each}
+        return [filled(name, schema, {**parts, "function": function}) for name in ("adopt_trigger", "adopt_always")]
 
 
 class Left(NamedTuple):
@@ -85,23 +89,36 @@ def adoption(
         InvalidInput, InvalidName: it cannot be adopted so; the message says why, and what to do.
     """
     with engine.begin() as connection:
-        relation = _relation(connection, table)
-        if source is None:
-            called = connection.exec_driver_sql("SELECT relname FROM pg_class WHERE oid = %s", (relation,)).scalar_one()
-            try:
-                source = check_source_name(called)
-            except InvalidName as error:
-                raise InvalidName(f"{error}: give the source a name with --source") from None
-        definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
-        found = described(connection, relation, definition, needs_rights=needs_rights)
-        _check_source(connection, definition, relation)
-        return found
+        return _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=needs_rights)
 
 
-def _relation(connection: Connection, table: str) -> int:
+def _adoption(
+    connection: Connection,
+    table: str,
+    tenant: str,
+    keys: Sequence[str],
+    *,
+    source: str | None,
+    watched: Sequence[str],
+    needs_rights: bool,
+) -> Adopted:
+    """As `adoption`; the rest of the transaction has another search path."""
+    relation, name = _named(connection, table)
+    if source is None:
+        try:
+            source = check_source_name(name)
+        except InvalidName as error:
+            raise InvalidName(f"{error}: give the source a name with --source") from None
+    definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
+    found = described(connection, relation, definition, needs_rights=needs_rights)
+    _check_source(connection, definition, relation)
+    return found
+
+
+def _named(connection: Connection, table: str) -> tuple[int, str]:
     try:
         with connection.begin_nested():
-            found = connection.exec_driver_sql("SELECT to_regclass(%s)::oid::bigint", (table,)).scalar_one()
+            found = connection.exec_driver_sql(queries(connection)("named_table"), {"table": table}).one_or_none()
     except DBAPIError:
         found = None
     if found is None:
@@ -109,7 +126,7 @@ def _relation(connection: Connection, table: str) -> int:
             f"there is no table {table}: write its name as SQL has it, with its schema where that is not in the search "
             "path, and with quotation marks where it has capital letters"
         )
-    return int(found)
+    return found.relation, found.name
 
 
 def _check_source(connection: Connection, wanted: Definition, relation: int) -> None:
@@ -128,8 +145,7 @@ def _check_source(connection: Connection, wanted: Definition, relation: int) -> 
                 + f", and the records of the source {wanted.source!r} have these: choose another with --source"
             )
         return
-    sql = f"SELECT EXISTS (SELECT FROM {quoted(schema_of(connection))}.records WHERE source = %s)"  # noqa: S608 - our own name
-    if connection.exec_driver_sql(sql, (wanted.source,)).scalar_one():
+    if connection.exec_driver_sql(queries(connection)("has_records"), {"source": wanted.source}).scalar_one():
         raise InvalidInput(
             f"the source {wanted.source!r} has records that were written by record(): choose another with --source"
         )
@@ -152,8 +168,20 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         made,
         filled("adopt_rights", adopted.schema, {**parts, "function_text": function.replace("'", "''")}),
         filled("adopt_register", adopted.schema, parts),
-        *(line for one in triggers for line in one.statements(function)),
+        *(line for one in triggers for line in one.statements(function, adopted.schema)),
+        filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
     ]
+
+
+def from_now_on_statement(adopted: Adopted) -> str:
+    """Return the statement that keeps that rows from before the adoption are to get no backfill."""
+    return filled("adopt_from_now_on", adopted.schema, {"source": literal(adopted.definition.source)})
+
+
+def choose_from_now_on(engine: Engine, adopted: Adopted) -> None:
+    """Keep that rows from before the adoption are to get no backfill, until somebody begins one."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(from_now_on_statement(adopted).replace("%", "%%"))
 
 
 def removal_statements(engine: Engine, source: str) -> list[str]:
@@ -162,15 +190,19 @@ def removal_statements(engine: Engine, source: str) -> list[str]:
     Raises:
         InvalidInput: there is no such source.
     """
-    schema = schema_of(engine)
     with engine.begin() as connection:
-        _the_one(connection, source)
-        triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
+        return _removal(connection, source)
+
+
+def _removal(connection: Connection, source: str) -> list[str]:
+    schema = schema_of(connection)
+    _the_one(connection, source)
+    triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
     return [
         LIMIT,
-        *(f"DROP TRIGGER IF EXISTS {quoted(one.trigger)} ON {one.name}" for one in triggers),
-        f"DROP FUNCTION IF EXISTS {_function_of(source, schema)}()",
-        f"UPDATE {quoted(schema)}.adopted SET ended_at = now() WHERE source = {literal(source)}",  # noqa: S608 - quoted
+        *(filled("unadopt_trigger", schema, {"trigger": quoted(one.trigger), "table": one.name}) for one in triggers),
+        filled("unadopt_function", schema, {"function": _function_of(source, schema)}),
+        filled("unadopt_register", schema, {"source": literal(source)}),
     ]
 
 
@@ -187,6 +219,41 @@ def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
         return False
     _run(engine, adoption_statements(adopted), adopted.table.name, timeout)
     return True
+
+
+def adopt_within(
+    connection: Connection,
+    table: str,
+    tenant: str,
+    keys: Sequence[str],
+    *,
+    source: str,
+    watched: Sequence[str] = (),
+    timeout: float = TIMEOUT,
+) -> None:
+    """Make a table a source, as `adopt` does, in a transaction that the caller has begun; its settings stay.
+
+    Between two tries the transaction holds the locks that it had before, and none of ours.
+
+    Raises:
+        InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can go on.
+    """
+    looking = connection.begin_nested()
+    try:
+        found = _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=True)
+    finally:
+        looking.rollback()  # and with it the search path
+    _run(connection, adoption_statements(found), found.table.name, timeout)
+
+
+def unadopt_within(connection: Connection, source: str, timeout: float = TIMEOUT) -> None:
+    """Take the triggers of a source away, as `unadopt` does, in a transaction that the caller has begun.
+
+    Raises:
+        InvalidInput, Unavailable: as `unadopt`; the transaction can go on.
+    """
+    found = _the_one(connection, source)
+    _run(connection, _removal(connection, source), found.called or found.name, timeout)
 
 
 def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Left:
@@ -246,7 +313,7 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     try:
         with engine.begin() as connection:
             adopted = described(connection, one.relation, one.definition)
-            readable = connection.exec_driver_sql("SELECT has_table_privilege(%s::oid, 'SELECT')", (one.relation,))
+            readable = connection.exec_driver_sql(queries(engine)("readable_table"), {"relation": one.relation})
             is_readable = readable.scalar_one()
     except InvalidInput as error:
         yield Fault(error.what, error.remedy)
@@ -259,26 +326,20 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
         yield Fault(what, "grant SELECT on it to the workers' role")
     for wrong in trigger_faults(engine, adopted):
         yield Fault(wrong, f"run again: {command(one.definition, adopted.table.name)}")
-    if one.backfilled and not one.backfill_done:
-        what = f"the backfill stopped after {one.backfilled:,} rows, or is on its way"
-        remedy = f"if none runs: {command(one.definition, adopted.table.name)} --backfill"
-        yield Fault(what, remedy, is_recorded=True)
+    for due in backfills_due(engine):
+        if due.source == one.source:
+            yield Fault(due.what, due.remedy, is_recorded=True)
 
 
 def _is_there(engine: Engine, table: str) -> bool:
     with engine.begin() as connection:
-        return connection.exec_driver_sql("SELECT to_regclass(%s) IS NOT NULL", (table,)).scalar_one() is True
+        found = connection.exec_driver_sql(queries(engine)("named_table"), {"table": table})
+        return found.one_or_none() is not None
 
 
 def command(wanted: Definition, table: str) -> str:
     """Return the command that adopts a table."""
-    words = ["taskbridge", "adopt", table, "--tenant", wanted.tenant]
-    for key in wanted.keys:
-        words += ["--key", key]
-    words += ["--source", wanted.source]
-    if wanted.watched:
-        words += ["--columns", ",".join(wanted.watched)]
-    return shlex.join(words)
+    return adopting(wanted.source, table, wanted.tenant, wanted.keys, wanted.watched)
 
 
 def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
@@ -287,14 +348,25 @@ def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
     return connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function}).all()
 
 
-def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) -> None:
+@contextmanager
+def _part(where: Engine | Connection) -> Iterator[Connection]:
+    """Begin a transaction or, in one that the caller has begun, a part of it that leaves its settings as they were."""
+    if isinstance(where, Engine):
+        with where.begin() as connection, within(connection, None):
+            yield connection
+        return
+    before = where.exec_driver_sql(queries(where)("lock_timeout")).scalar_one()
+    with where.begin_nested():
+        yield where
+        where.exec_driver_sql(setting("lock_timeout", before, LOCAL))
+
+
+def _run(where: Engine | Connection, statements: Sequence[str], table: str, timeout: float) -> None:
     until = time.monotonic() + timeout
     while True:
         try:
-            with engine.begin() as connection, within(connection, None):
-                # Two that make the same function at once would fail.
-                lock = f"LOCK TABLE {quoted(schema_of(engine))}.adopted IN SHARE ROW EXCLUSIVE MODE"
-                for statement in (LIMIT, lock, *statements):
+            with _part(where) as connection:
+                for statement in (LIMIT, queries(where)("adopt_lock"), *statements):
                     connection.exec_driver_sql(statement.replace("%", "%%"))
         except DBAPIError as error:
             if not is_busy(error):
@@ -311,13 +383,10 @@ def _run(engine: Engine, statements: Sequence[str], table: str, timeout: float) 
 
 def _function(adopted: Adopted) -> str:
     wanted, table = adopted.definition, adopted.table
-    new, old = ("(SELECT NEW.*)", "(SELECT OLD.*)") if table.by_row else ("new_rows", "old_rows")
-    parts = {
-        "source": literal(wanted.source),
-        "new": new,
-        "old": old,
-        "muted": "(SELECT current_setting('taskbridge.muted', true))",
-    }
+    parts = {"source": literal(wanted.source), "muted": query("adopted_muted")}
+    for word in ("new", "old"):
+        row = filled("adopted_row", adopted.schema, {"row": word.upper()})
+        parts[word] = row if table.by_row else f"{word}_rows"
     again = query("adopted_again", adopted.schema)
     watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
     for word, row in (("new", "n"), ("old", "o")):
@@ -334,8 +403,7 @@ def _function(adopted: Adopted) -> str:
     body = {
         "function": _function_name(adopted),
         "source": literal(wanted.source),
-        # So that times can be read again from what they are written as.
-        "styles": " SET datestyle = 'ISO, YMD'" if adopted.has_times else "",
+        "styles": f" {query('adopted_styles')}" if adopted.has_times else "",
         "came": changes("adopted_came"),
         "changed": changes("adopted_changed"),
         "went": changes("adopted_went"),

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import Adopted, filled, literal
+from taskbridge.store.adopted import Adopted
 from taskbridge.store.bounded import within
-from taskbridge.store.queries import queries, quoted
+from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, setting
 from taskbridge.store.sessions import is_busy
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
@@ -66,7 +66,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
     while True:
         try:
             with engine.begin() as connection, within(connection, None):
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{round(LOCK_WAIT * 1000)}ms'")
+                connection.exec_driver_sql(setting("lock_timeout", f"{round(LOCK_WAIT * 1000)}ms", LOCAL))
                 stands = connection.exec_driver_sql(queries(engine)("backfill_begin"), source).one_or_none()
                 if stands is None:
                     raise InvalidInput(f"no table is adopted as the source {source['source']!r}: adopt it first")
@@ -115,8 +115,8 @@ def _page(adopted: Adopted, again_below: int, *, begins: bool) -> str:
     columns = adopted.table.columns
     places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
     after = "true" if begins else f"({_escaped(order)}) > ({', '.join(places)})"
-    rows = "SELECT p.tenant, p.key, false AS gone FROM page p WHERE p.counts"
-    again = filled("backfill_again", adopted.schema, {"again_below": str(again_below)}) if again_below else "DO NOTHING"
+    there_is_one = "backfill_again" if again_below else "backfill_once"
+    again = filled(there_is_one, adopted.schema, {"again_below": str(again_below)})
     parts = {
         "places": adopted.places_of("t"),
         "tenant": adopted.tenant_of("t"),
@@ -124,7 +124,7 @@ def _page(adopted: Adopted, again_below: int, *, begins: bool) -> str:
         "counts": adopted.has_tenant_and_key("t"),
         "order": order,
         "table": adopted.table.name,
-        "records": adopted.records(rows, again),
+        "records": adopted.records(query("backfill_rows"), again),
         "source": literal(wanted.source),
         "phase": literal(ROWS),
         "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 
+from taskbridge.store.queries import LOCAL, SESSION, query, setting
+
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
@@ -112,10 +114,10 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
     connection.autocommit = True
     # As Postgres reads the name: in any case, and a hyphen is an underscore.
     if "statement_timeout" in parameters.get("options", "").lower().replace("-", "_"):
-        found = connection.execute("SELECT setting FROM pg_settings WHERE name = 'statement_timeout'").fetchone()
+        found = connection.execute(query("statement_timeout")).fetchone()
         statement_timeout = int(found[0]) / 1000 if found else 0
     else:
-        connection.execute(f"SET statement_timeout = {round(statement_timeout * 1000)}")
+        connection.execute(setting("statement_timeout", round(statement_timeout * 1000)))
     connection.autocommit = False
     # 0 is any time.
     connection.answer_timeout = connection.own_answer_timeout = statement_timeout + GRACE if statement_timeout else None
@@ -138,7 +140,7 @@ def let_statements_take(driver: psycopg.Connection[Any], seconds: float | None) 
     """
     own = driver.own_answer_timeout if isinstance(driver, Bounded) else None
     limits = [limit for limit in (seconds, own - GRACE if own else None) if limit is not None]
-    driver.execute(f"SET statement_timeout {f'= {round(min(limits) * 1000)}' if limits else 'TO DEFAULT'}")
+    driver.execute(setting("statement_timeout", round(min(limits) * 1000) if limits else None))
 
 
 @contextmanager
@@ -153,14 +155,14 @@ def within(
     if not isinstance(driver, Bounded) or driver.answer_timeout is None:
         yield
         return
-    scope, before = "SESSION" if driver.autocommit else "LOCAL", driver.answer_timeout
+    scope, before = SESSION if driver.autocommit else LOCAL, driver.answer_timeout
     values = (("statement_timeout", seconds), ("lock_timeout", lock_seconds))
-    driver.execute("; ".join(f"SET {scope} {name} = {round((value or 0) * 1000)}" for name, value in values))
+    driver.execute("; ".join(setting(name, round((value or 0) * 1000), scope) for name, value in values))
     driver.answer_timeout = None if seconds is None else seconds + GRACE
     try:
         yield
     finally:
         driver.answer_timeout = before
-        if scope == "SESSION" and not driver.closed:
-            own = round((before - GRACE) * 1000)
-            driver.execute(f"SET statement_timeout = {own}; SET lock_timeout TO DEFAULT")
+        if scope == SESSION and not driver.closed:
+            own = setting("statement_timeout", round((before - GRACE) * 1000))
+            driver.execute(f"{own}; {setting('lock_timeout', None)}")

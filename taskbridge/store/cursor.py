@@ -33,6 +33,7 @@ from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import described, dropped, known
 from taskbridge.store.bounded import let_statements_take, within
 from taskbridge.store.documents import decoded
+from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import queries, query, schema_of
 from taskbridge.store.sessions import (
@@ -386,12 +387,12 @@ class Cursors:
         batch: _Batch,
         *before: Any,
     ) -> None:
-        driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        driver.execute(self._query("begin"))
         driver.execute(*before)
         which = {"source": self._source, "limit": batch.limit, "bisecting": batch.bisecting}
         values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
         cursor.execute(self._reading("read_batch", known_rows), values)
-        driver.execute("COMMIT")
+        driver.execute(self._query("commit"))
 
     def _with_documents(
         self, driver: psycopg.Connection[Any], known_rows: _Rows, tenant: str, rows: list[tuple[Any, ...]]
@@ -425,9 +426,9 @@ class Cursors:
             return connection.exec_driver_sql(self._query("owner"), key._asdict()).scalar()
 
     @contextmanager
-    def transaction(self, key: RunKey) -> Iterator[Transaction]:
+    def transaction(self, key: RunKey, note: RunNote = NOT_NOTED) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout)
+        transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout, note)
         try:
             yield transaction
         finally:
@@ -437,7 +438,14 @@ class Cursors:
                 # The session's statement would go on, and its locks would keep what is tried next waiting.
                 self._try_to_end_replaced(key)
 
-    def fail(self, key: RunKey, error: str, bisection: Bisection | None = None, unread: int | None = None) -> int:
+    def fail(
+        self,
+        key: RunKey,
+        error: str,
+        bisection: Bisection | None = None,
+        unread: int | None = None,
+        note: RunNote = NOT_NOTED,
+    ) -> int:
         """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
 
         Where a batch of up to `unread` records could not be read, the next one has half as many at the most.
@@ -450,6 +458,7 @@ class Cursors:
             values = {
                 **key._asdict(),
                 **columns,
+                **note._asdict(),
                 "bisecting": bisection is not None,
                 "unread": unread,
                 "error": storable(error),
@@ -457,7 +466,18 @@ class Cursors:
             failures = connection.exec_driver_sql(self._query("fail"), values).scalar()
         if failures is None:
             raise CursorLost
+        if is_noted(self._engine, note.reason):
+            self._note_failure(values)
         return int(failures)
+
+    def _note_failure(self, values: dict[str, Any]) -> None:
+        try:
+            with driving(self._engine) as driver:
+                # Nobody waits for the disk: what counts was stored before.
+                settings = {"lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}
+                in_one_message(driver, self._query("note_failure"), values, **settings)
+        except (DBAPIError, psycopg.Error) as error:
+            let_rest(self._engine, error)
 
     def limit(self, key: RunKey, bisection: Bisection) -> None:
         """Keep how many records the next batch may have.

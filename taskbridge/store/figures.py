@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from taskbridge.store.sessions import Database
 
-__all__ = ["MOST_RECORDS", "Ages", "Backlog", "Counters", "read_ages", "read_backlogs", "read_counters"]
+__all__ = [
+    "MOST_RECORDS",
+    "Ages",
+    "Backlog",
+    "Counters",
+    "bucket_sums",
+    "limited",
+    "read_ages",
+    "read_backlogs",
+    "read_counters",
+]
 
 MOST_RECORDS: Final = 100_000
 """Up to so many records are counted of a pipeline, pending or in quarantine."""
@@ -61,7 +71,7 @@ class Ages(NamedTuple):
 
 
 @contextmanager
-def _limited(database: Database, timeout: str = _TIMEOUT) -> Iterator[psycopg.Connection[Any]]:
+def limited(database: Database, timeout: str = _TIMEOUT) -> Iterator[psycopg.Connection[Any]]:
     """Lend a connection in a transaction of which each statement is given up after `timeout`."""
     with driving(database) as driver, driver.transaction():
         driver.execute(queries(database)("metric_limits"), {"timeout": timeout})
@@ -71,7 +81,7 @@ def _limited(database: Database, timeout: str = _TIMEOUT) -> Iterator[psycopg.Co
 def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]:
     """Return how old the tails and bases of `pipelines` are."""
     query, found = queries(database), dict.fromkeys(pipelines, Ages())
-    with _limited(database) as driver:
+    with limited(database) as driver:
         for row in rows(driver, query("tail_ages"), {"pipelines": [*pipelines]}):
             found[row["pipeline"]] = found[row["pipeline"]]._replace(**{row["kind"]: row["seconds"]})
     return found
@@ -80,27 +90,31 @@ def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]
 def read_counters(database: Database, pipelines: Collection[str], timeout: str = "30s") -> dict[str, Counters]:
     """Return the counters of `pipelines`: every cursor is read. It is given up after `timeout`."""
     query = queries(database)
-    with _limited(database, timeout) as driver:
-        found = {row["pipeline"]: _counters(row) for row in rows(driver, _counters_text(query))}
+    with limited(database, timeout) as driver:
+        found = {row["pipeline"]: _counters(row) for row in rows(driver, bucket_sums(query("metric_counters")))}
     return {name: found.get(name, Counters()) for name in pipelines}
 
 
 def read_backlogs(
-    database: Database, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]]
+    database: Database, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]], most: int = MOST_RECORDS
 ) -> dict[str, Backlog]:
-    """Return the backlogs of `pipelines`, whose sources are given; pending records are those of the given `tenants`."""
+    """Return the backlogs of `pipelines`, whose sources are given; pending records are those of the given `tenants`.
+
+    Up to `most` records of each kind are counted.
+    """
     query = queries(database)
-    with _limited(database) as driver:
+    with limited(database) as driver:
         driver.execute(query("plan_by_lookups"))
         return {
-            name: _backlog(driver, query, {"pipeline": name, "source": pipelines[name]}, some)
+            name: _backlog(driver, query, {"pipeline": name, "source": pipelines[name], "size": most}, some)
             for name, some in tenants.items()
         }
 
 
-def _counters_text(query: Queries) -> str:
+def bucket_sums(text: str) -> str:
+    """Return a query with the sums of the buckets of `first_event_counts` in place of `{sums}`."""
     sums = (f"coalesce(sum(first_event_counts[{at}]), 0)::bigint" for at in range(1, len(BOUNDS_MS) + 2))
-    return query("metric_counters").replace("{sums}", ", ".join(sums))
+    return text.replace("{sums}", ", ".join(sums))
 
 
 def _counters(row: Mapping[str, Any]) -> Counters:
@@ -111,9 +125,8 @@ def _counters(row: Mapping[str, Any]) -> Counters:
 
 
 def _backlog(
-    driver: psycopg.Connection[Any], query: Queries, names: Mapping[str, str], tenants: Sequence[str]
+    driver: psycopg.Connection[Any], query: Queries, values: Mapping[str, Any], tenants: Sequence[str]
 ) -> Backlog:
-    values = {**names, "size": MOST_RECORDS}
     (pending,) = rows(driver, query("metric_pending"), {**values, "tenants": list(tenants)})
     quarantined = scalar(driver, query("metric_quarantine"), values)
     (failing,) = rows(driver, query("metric_failing"), values)

@@ -130,7 +130,7 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
     return Page(
         records=tuple(records),
         undecodable=undecodable,
-        traceparents=_traceparents(found) if tracing.loaded() is not None else {},
+        traceparents=_traceparents(found) if tracing.loaded_api() is not None else {},
         sweeps=cursor.sweeps,
         target=cursor.target,
         finished=whole and len(found) < cursor.size,

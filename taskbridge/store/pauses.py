@@ -19,11 +19,15 @@ WHOLE: Final = ""
 
 
 class Pause(NamedTuple):
-    """What is paused (`tenant` None: the whole pipeline), since when, and what was given as the reason."""
+    """What is paused (`tenant` None: the whole pipeline), since when, by whom, and what was given as the reason.
+
+    `paused_by` None: it was not written down.
+    """
 
     tenant: str | None
     reason: str | None
     paused_at: datetime
+    paused_by: str | None = None
 
 
 class Paused(NamedTuple):
@@ -44,13 +48,15 @@ class Pauses:
         self._query = queries(database)
         self._database = database
 
-    def pause(self, pipeline: str, tenant: str | None = None, reason: str | None = None) -> tuple[Pause, bool]:
-        """Pause a tenant, or with None the whole pipeline.
+    def pause(
+        self, pipeline: str, tenant: str | None = None, reason: str | None = None, by: str | None = None
+    ) -> tuple[Pause, bool]:
+        """Pause a tenant, or with None the whole pipeline. `by`: who does it.
 
         Returns:
             The pause, and whether it is new. One that was there stays; its reason is replaced where one is given.
         """
-        values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason}
+        values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason, "by": by}
         with driving(self._database) as driver:
             ((*pause, already),) = driver.execute(self._query("pause"), values).fetchall()
         return Pause(*pause), not already

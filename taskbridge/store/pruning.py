@@ -83,21 +83,21 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
         readers = _readers(connection, query, what)
     values = {"before": before, "pipeline": what.pipeline, "dry_run": what.dry_run, "limit": size}
     for source, names in readers.items():
-        yield from _steps(engine, "records", {**values, "source": source, "readers": names, "after": ["0", "0"]})
-    yield from _steps(engine, "quarantine", {**values, "after": ["", "", ""]})
+        yield from _steps(engine, "prune_records", {**values, "source": source, "readers": names, "after": ["0", "0"]})
+    yield from _steps(engine, "prune_quarantine", {**values, "after": ["", "", ""]})
     if what.deliveries:
-        yield from _steps(engine, "deliveries", {**values, "after": 0})
+        yield from _steps(engine, "prune_deliveries", {**values, "after": 0})
 
 
-def _steps(engine: Engine, table: str, values: dict[str, Any]) -> Iterator[Step]:
+def _steps(engine: Engine, statement: str, values: dict[str, Any]) -> Iterator[Step]:
     query, more = queries(engine), True
     while more:
         with engine.begin() as connection, within(connection, None):
             connection.exec_driver_sql(query("plan_by_lookups"))
-            row = connection.exec_driver_sql(query(f"prune_{table}"), values).one()
+            row = connection.exec_driver_sql(query(statement), values).one()
         values, more = {**values, "after": row.last}, bool(row.more)
         held = {Holder(values["source"], *holder): int(records) for *holder, records in row.held}
-        yield Step(table, row.pruned, row.quarantine, row.old - row.pruned, held)
+        yield Step(statement.removeprefix("prune_"), row.pruned, row.quarantine, row.old - row.pruned, held)
 
 
 def _readers(connection: Connection, query: Queries, what: Prune) -> dict[str, list[str]]:

@@ -2,34 +2,52 @@
 
 `{schema}` in a text is the Postgres schema of TaskBridge's tables. `{after_cursor}`, `{pending}`, `{its_record}`,
 `{pipeline_start}` and `{moves_cursor}` are the texts of the files of these names, so that each is written once.
+`{noted}` is what writes the run history; it is left out unless that is asked for.
 `{document}` is where a record's document comes from: the text of `recorded_document.sql`, unless another one is given.
+Other places are filled by `filled`, with what no parameter can be: names, parts of SQL, values of statements without
+parameters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskbridge.common.names import DEFAULT_SCHEMA
-from taskbridge.store.sessions import Reader
+from taskbridge.common.statements import statement
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from taskbridge.store.sessions import Database
 
-__all__ = ["SCHEMA_OPTION", "Queries", "queries", "query", "quoted", "schema_of"]
+__all__ = [
+    "LOCAL",
+    "SCHEMA_OPTION",
+    "SESSION",
+    "Queries",
+    "filled",
+    "literal",
+    "queries",
+    "query",
+    "quoted",
+    "schema_of",
+    "setting",
+]
 
 SCHEMA_OPTION: Final = "taskbridge_schema"
-"""The execution option of an engine that names the schema; a reader has it as an attribute."""
+"""The execution option of an engine that names the schema; a reader has one as well."""
+LOCAL: Final = "LOCAL"
+SESSION: Final = "SESSION"
 
 Queries = Callable[[str], str]
 """The text of a query by its name."""
 
 _SQL: Final = Path(__file__).parent / "sql"
+_PLACE: Final = re.compile(r"\{(\w+)\}")
 _FRAGMENT: Final = re.compile(r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor)\}")
 
 
@@ -39,20 +57,36 @@ def queries(where: Database | Connection) -> Queries:
 
 
 @cache
-def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None) -> str:
-    """Return the text of `sql/{name}.sql` for a schema, with psycopg's `%(name)s` placeholders."""
-    text = _SQL.joinpath(f"{name}.sql").read_text(encoding="utf-8")
-    text = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
-    text = _FRAGMENT.sub(lambda found: query(found[1], schema), text)
+def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None, *, noted: bool = False) -> str:
+    """Return the text of `sql/{name}.sql` for a schema, with psycopg's `%(name)s` placeholders.
+
+    `noted`: an advance that writes the run history too.
+    """
+    text = _FRAGMENT.sub(lambda found: query(found[1], schema, noted=noted), statement(_SQL, name))
+    text = text.replace("{noted}", query("noted", schema) if noted and "{noted}" in text else "")
     text = text.replace("{schema}", quoted(schema))
     return text.replace("{document}", document or query("recorded_document", schema)) if "{document}" in text else text
 
 
+def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:
+    """Return a query with its places filled. Places in what is filled in are left as they are."""
+    return _PLACE.sub(lambda place: parts[place[1]], query(name, schema))
+
+
+def setting(name: str, value: str | int | None, scope: str = SESSION) -> str:
+    """Return the statement that sets a parameter of Postgres, for the session or the transaction; None: its default."""
+    written = "DEFAULT" if value is None else literal(str(value))
+    return filled("setting", DEFAULT_SCHEMA, {"scope": scope, "name": name, "value": written})
+
+
 def schema_of(where: Database | Connection) -> str:
     """Return the schema in which the tables lie."""
-    if isinstance(where, Reader):
-        return where.schema
     return str(where.get_execution_options().get(SCHEMA_OPTION, DEFAULT_SCHEMA))
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:

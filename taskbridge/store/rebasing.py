@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine
 
 from taskbridge.errors import Unavailable
 from taskbridge.store.bounded import driver_of, within
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import LOCAL, queries, setting
 
-__all__ = ["Rebased", "rebase"]
+__all__ = ["STEPS", "Rebased", "rebase"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,13 @@ class Rebased:
     cursors: int
 
 
-def rebase(engine: Engine, lock_seconds: float = 10.0) -> Rebased | None:
+STEPS: Final = ("waiting for others", "pending records", "records and quarantine", "cursors", "tails and history")
+"""What a rebase does one after another."""
+
+
+def rebase(
+    engine: Engine, lock_seconds: float = 10.0, begins: Callable[[str], None] = lambda _: None
+) -> Rebased | None:
     """Put ids of this cluster in place of the former one's, in one transaction; None: they are, and nothing changed.
 
     Every record keeps its state in every pipeline, and its revision. Pending ones are in quarantine afterwards, with
@@ -33,6 +40,7 @@ def rebase(engine: Engine, lock_seconds: float = 10.0) -> Rebased | None:
     Args:
         engine: connections to the database; no other process of TaskBridge may have one.
         lock_seconds: how long to wait for others' transactions that wrote to the tables.
+        begins: called with the name of each of `STEPS` when it begins.
 
     Raises:
         Unavailable: another process of TaskBridge is connected, or somebody writes records; nothing changed.
@@ -43,17 +51,24 @@ def rebase(engine: Engine, lock_seconds: float = 10.0) -> Rebased | None:
     with committed.begin() as connection, within(connection, None):
         if connection.exec_driver_sql(query("in_its_cluster")).scalar_one():
             return None
+        waiting, pending, records, of_cursors, rest = STEPS
+        begins(waiting)
         _refuse_company(connection)
         _lock(connection, lock_seconds)
+        begins(pending)
         connection.exec_driver_sql(query("rebase_identifier"))
         connection.exec_driver_sql(query("rebase_revisions"))
         quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
         # One snapshot for both, taken when nobody else can have written a row that is not committed.
         snapshot = {"snapshot": connection.exec_driver_sql(query("present_snapshot")).scalar_one()}
         connection.exec_driver_sql(query("rebase_starts"), snapshot)
+        begins(records)
         rows = connection.exec_driver_sql(query("rebase_rows"), snapshot).rowcount
+        begins(of_cursors)
         cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount
+        begins(rest)
         connection.exec_driver_sql(query("rebase_tails"))
+        connection.exec_driver_sql(query("rebase_runs"))
     return Rebased(quarantined, rows, cursors)
 
 
@@ -68,7 +83,7 @@ def _refuse_company(connection: Connection) -> None:
 
 
 def _lock(connection: Connection, lock_seconds: float) -> None:
-    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_seconds * 1000)}")
+    connection.exec_driver_sql(setting("lock_timeout", round(lock_seconds * 1000), LOCAL))
     try:
         driver_of(connection).execute(queries(connection)("rebase_lock"))
     except LockNotAvailable as error:

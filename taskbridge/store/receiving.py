@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Engine
 
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import queries, setting
 from taskbridge.store.records import Statement, refused
 from taskbridge.store.sessions import PATIENT, driving
 
-__all__ = ["Incoming", "Stored", "forget_received", "receive"]
+__all__ = ["Incoming", "Stored", "forget_received", "prepare_receiving", "receive"]
 
 FORGOTTEN_AT_ONCE: Final = 1_000
 LOCK_TIMEOUT = "200ms"
@@ -61,14 +61,13 @@ def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statem
         InvalidInput: Postgres refuses one of the records.
         psycopg.errors.LockNotAvailable: another transaction has held one of the records for `LOCK_TIMEOUT`.
     """
-    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents", "traceparents")
-    values = {name: [one[at] for one in group] for at, name in enumerate(names)}
+    values = _columns(group)
     # In one order, so that two of these hardly ever wait for each other.
     order = sorted(range(len(messages)), key=lambda place: _place(messages[place]))
     with refused(), driving(engine) as driver:
         cursor = driver.cursor()
         with driver.pipeline():
-            driver.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+            driver.execute(setting("lock_timeout", LOCK_TIMEOUT))
             # What is in a pipeline is one transaction.
             if group:
                 cursor.execute(queries(engine)("receive"), values)
@@ -77,6 +76,17 @@ def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statem
         rows = cursor.fetchall() if group else []
         new = {at for at, one in made.items() if one.fetchall()}
     return Stored(_of("delivery", rows), _of("tenant", rows), new)
+
+
+def prepare_receiving(engine: Engine) -> None:
+    """Open a session and let it plan what `receive` does: the first group would wait for it otherwise."""
+    with refused(), driving(engine) as driver:
+        driver.execute(queries(engine)("receive"), _columns([]))
+
+
+def _columns(group: Sequence[Incoming]) -> dict[str, list[object]]:
+    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents", "traceparents")
+    return {name: [one[at] for one in group] for at, name in enumerate(names)}
 
 
 def forget_received(engine: Engine) -> bool:

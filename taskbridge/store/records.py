@@ -283,13 +283,12 @@ class Records:
         self._source = source
         self._query: Queries = queries(engine)
 
-    def write(self, message_id: str, payload: str, found: Match | Unmatched, connection: Connection | None) -> bool:
-        """Write one message, `payload` as JSON text, in the transaction of `connection` or in one of its own.
+    def write(self, message_id: str, payload: str, found: Match | Unmatched) -> bool:
+        """Write one message, `payload` as JSON text, in a transaction of its own.
 
         Returns whether it is new; a message that was recorded before stays as it is.
         """
-        steps = writing_message(self._source, message_id, payload, found)
-        return written(steps, fetching(self._engine, connection))
+        return written(writing_message(self._source, message_id, payload, found), fetching(self._engine))
 
     def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
         """Give unmatched records up, those with `message_ids` or all; return their message ids.

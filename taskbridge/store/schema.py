@@ -13,7 +13,7 @@ import psycopg
 
 from taskbridge.errors import SchemaMismatch
 from taskbridge.store.bounded import driver_of, within
-from taskbridge.store.queries import queries, query, quoted, schema_of
+from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, schema_of, setting
 from taskbridge.store.sessions import driver_error, driving, scalar
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
             _refuse_unknown(before)
             _make(driver, schema)
             if revision == "base":
-                driver.execute(f"DROP SCHEMA {quoted(schema)} CASCADE")
+                driver.execute(queries(engine)("drop_schema"))
             else:
-                driver.execute(f"SET LOCAL search_path = {quoted(schema)}")
+                driver.execute(setting("search_path", schema, LOCAL))
                 config = Config(attributes={"connection": connection, "schema": schema})
                 config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
                 command.upgrade(config, revision)
@@ -95,11 +95,7 @@ def _refuse_unknown(found: str | None) -> None:
 
 def _refuse_foreign(driver: psycopg.Connection[Any], schema: str) -> None:
     """Raise SchemaMismatch where the schema is somebody else's: it has relations, and our table is none of them."""
-    look = """
-        SELECT min(relname) FROM pg_class WHERE relnamespace = to_regnamespace(%(name)s) AND relkind <> 'i'
-        HAVING bool_and(relname <> %(ours)s)
-    """
-    found = scalar(driver, look, {"name": quoted(schema), "ours": VERSION_TABLE})
+    found = scalar(driver, query("foreign_schema"), {"name": quoted(schema), "ours": VERSION_TABLE})
     if found is not None:
         raise SchemaMismatch(
             f"the database has a schema {schema} that is not TaskBridge's (it holds {found!r})",
@@ -110,15 +106,14 @@ def _refuse_foreign(driver: psycopg.Connection[Any], schema: str) -> None:
 def _make(driver: psycopg.Connection[Any], schema: str) -> None:
     """Make the schema where it is missing, move an earlier version's tables into it, and see to the search path."""
     _refuse_foreign(driver, schema)
-    if scalar(driver, "SELECT to_regnamespace(%(name)s) IS NULL", {"name": quoted(schema)}):
-        driver.execute(f"CREATE SCHEMA {quoted(schema)}")
+    if scalar(driver, query("no_schema"), {"name": quoted(schema)}):
+        driver.execute(query("make_schema", schema))
     former = _former(driver, schema)
     if former is not None:
         _move(driver, former, schema)
-    if scalar(driver, "SELECT current_schema() = current_user"):
+    if found := scalar(driver, query("own_schema_first")):
         # A role of the schema's own name would find our tables before the application's, and make its own among them.
-        name = scalar(driver, "SELECT quote_ident(current_database())")
-        driver.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET search_path = public")
+        driver.execute(filled("search_path", schema, {"database": found}))
 
 
 def _former(driver: psycopg.Connection[Any], schema: str) -> str | None:
@@ -131,9 +126,13 @@ def _move(driver: psycopg.Connection[Any], former: str, schema: str) -> None:
     version = _revision(driver, former)
     for revision, objects in _FORMER.items():
         for one in objects if version is not None and revision <= version else ():
-            kind, name = one.split(" ")
-            driver.execute(f"ALTER {kind} {quoted(former)}.{name} SET SCHEMA {quoted(schema)}")
-    driver.execute(f"ALTER TABLE {quoted(former)}.{VERSION_TABLE} SET SCHEMA {quoted(schema)}")
+            _move_one(driver, one, former, schema)
+    _move_one(driver, f"TABLE {VERSION_TABLE}", former, schema)
+
+
+def _move_one(driver: psycopg.Connection[Any], one: str, former: str, schema: str) -> None:
+    kind, name = one.split(" ")
+    driver.execute(filled("move_into_schema", schema, {"kind": kind, "former": quoted(former), "name": name}))
 
 
 def check_schema(database: Database) -> None:
@@ -164,9 +163,9 @@ def _current(driver: psycopg.Connection[Any], schema: str) -> str | None:
 
 def _revision(driver: psycopg.Connection[Any], schema: str) -> str | None:
     table = f"{quoted(schema)}.{VERSION_TABLE}"
-    if scalar(driver, "SELECT to_regclass(%(table)s)", {"table": table}) is None:
+    if scalar(driver, query("has_revisions"), {"table": table}) is None:
         return None
-    found: str | None = scalar(driver, f"SELECT version_num FROM {table}")  # noqa: S608 - our own names
+    found: str | None = scalar(driver, filled("revision", schema, {"table": table}))
     return found
 
 

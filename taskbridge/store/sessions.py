@@ -19,6 +19,7 @@ from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.errors import Unavailable
 from taskbridge.store.address import parameters_of
 from taskbridge.store.bounded import Bounded, NoAnswer, of_the_socket, open_session
+from taskbridge.store.queries import LOCAL, SCHEMA_OPTION, query, setting
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -63,9 +64,9 @@ SILENT: Final = (Broken, NoAnswer, QueryCanceled)
 """How a statement ends that Postgres did not answer in time, or at all: the next one may take as long."""
 SHORT_WAIT: Final = "50ms"
 """How long a session waits for a lock at the most while several runs wait for what it does."""
-IMPATIENT: Final = f"SET lock_timeout = '{SHORT_WAIT}'"
+IMPATIENT: Final = setting("lock_timeout", SHORT_WAIT)
 """Let a session wait no longer; `PATIENT` ends that."""
-PATIENT: Final = "SET lock_timeout TO DEFAULT"
+PATIENT: Final = setting("lock_timeout", None)
 
 
 class Reader:
@@ -84,6 +85,10 @@ class Reader:
         self._parameters |= of_the_socket(self._parameters, statement_timeout)
         self._alone = RLock()
         self._session: Bounded | None = None
+
+    def get_execution_options(self) -> Mapping[str, str]:
+        """Return the schema, as an engine has it."""
+        return {SCHEMA_OPTION: self.schema}
 
     @contextmanager
     def lend(self) -> Iterator[Bounded]:
@@ -176,7 +181,7 @@ def in_one_message(
     All of it is one message, with the values in the text. A pipeline or a transaction is several: a process that
     freezes between two of them keeps what it has locked, for as long as it is frozen.
     """
-    before = "".join(f"SET LOCAL {name} = '{value}'; " for name, value in settings.items())
+    before = "".join(f"{setting(name, value, LOCAL)}; " for name, value in settings.items())
     with psycopg.ClientCursor(driver) as cursor:
         cursor.execute(before + statement, values)
         for _ in settings:
@@ -210,7 +215,7 @@ def is_busy(error: BaseException) -> bool:
 def check_version(database: Database) -> None:
     """Raise Unavailable, with the remedy, where the server is older than PostgreSQL 15."""
     with driving(database) as driver:
-        found = int(scalar(driver, "SHOW server_version_num"))
+        found = int(scalar(driver, query("server_version_number")))
     if found // 10_000 < OLDEST_POSTGRES:
         raise Unavailable(f"PostgreSQL {found // 10_000} is too old", f"upgrade it to {OLDEST_POSTGRES} or newer")
 

@@ -208,17 +208,14 @@ class Tails:
         pooled.detach()
         self._listening = pooled
         connection.autocommit = True
-        connection.execute("LISTEN taskbridge")
+        connection.execute(self._query("listen"))
         return connection
 
     def _read(self, values: Mapping[str, Any], seconds: float) -> tuple[_Stands | None, list[tuple[Any, ...]]]:
-        """Return where the round stands, and the rows of a page, both of one snapshot.
-
-        The transaction writes nothing: an id of its own would count as visible.
-        """
+        """Return where the round stands, and the rows of a page, both of one snapshot."""
 
         def read() -> tuple[_Stands | None, list[tuple[Any, ...]]]:
-            with self._limited(seconds, "REPEATABLE READ READ ONLY") as connection:
+            with self._limited(seconds, "begin_round") as connection:
                 stands, rows = connection.cursor(row_factory=args_row(_Stands)), connection.cursor()
                 stands.execute(self._query("tail_stands"), values)
                 rows.execute(self._query("round"), values)
@@ -229,17 +226,17 @@ class Tails:
     def _begin(self, pipeline: str, *, anew: bool) -> None:
         """Store where both rounds begin; `anew`: in place of what is stored. A standby stores nothing."""
         with driving(self._engine) as connection:
-            if not scalar(connection, "SELECT pg_is_in_recovery()"):
+            if not scalar(connection, self._query("is_standby")):
                 connection.execute(self._query("tail_begin"), {"pipeline": pipeline, "anew": anew})
 
     @contextmanager
-    def _limited(self, seconds: float, mode: str = "READ COMMITTED") -> Iterator[psycopg.Connection[Any]]:
+    def _limited(self, seconds: float, begin: str = "begin") -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection in a transaction that ends in so many seconds, all of it in one round trip."""
         with self._lent(seconds) as connection, connection.pipeline():
-            connection.execute(f"BEGIN ISOLATION LEVEL {mode}".encode())
+            connection.execute(self._query(begin))
             connection.execute(self._query("plan_of_rounds"), _limits(seconds))
             yield connection
-            connection.execute("COMMIT")
+            connection.execute(self._query("commit"))
 
     @contextmanager
     def _lent(self, seconds: float) -> Iterator[psycopg.Connection[Any]]:

@@ -38,12 +38,12 @@ class Tenants:
         """Return the next `limit` tenants by name that have records or a cursor; after "" the first ones."""
         return [row["tenant"] for row in self._rows("tenants_after", pipeline, after=after, limit=limit)]
 
-    def troubled(self, pipeline: str, limit: int) -> list[str]:
+    def troubled(self, pipeline: str, limit: int, size: int = MOST_RECORDS) -> list[str]:
         """Return up to `limit` tenants with the most failures in a row, and as many with the most in quarantine.
 
-        Of more than 100,000 failing tenants, or records in quarantine, so many are looked at.
+        Of more than `size` failing tenants, or records in quarantine, so many are looked at.
         """
-        return [row["tenant"] for row in self._rows("troubled", pipeline, limit=limit, size=MOST_RECORDS)]
+        return [row["tenant"] for row in self._rows("troubled", pipeline, limit=limit, size=size)]
 
     def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
         """Return what `counts` says of every tenant, by name, page by page."""

@@ -18,8 +18,9 @@ from taskbridge.common.texts import storable
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
 from taskbridge.store.bounded import Bounded, NoAnswer
+from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, columns_of
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.sessions import (
     SHORT_WAIT,
     SILENT,
@@ -37,6 +38,16 @@ if TYPE_CHECKING:
 __all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "advance_together"]
 
 NO_BISECTION: Final = Bisection()
+_MAY_BE_THE_HISTORY: Final = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.QueryCanceled,
+    psycopg.ProgrammingError,
+    psycopg.IntegrityError,
+    psycopg.DataError,
+    psycopg.NotSupportedError,
+)
+"""How an advance ends where the history is locked, is gone, or may not be written. Some of it may have other reasons:
+then the advance without the history ends in the same way."""
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
@@ -78,16 +89,26 @@ class Transaction:
     """One batch's transaction, opened when it is first needed.
 
     `idle_timeout`: how long the session may be idle between the advance and the commit, such as `5000ms`. `timeout`:
-    seconds that the session may be idle before the advance, or wait for one answer of Postgres.
+    seconds that the session may be idle before the advance, or wait for one answer of Postgres. `note`: what the run
+    history says of the run.
     """
 
-    def __init__(self, engine: Engine, key: RunKey, source: str, idle_timeout: str, timeout: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        key: RunKey,
+        source: str,
+        idle_timeout: str,
+        timeout: float,
+        note: RunNote = NOT_NOTED,
+    ) -> None:
         self._engine = engine
         self._source = source
         self._query = queries(engine)
         self._key = key
         self._idle_timeout = idle_timeout
         self._timeout = timeout
+        self._note = note
         self._own_answer_timeout: float | None = None
         self._connection: Connection | None = None
         self._transaction: RootTransaction | None = None
@@ -160,7 +181,7 @@ class Transaction:
             assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of its role, not those of ours.
-                driver.execute("SET LOCAL statement_timeout TO DEFAULT")
+                driver.execute(setting("statement_timeout", None, LOCAL))
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
                 whose = {**self._key._asdict(), "source": self._source}
@@ -184,8 +205,7 @@ class Transaction:
 
     def move(self, page: Page, *, bisection: Bisection = NO_BISECTION, first_event_ms: int | None = None) -> Move:
         """Return the statement that moves the cursor past `page`."""
-        values = {**self._key._asdict(), **self._moving(page, bisection), **_first_event(first_event_ms)}
-        return Move(self._key, values)
+        return Move(self._key, self._moving(page, bisection, first_event_ms, 0))
 
     def advance(
         self,
@@ -206,14 +226,21 @@ class Transaction:
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        move = self.move(page, bisection=bisection, first_event_ms=first_event_ms)
+        move = Move(self._key, self._moving(page, bisection, first_event_ms, len(reasons)))
         if not self.used and not leaving and not reasons:
             return advance(self._engine, move)
         connection = self.connect()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
-        moved = connection.exec_driver_sql(self._query("advance"), move.values).first()
+        noted = is_noted(self._engine, self._note.reason)
+        try:
+            moved = connection.exec_driver_sql(_text(self._engine, "advance", noted=noted), move.values).first()
+        except DBAPIError as error:
+            # The transaction cannot go on. If the history is at fault, the next try does without it.
+            if noted and isinstance(error.orig, (*_MAY_BE_THE_HISTORY, NoAnswer)):
+                let_rest(self._engine, error)
+            raise
         if moved is None or moved.batch != self._key.token:
             connection.rollback()
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
@@ -226,9 +253,12 @@ class Transaction:
         connection.commit()
         return bool(moved.asked)
 
-    def _moving(self, page: Page, bisection: Bisection) -> dict[str, Any]:
+    def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None, rejected: int) -> dict[str, Any]:
         at_xid, at_id = page.position
         return {
+            **self._key._asdict(),
+            **self._note._asdict(),
+            **_first_event(first_event_ms),
             **columns_of(bisection),
             "sweeps": page.sweeps,
             "target": page.target,
@@ -236,6 +266,7 @@ class Transaction:
             "at_xid": at_xid,
             "at_id": at_id,
             "records": len(page.records),
+            "rejected": rejected,
             "idle_timeout": self._idle_timeout,
         }
 
@@ -284,11 +315,27 @@ def advance(engine: Engine, move: Move) -> bool:
     Raises:
         CursorLost: the cursor is not ours, or not where the batch was read.
     """
+    noted = is_noted(engine, move.values["reason"])
+    try:
+        return _advance(engine, move, noted=noted)
+    except _MAY_BE_THE_HISTORY as error:
+        if not noted:
+            raise
+        asked = _advance(engine, move, noted=False)
+        let_rest(engine, error)
+        return asked
+
+
+def _advance(engine: Engine, move: Move, *, noted: bool) -> bool:
     with driving(engine) as driver:
-        moved = driver.execute(queries(engine)("advance"), move.values).fetchone()
+        moved = driver.execute(_text(engine, "advance", noted=noted), move.values).fetchone()
     if moved is None:
         raise CursorLost
     return bool(moved[0])
+
+
+def _text(engine: Engine, name: str, *, noted: bool) -> str:
+    return query(name, schema_of(engine), noted=noted)
 
 
 def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
@@ -322,7 +369,9 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
 def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     values = {name: [move.values[name] for move in moves] for name in moves[0].values}
     with driving(engine) as driver:
-        found = in_one_message(driver, queries(engine)("advance_together"), values, lock_timeout=SHORT_WAIT)
+        noted = is_noted(engine, moves[0].values["reason"])
+        statement = _text(engine, "advance_together", noted=noted)
+        found = in_one_message(driver, statement, values, lock_timeout=SHORT_WAIT)
     moved = {(pipeline, tenant): bool(asked) for asked, pipeline, tenant in found}
     return [moved.get((move.key.pipeline, move.key.tenant), CursorLost()) for move in moves]
 

@@ -11,7 +11,7 @@ from taskbridge.store.sessions import driving, rows
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["where_is"]
+__all__ = ["document_of", "where_is"]
 
 MOST: Final = 100
 
@@ -23,3 +23,14 @@ def where_is(
     values = {"key": key, "source": source, "tenant": tenant, "limit": MOST}
     with driving(database) as driver, within(driver, None):
         return [dict(row) for row in rows(driver, queries(database)("where"), values)]
+
+
+def document_of(database: Database, source: str, tenant: str, key: str, longest: int) -> tuple[str | None, bool]:
+    """Return a record's document as text of up to `longest` characters, and whether it is longer.
+
+    None where there is none: the row of an adopted table has it, or the record is gone.
+    """
+    values = {"source": source, "tenant": tenant, "key": key, "longest": longest}
+    with driving(database) as driver:
+        row = driver.execute(queries(database)("record_document"), values).fetchone()
+    return (row[0], bool(row[1])) if row else (None, False)

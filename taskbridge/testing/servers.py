@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy import make_url
 
 from taskbridge.embedded import Servers, serve
+from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.errors import ConfigurationError
 from taskbridge.store import connect, migrate
 from taskbridge.store.address import parameters_of
@@ -68,28 +69,28 @@ def migrated_template(servers: Servers) -> Iterator[str]:
 @contextmanager
 def fresh_database(servers: Servers, template: str) -> Iterator[str]:
     """The URL of a copy of `template`; it is dropped at the end of the block."""
-    with _database(servers, f"test_{secrets.token_hex(6)}", f'TEMPLATE "{template}"') as name:
+    with _database(servers, f"test_{secrets.token_hex(6)}", template) as name:
         yield _with_database(servers, name)
 
 
 @contextmanager
-def _database(servers: Servers, name: str, options: str = "") -> Iterator[str]:
-    # As in an application's database: unqualified names are its own tables.
-    path = f'ALTER DATABASE "{name}" SET search_path = public'
-    _execute(servers, f'CREATE DATABASE "{name}" {options}', path)
+def _database(servers: Servers, name: str, template: str = "template1") -> Iterator[str]:
+    with _session(servers) as session:
+        make_database(session, name, template)
+        # As in an application's database: unqualified names are its own tables.
+        set_search_path(session, name, ["public"])
     try:
         yield name
     finally:
-        _execute(servers, f'DROP DATABASE "{name}" WITH (FORCE)')
+        with _session(servers) as session:
+            drop_database(session, name)
 
 
 def _with_database(servers: Servers, name: str) -> str:
     return make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
 
 
-def _execute(servers: Servers, *statements: str) -> None:
-    # Not by an engine: what SQLAlchemy asks first takes longer than most of these.
+def _session(servers: Servers) -> psycopg.Connection[Any]:
+    # Not by an engine: what SQLAlchemy asks first takes longer than most statements here.
     parameters: dict[str, Any] = parameters_of(servers.postgres_url)
-    with psycopg.connect(**parameters, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement)
+    return psycopg.connect(**parameters, autocommit=True)

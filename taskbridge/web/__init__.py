@@ -1,4 +1,4 @@
-"""ASGI apps that take webhooks and events, and delivery over HTTP.
+"""ASGI apps that take webhooks and events, delivery over HTTP, and the dashboard.
 
 They need the extra `web`: `pip install '.[web]'` in a checkout.
 """
@@ -7,6 +7,7 @@ from taskbridge.errors import MissingExtra
 
 try:
     from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
+    from taskbridge.web.pages.app import dashboard
     from taskbridge.web.posting import events
     from taskbridge.web.receiving import receiver
     from taskbridge.web.signatures import (
@@ -41,6 +42,7 @@ __all__ = [
     "UnexpectedAnswer",
     "Verified",
     "Webhook",
+    "dashboard",
     "deliver",
     "events",
     "receiver",

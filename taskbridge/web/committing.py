@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import psycopg
 from celery import Celery
 
+from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, TaskBridgeError, Unavailable
 from taskbridge.process.runtime import runtime_of
@@ -26,7 +27,7 @@ from taskbridge.process.translation import translated_errors
 from taskbridge.producing.intake import Message, give_up
 from taskbridge.producing.notify import Event, Events, anotify_quietly, merged
 from taskbridge.producing.recording import Prepared
-from taskbridge.store import Incoming, Stored, forget_received, message_statement, receive
+from taskbridge.store import Incoming, Stored, forget_received, message_statement, prepare_receiving, receive
 from taskbridge.web.webhook import Unfit
 
 __all__ = ["Brought", "GroupCommit", "Overloaded"]
@@ -51,6 +52,8 @@ TRIED_FOR: Final = 2.0
 """Seconds from its coming in which a request whose record is locked is tried again."""
 APART_EVERY: Final = 0.5
 """Seconds between two tries of those that are locked, while others wait."""
+OPENED_WITHIN: Final = 2.0
+"""Seconds for which a server's start waits for a session."""
 FORGETS_EVERY: Final = 60.0
 """Seconds between two looks for ids of webhooks that are too old to be kept."""
 
@@ -126,9 +129,25 @@ class GroupCommit:
         self._changed: set[tuple[str, str]] = set()
         self._matched: dict[Event, int | None] = {}
         self._notifying: asyncio.Task[None] | None = None
+        self._has_pipelines = False
+        self._failures = Seldom()
+        """What failed by no fault of a sender: transactions and events, by class."""
         self._forgets_at = 0.0
         self._locked: dict[Place, float] = {}
         """Records that another transaction holds, and until when (`time.monotonic`) they are tried apart."""
+
+    async def open(self) -> None:
+        """Open a session, and import the modules with the pipelines: the first request would pay for it otherwise.
+
+        Where either fails or takes longer than `OPENED_WITHIN`, requests are told so as ever.
+        """
+        loop = asyncio.get_running_loop()
+        steps = (
+            loop.run_in_executor(self._thread, prepare_receiving, self._runtime.engine),
+            asyncio.to_thread(self._import_pipelines),
+        )
+        opening = asyncio.gather(*steps, return_exceptions=True)
+        await asyncio.wait([opening], timeout=OPENED_WITHIN)
 
     async def store(self, brought: Brought) -> bool:
         """Store what a request brings; return when it is durable, and whether all of it came for the first time.
@@ -248,13 +267,23 @@ class GroupCommit:
                 if len(group) == 1 or time.monotonic() > ends:
                     return [Locked("another transaction holds the record: come again")] * len(group), Changes()
             elif len(group) == 1 or isinstance(error, Unavailable):
-                return [_reason(error)] * len(group), Changes()
+                return [self._reason(error)] * len(group), Changes()
             half = len(group) // 2
             (results, changes), (others, more) = self._write(group[:half], ends), self._write(group[half:], ends)
             return [*results, *others], changes.and_those_of(more)
         for place in [place for one in group for place in one.places] if self._locked else ():
             self._locked.pop(place, None)
         return _first_comings(group, stored), Changes(stored.tenants, _matched(group, stored))
+
+    def _reason(self, error: Exception) -> Exception:
+        """Return what becomes of a request after this error."""
+        if isinstance(error, TaskBridgeError):
+            return error
+        if isinstance(error, psycopg.DataError):
+            return InvalidInput("Postgres cannot hold the record")
+        if count := self._failures.counted(type(error)):
+            log.error("transactions of the receiver that failed with this error: %d, the last", count, exc_info=error)
+        return Unavailable("the receiver failed")
 
     def _received(self, group: Sequence[Brought]) -> Stored:
         records = [one for brought in group for one in brought.records]
@@ -291,13 +320,21 @@ class GroupCommit:
             while self._changed or self._matched:
                 changed, self._changed = self._changed, set()
                 matched, self._matched = self._matched, {}
-                # The first time this imports the modules with the pipelines.
-                if events := await asyncio.to_thread(self._events, changed, matched):
-                    await anotify_quietly(self._app, events)
-        except Exception:
-            log.exception("no events for the records that came; workers find them all the same")
+                if not self._has_pipelines:
+                    await asyncio.to_thread(self._import_pipelines)
+                if events := self._events(changed, matched):
+                    await anotify_quietly(self._app, events, self._failures)
+        except Exception as error:
+            if self._failures.counted(type(error)):
+                log.exception("no events for the records that came; workers find them all the same")
         finally:
             self._notifying = None
+
+    def _import_pipelines(self) -> None:
+        self._runtime.pipelines.names()
+        # Made by the first event otherwise.
+        _ = self._runtime.event_gate
+        self._has_pipelines = True
 
     def _events(self, changed: set[tuple[str, str]], matched: Events) -> Events:
         pipelines = self._runtime.pipelines
@@ -336,15 +373,6 @@ def _first_comings(group: Sequence[Brought], stored: Stored) -> list[Result]:
         found.append(places <= left)
         left -= places
     return found
-
-
-def _reason(error: Exception) -> Exception:
-    if isinstance(error, TaskBridgeError):
-        return error
-    if isinstance(error, psycopg.DataError):
-        return InvalidInput("Postgres cannot hold the record")
-    log.error("a transaction of the receiver failed", exc_info=error)
-    return Unavailable("the receiver failed")
 
 
 def _answer(one: _Waiting, result: Result) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import threading
 import time
@@ -16,7 +17,8 @@ from urllib.parse import quote
 import httpcore2
 from celery import Celery, current_task
 
-from taskbridge.common.texts import printable
+from taskbridge.common import tracing
+from taskbridge.common.texts import printable, shown
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.runtime import runtime_of
@@ -41,6 +43,8 @@ except PackageNotFoundError:
     USER_AGENT = "taskbridge"
 
 _NAMESPACE: Final = uuid.UUID("0d6a1b0a-7b34-5b58-9a43-2f2c8f5c0a7e")
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 Url = str | Callable[[str], str]
 """Where to send: with `{tenant}` in it, percent-encoded, or a function of the tenant."""
@@ -74,14 +78,16 @@ def deliver(
     """Return a handler that posts records to an endpoint, one request for each batch or for each record.
 
     The body is `{"type": pipeline, "tenant": tenant, "data": [{"id", "revision", "deleted", "document"}, ...]}`, signed
-    as Standard Webhooks. `webhook-id` is the same whenever the same records are sent in the same revisions.
+    as Standard Webhooks. `webhook-id` is the same whenever the same records are sent in the same revisions. Where the
+    program makes spans, `traceparent` names the current one.
 
     What becomes of the records after each answer is in docs/how-to/deliver-over-http.md.
 
     Args:
         url: where to send: http or https. `{tenant}` in it is the tenant, percent-encoded; or a function of the tenant.
-        secret: `whsec_...`, or several while they are exchanged: each signs. Or a function of the tenant, which is
-            needed where the URL depends on the tenant: whoever runs one endpoint could sign for another.
+        secret: `whsec_...` of 24 to 64 bytes, or several while they are exchanged: each signs. Or a function of the
+            tenant, which is needed where the URL depends on the tenant: whoever runs one endpoint could sign for
+            another.
         per: what a request holds.
         headers: further headers of each request.
         timeout: seconds for a request, all its steps together; fewer where the pipeline's soft time limit ends before.
@@ -91,12 +97,13 @@ def deliver(
         app: the Celery app on which TaskBridge is installed; None: that of the worker.
 
     Raises:
-        ConfigurationError: a secret or a time-out is not allowed, or all tenants' endpoints have one secret.
+        ConfigurationError: a secret, a header or a time-out is not allowed, or all tenants' endpoints have one secret.
     """
     if isinstance(url, str) and not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"the URL to deliver to begins with neither http:// nor https://: {url!r}")
     if not (0 < connect_timeout <= timeout):
         raise ConfigurationError("the time-outs of `deliver` are 0 < connect_timeout <= timeout")
+    _check_headers(headers or {})
     if not callable(secret):
         if _is_of_tenants(url):
             raise ConfigurationError(
@@ -109,8 +116,7 @@ def deliver(
 
 def _scheme(secret: Secrets) -> StandardWebhooks:
     scheme = StandardWebhooks(secret)
-    if not scheme.sign("", b"", 0.0)["webhook-signature"]:
-        raise ConfigurationError("`deliver` signs with secrets whsec_..., and there is none")
+    scheme.check_for_sending()
     return scheme
 
 
@@ -147,7 +153,10 @@ class _Deliver:
     def __call__(self, batch: Batch) -> None:
         """Send the batch."""
         url = self._url_of(batch.tenant)
-        scheme = _scheme(self._secret(batch.tenant) if callable(self._secret) else self._secret)
+        try:
+            scheme = _scheme(self._secret(batch.tenant) if callable(self._secret) else self._secret)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"tenant {batch.tenant!r}: {error}") from None
         left: list[Sequence[Record]] = [batch[:]] if self._at_once else [[record] for record in batch]
         taken, refused = False, list[tuple[Record, str]]()
         while left and len(refused) < REFUSED_IN_A_ROW:
@@ -178,6 +187,7 @@ class _Deliver:
         """Send records; return the answer's status, headers and body."""
         if not batch.owned:
             raise Undelivered("not sent: another run takes over the tenant")
+        target = _target(url, batch.tenant)
         data = [
             {"id": one.external_id, "revision": one.revision, "deleted": one.deleted, "document": dict(one.document)}
             for one in records
@@ -186,13 +196,15 @@ class _Deliver:
         keys = "\n".join(one.idempotency_key for one in records)
         message_id = records[0].idempotency_key if len(records) == 1 else str(uuid.uuid5(_NAMESPACE, keys))
         fixed = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": USER_AGENT}
+        if (span := tracing.header()) is not None:
+            fixed["traceparent"] = span
         sent = {**fixed, **self._headers, **scheme.sign(message_id, body, time.time())}
         times = {"connect": self._connect_timeout, "pool": self._timeout}
         try:
             with (
                 deadline(min(self._timeout, batch.seconds_left)),
                 self._connections.stream(
-                    "POST", url, headers=[*sent.items()], content=body, extensions={"timeout": times}
+                    "POST", target, headers=[*sent.items()], content=body, extensions={"timeout": times}
                 ) as answer,
             ):
                 parts, length = [], 0
@@ -207,8 +219,6 @@ class _Deliver:
             raise Undelivered(
                 f"no answer from the endpoint: {type(error).__name__}{printable(text)[:LONGEST_REASON]}"
             ) from error
-        except httpcore2.UnsupportedProtocol:
-            raise ConfigurationError(f"the URL for tenant {batch.tenant!r} is neither http nor https") from None
         found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
         if 200 <= answer.status < 300 and (
             length > LONGEST_ANSWER or found.get("content-encoding", "identity") != "identity"
@@ -255,6 +265,34 @@ class _Deliver:
             raise RetryAfter(PAUSED_AGAIN_AFTER)
         else:
             raise Undelivered(f"the endpoint answered {_said(status, body)}")
+
+
+def _target(url: str, tenant: str) -> httpcore2.URL:
+    """Return a URL that can be asked.
+
+    Raises:
+        Undelivered: it is none. The records can be sent as soon as it is corrected. The text has nothing of it, since
+            it may hold a secret.
+    """
+    try:
+        found = httpcore2.URL(url)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or found.scheme not in (b"http", b"https") or not found.host:
+        raise Undelivered(
+            f"not sent: the URL for tenant {tenant!r} cannot be used. Write it as https://name/path, in ASCII (a name "
+            "with other letters as xn--...), with a port of up to 65535 if any"
+        )
+    return found
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise ConfigurationError(
+                f"the header {shown(name)} cannot be sent: its name has letters, digits and some signs such as -, and "
+                "its value printable ASCII. Encode what else it holds"
+            )
 
 
 def _said(status: int, body: bytes) -> str:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Lifespan, Receive, Scope, Send
 
+from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_line, printable
 from taskbridge.errors import TaskBridgeError
 from taskbridge.web.committing import GroupCommit, Overloaded
 
-__all__ = ["COME_AGAIN", "LONGEST_BODY", "Commits", "Endpoint", "Refusal", "failed", "mountable", "own_app"]
+__all__ = ["COME_AGAIN", "LONGEST_BODY", "Commits", "Endpoint", "Refusal", "mountable", "own_app"]
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,12 @@ BODY_WITHIN: Final = 30.0
 MOST_HELD: Final = 128 * 1_048_576
 """Bytes of bodies, for each path, that may be on their way at once; who sends more is told to come again."""
 COME_AGAIN: Final = {"Retry-After": "1"}
-NOTED_EVERY: Final = 60.0
-"""Seconds between two lines in the log about refusals at a path with one status."""
 
 B = TypeVar("B")
+
+
+class _Gone(Exception):
+    """The sender has gone before all of its body came."""
 
 
 class Commits:
@@ -68,7 +70,9 @@ class Commits:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Wait at the end for what was begun."""
+        """Open a session before the first request comes, and wait at the end for what was begun."""
+        with suppress(Exception):  # as where Redis' URL is wrong: each request says so
+            await self.here.open()
         yield
         await self.close()
 
@@ -93,10 +97,12 @@ class Endpoint(ABC, Generic[B]):
         self._longest = longest_body
         self._held = 0
         """Bytes of the bodies that are being received or read, of each what is beyond `LONG_BODY`."""
-        self._refused: dict[int, tuple[int, float]] = {}
-        """By status: refusals since the last line in the log, and when (`time.monotonic`) the next one may come."""
+        self._refused = Seldom()
+        """Refusals, by status."""
+        self._failures = Seldom()
+        """Faults that are not the sender's, by class."""
 
-    async def begin(self, request: Request) -> Response | None:  # noqa: ARG002 - for those that look at it
+    async def begin(self, headers: dict[str, str]) -> Response | None:  # noqa: ARG002 - for those that look at them
         """Return the answer to a request whose body is not to be read; None: it is."""
         return None
 
@@ -108,38 +114,40 @@ class Endpoint(ABC, Generic[B]):
     async def done(self, brought: B) -> Response:
         """Store what a request brings, and answer."""
 
-    async def receive(self, request: Request) -> Response:
-        """Answer a request."""
-        answer = await self._answered(request)
-        if isinstance(answer, Refusal):
-            count, silent_until = self._refused.get(answer.status_code, (0, 0.0))
-            count, now = count + 1, time.monotonic()
-            if now >= silent_until:
-                why = printable(answer.why)
-                log.warning(
-                    "requests to %s answered with %d: %d, the last: %s", self._route, answer.status_code, count, why
-                )
-                count, silent_until = 0, now + NOTED_EVERY
-            self._refused[answer.status_code] = count, silent_until
-        return answer
+    def failed(self, error: Exception) -> Response:
+        """Return the answer after a fault that is not the sender's."""
+        if not isinstance(error, TaskBridgeError) and (count := self._failures.counted(type(error))):
+            log.error("requests to %s that failed with this error: %d, the last", self._route, count, exc_info=error)
+        return Refusal(503, "the request is not taken now: come again", COME_AGAIN, why=error_line(error))
 
-    async def _answered(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI app; a function of Starlette's would cost more for each."""
+        answer = await self._answered(scope, receive)
+        if isinstance(answer, Refusal) and (count := self._refused.counted(answer.status_code)):
+            why = printable(answer.why)
+            log.warning(
+                "requests to %s answered with %d: %d, the last: %s", self._route, answer.status_code, count, why
+            )
+        await answer(scope, receive, send)
+
+    async def _answered(self, scope: Scope, receive: Receive) -> Response:
+        # Of a header that is there twice the first one counts.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         parts: list[bytes] = []
         # Where the body is not read to its end.
-        closing = {"Connection": "close"} if request.scope["http_version"] < "2" else {}
-        if (answer := await self.begin(request)) is not None:
+        closing = {"Connection": "close"} if scope["http_version"] < "2" else {}
+        if (answer := await self.begin(headers)) is not None:
             answer.headers.update(closing)
             return answer
         try:
             async with asyncio.timeout(BODY_WITHIN):
-                if not await self._has_taken(request, parts):
+                if not await self._has_taken(headers, receive, parts):
                     return Refusal(413, f"the body is longer than {self._longest:,} bytes", closing)
             body = b"".join(parts)
-            headers = dict(request.headers)
             read = (
                 await asyncio.to_thread(self.read, headers, body) if len(body) > LONG_BODY else self.read(headers, body)
             )
-        except ClientDisconnect:
+        except _Gone:
             return Response(status_code=400)
         except TimeoutError:
             return Refusal(408, f"the body did not come within {BODY_WITHIN:g} s", closing)
@@ -149,13 +157,17 @@ class Endpoint(ABC, Generic[B]):
             self._held -= max(0, sum(map(len, parts)) - LONG_BODY)
         return read if isinstance(read, Response) else await self.done(read)
 
-    async def _has_taken(self, request: Request, parts: list[bytes]) -> bool:
+    async def _has_taken(self, headers: dict[str, str], receive: Receive, parts: list[bytes]) -> bool:
         """Receive the body in parts; return whether it is short enough."""
-        declared = request.headers.get("content-length", "")
+        declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > self._longest):
             return False
-        length = 0
-        async for part in request.stream():
+        length, is_all = 0, False
+        while not is_all:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part, is_all = message.get("body", b""), not message.get("more_body", False)
             parts.append(part)
             self._held += max(0, length + len(part) - LONG_BODY) - max(0, length - LONG_BODY)
             length += len(part)
@@ -165,13 +177,6 @@ class Endpoint(ABC, Generic[B]):
             if length > LONG_BODY and self._held > MOST_HELD:
                 raise Overloaded("more requests came than can be read: come again in a second")
         return True
-
-
-def failed(error: Exception) -> Response:
-    """Answer after a fault that is not the sender's."""
-    if not isinstance(error, TaskBridgeError):
-        log.error("a request failed", exc_info=error)
-    return Refusal(503, "the request is not taken now: come again", COME_AGAIN, why=error_line(error))
 
 
 class Refusal(JSONResponse):

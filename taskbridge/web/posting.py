@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from celery import Celery
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,7 +32,7 @@ from taskbridge.producing.recording import Prepared, prepare, readers_of
 from taskbridge.settings import Settings, check_token
 from taskbridge.store import Incoming, json_text
 from taskbridge.web.committing import Brought, Overloaded
-from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, failed, mountable
+from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, mountable
 from taskbridge.web.webhook import parsed, text_of
 
 __all__ = ["MOST_ENTRIES", "PATH", "events", "with_events"]
@@ -65,7 +64,7 @@ def events(
         tokens = (Settings.read() if app is None else runtime_of(app).settings).events_tokens
     given = [check_token(one) for one in ([tokens] if isinstance(tokens, str) else tokens)]
     commits = Commits(app)
-    routes = [Route(PATH, _Events(given, commits, longest_body).receive, methods=["POST"])] if given else []
+    routes = [Route(PATH, _Events(given, commits, longest_body), methods=["POST"])] if given else []
     return mountable(routes, commits.lifespan)
 
 
@@ -121,15 +120,15 @@ class _Events(Endpoint[_Found]):
         self._commits = commits
         self._runtime: Runtime | None = None
 
-    async def begin(self, request: Request) -> Response | None:
+    async def begin(self, headers: dict[str, str]) -> Response | None:
         """Look at the token; before the first request, import the modules with the pipelines."""
-        if not self._is_allowed(request.headers.get("authorization", "")):
+        if not self._is_allowed(headers.get("authorization", "")):
             return Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
         if self._runtime is None:
             try:
                 self._runtime = await asyncio.to_thread(self._ready)
             except Exception as error:
-                return failed(error)
+                return self.failed(error)
         return None
 
     def _is_allowed(self, header: str) -> bool:
@@ -162,7 +161,7 @@ class _Events(Endpoint[_Found]):
         except UsageError as error:
             return Refusal(400, str(error), index=at)
         except Exception as error:
-            return failed(error)
+            return self.failed(error)
         traceparent = tracing.of_request(headers.get("traceparent"))
         found.records = [one._replace(traceparent=traceparent) for one in found.records]
         found.messages = [one._replace(traceparent=traceparent) for one in found.messages]
@@ -178,7 +177,7 @@ class _Events(Endpoint[_Found]):
         except Overloaded as error:
             return Refusal(503, str(error), COME_AGAIN)
         except Exception as error:
-            return failed(error)
+            return self.failed(error)
         return await self._notified(brought)
 
     async def _notified(self, brought: _Found) -> Response:
@@ -194,7 +193,7 @@ class _Events(Endpoint[_Found]):
             why = error_line(error) if str(error) else "Redis, or Postgres where it is asked for a delay, is too slow"
             return Refusal(503, said, COME_AGAIN, why=why)
         except Exception as error:
-            return failed(error)
+            return self.failed(error)
         return JSONResponse({"records": stored, "events": len(brought.events), "unmatched": brought.unmatched})
 
 

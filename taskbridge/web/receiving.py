@@ -15,13 +15,15 @@ from taskbridge.common.texts import error_line
 from taskbridge.errors import InvalidInput, UsageError
 from taskbridge.store import Incoming
 from taskbridge.web.committing import Brought, Overloaded
-from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, failed, mountable
+from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, mountable
 from taskbridge.web.signatures import InvalidSignature
 from taskbridge.web.webhook import OF_THE_VALUES, Request, Unfit, Webhook, check_distinct, parsed
 
 __all__ = ["receiver"]
 
 FORM: Final = "application/x-www-form-urlencoded"
+NEW: Final = b'{"new":true}'
+NOT_NEW: Final = b'{"new":false}'
 
 
 def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = LONGEST_BODY) -> Starlette:
@@ -41,7 +43,7 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
     """
     check_distinct(webhooks)
     commits = Commits(app)
-    routes = [Route(one.route, _OfWebhook(one, commits, longest_body).receive, methods=["POST"]) for one in webhooks]
+    routes = [Route(one.route, _OfWebhook(one, commits, longest_body), methods=["POST"]) for one in webhooks]
     made = mountable(routes, commits.lifespan)
     # For `taskbridge webhook`, which signs as they say.
     made.state.webhooks = webhooks
@@ -78,7 +80,7 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
             # Of a function that checks who sent it. Its text may quote the request, so the log alone has it.
             return Refusal(401, "it cannot be told who sent the request", why=error_line(error))
         except Exception as error:
-            return failed(error)
+            return self.failed(error)
 
     async def done(self, brought: Incoming | Unfit) -> Response:
         """Store what a request brings, and answer."""
@@ -86,13 +88,14 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
             if isinstance(brought, Unfit):
                 await self._commits.here.keep(brought)
                 return JSONResponse({"unmatched": brought.reason})
-            return JSONResponse({"new": await self._commits.here.store(Brought([brought]))})
+            is_new = await self._commits.here.store(Brought([brought]))
+            return Response(NEW if is_new else NOT_NEW, media_type="application/json")
         except UsageError as error:
             if isinstance(error, InvalidInput) and str(error).startswith(f"the source {brought.source} "):
                 # As where it is a table that was adopted: no sender could send anything else.
-                return failed(error)
+                return self.failed(error)
             return Refusal(400, str(error))
         except Overloaded as error:
             return Refusal(503, str(error), COME_AGAIN)
         except Exception as error:
-            return failed(error)
+            return self.failed(error)

@@ -39,6 +39,9 @@ MOST_ASYMMETRIC: Final = 3
 SHA256: Final = 32
 """Bytes of a signature."""
 ED25519: Final = 64
+SHORTEST_KEY: Final = 24
+"""Bytes of a secret with which somebody sends, as Standard Webhooks asks."""
+LONGEST_KEY: Final = 64
 
 Headers = Mapping[str, str]
 """Names in lower case; values as latin-1, which keeps each byte."""
@@ -166,6 +169,22 @@ class StandardWebhooks(_Secret):
         digests = [hmac.digest(key, content, "sha256") for key in self._keys()]
         signatures = " ".join(f"v1,{base64.b64encode(one).decode()}" for one in digests)
         return {"webhook-id": message_id, "webhook-timestamp": when, "webhook-signature": signatures}
+
+    def check_for_sending(self) -> None:
+        """Look whether each secret that signs is as long as the standard asks. A receiver takes what it was given.
+
+        Raises:
+            ConfigurationError: one is not, or there is none.
+        """
+        keys = self._keys()
+        if not keys:
+            raise ConfigurationError("requests are signed with secrets whsec_..., and there is none")
+        for key in keys:
+            if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
+                raise ConfigurationError(
+                    f"a secret that signs has {len(key)} bytes, and Standard Webhooks asks for {SHORTEST_KEY} to "
+                    f'{LONGEST_KEY} random ones: make another, for example by `echo "whsec_$(openssl rand -base64 32)"`'
+                )
 
     def _has_asymmetric(self, content: bytes, given: Sequence[str]) -> bool:
         keys = [secret for secret in _several(self.secrets) if secret.startswith("whpk_")]

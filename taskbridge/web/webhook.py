@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
-from jsonpath_rfc9535 import JSONPathRecursionError
+from jsonpath_rfc9535 import JSONPathQuery, JSONPathRecursionError
+from jsonpath_rfc9535.segments import JSONPathChildSegment
+from jsonpath_rfc9535.selectors import NameSelector
 
 from taskbridge.common.names import check_key, check_source_name, check_tenant
+from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError
@@ -91,6 +94,8 @@ class Webhook:
     _finders: dict[str, Callable[[Request], Any]] = field(init=False, repr=False, compare=False)
     _is_unsigned: bool = field(init=False, repr=False, compare=False)
     """Whether the webhook's id stands in a header that nobody signs."""
+    _unread: Seldom = field(default_factory=Seldom, init=False, repr=False, compare=False)
+    """Requests over which a function raised an error, by its class."""
 
     def __post_init__(self) -> None:
         check_source_name(self.source)
@@ -128,7 +133,8 @@ class Webhook:
             return Unfit(self.source, request, str(error))
         except OF_THE_VALUES as error:
             # Its text may quote the document, so the log alone has it.
-            log.exception("a function of the webhook %r cannot read a request", self.source)
+            if count := self._unread.counted(type(error)):
+                log.exception("requests that a function of %r cannot read: %d, the last", self.source, count)
             return Unfit(self.source, request, f"a function of the webhook raised {type(error).__name__}")
 
     def _incoming(self, request: Request) -> Incoming:
@@ -189,6 +195,8 @@ def finder(name: str, place: Finder) -> Callable[[Request], Any]:
         header = place.lower()
         return lambda request: _header(header, request)
     query, _ = compiled(name, place)
+    if (names := _names(query)) is not None:
+        return lambda request: _by_names(name, place, names, request.payload)
 
     def find(request: Request) -> Any:
         try:
@@ -196,10 +204,31 @@ def finder(name: str, place: Finder) -> Callable[[Request], Any]:
         except (RecursionError, JSONPathRecursionError):
             raise InvalidInput(f"the body is nested too deeply to look for the {name} ({place})") from None
         if len(found) != 1:
-            raise InvalidInput(f"the {name} ({place}) is there {len(found)} times: exactly one is needed")
+            raise _not_one(name, place, len(found))
         return found[0]
 
     return find
+
+
+def _names(query: JSONPathQuery) -> list[str] | None:
+    """Return the names of a path that has nothing else, such as `$.order.id`; None: it has."""
+    parts = [segment.selectors for segment in query.segments if isinstance(segment, JSONPathChildSegment)]
+    names = [one.name for several in parts for one in several if isinstance(one, NameSelector)]
+    return names if len(names) == len(query.segments) and all(len(several) == 1 for several in parts) else None
+
+
+def _by_names(name: str, place: str, names: Sequence[str], payload: Any) -> Any:
+    """Return what stands under these names, one in the other: it takes a tenth of a query's time."""
+    found = payload
+    for one in names:
+        if not isinstance(found, dict) or one not in found:
+            raise _not_one(name, place, 0)
+        found = found[one]
+    return found
+
+
+def _not_one(name: str, place: str, count: int) -> InvalidInput:
+    return InvalidInput(f"the {name} ({place}) is there {count} times: exactly one is needed")
 
 
 def _header(names: str, request: Request) -> str:

@@ -15,15 +15,21 @@ RETRY_MS = 300_000
 
 
 def hold_back(
-    client: redis.Redis, keys: Keys, tenant: str, pipeline: str = "invoices", blame: Blame = Blame.NOBODY
+    client: redis.Redis,
+    keys: Keys,
+    tenant: str,
+    pipeline: str = "invoices",
+    blame: Blame = Blame.NOBODY,
+    *,
+    failed: bool = True,
 ) -> Gate:
-    """Let a run of the tenant fail, so that it waits five minutes; return the gate."""
+    """Let a run of the tenant fail, or else ask to wait, so that it waits five minutes; return the gate."""
     gate = Gate(client, keys, message=lua_message(app))
     gate.notify(pipeline, tenant, Spacing(delay=200))
     (runner,) = gate.look(pipeline, [tenant])
     assert runner.token is not None
     assert begin(gate, RunKey(pipeline, tenant, runner.token)) is not None
-    end = Settlement(Outcome.RETRY, retry_ms=RETRY_MS, blame=blame)
+    end = Settlement(Outcome.RETRY, failed=failed, retry_ms=RETRY_MS, blame=blame)
     answer = settle(gate, RunKey(pipeline, tenant, runner.token), end, Spacing(delay=200))
     assert answer is Answer.HELD
     client.delete(*keys.queues)

@@ -30,13 +30,14 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
     printed = taskbridge(*ADOPT, "--print-sql")
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
-    assert (printed.status, printed.stdout.count(";\n\n")) == (0, 12)
+    assert (printed.status, printed.stdout.count(";\n\n")) == (0, 13)
     first, again = taskbridge(*ADOPT), taskbridge(*ADOPT)
     assert first.stdout == "orders: public.orders is adopted: each change from now on is a record\n"
     assert again.stdout == "orders: public.orders was adopted before: nothing to do\n"
     assert "A row that was there before is no record until it changes" in first.stderr
     assert "--backfill" in first.stderr
     assert again.stderr == ""
+    assert taskbridge(*ADOPT, "--from-now-on").status == 0
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
         "ok: orders: its changes are recorded, and its rows can be read"
     ]
@@ -68,7 +69,7 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
     old: str, new: str, taskbridge: Program, engine: Engine
 ) -> None:
     run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    assert taskbridge(*ADOPT, "--columns", "note,total").status == 0
+    assert taskbridge(*ADOPT, "--columns", "note,total", "--from-now-on").status == 0
     run(engine, f'ALTER TABLE orders RENAME {old} TO "{new}"', "ALTER TABLE orders RENAME note TO text")
     shown = taskbridge("doctor", "--json").json["findings"]
     (first, second) = [one for one in shown if one["check"] == "tables"]
@@ -129,6 +130,59 @@ def test_pruned_rows_are_sent_again_by_the_first_backfill_alone_and_by_again(
     again = reader.records("acme")
     assert {one.external_id for one in again} == {"1", "2"}
     assert not {one.idempotency_key for one in again} & {first.idempotency_key, second.idempotency_key}
+
+
+REMINDED = "orders: rows that were there before the table was adopted have no record until they change"
+
+
+def test_a_backfill_that_was_forgotten_is_told_by_doctor_and_status_with_what_makes_it(
+    taskbridge: Program, engine: Engine
+) -> None:
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    taskbridge(*ADOPT)
+    command = "taskbridge adopt public.orders --tenant customer --key id --source orders --backfill"
+    assert f"warning  tables: {REMINDED}\n         -> run: {command};" in taskbridge("doctor").stdout
+    assert f"{REMINDED}; run: {command};" in taskbridge("status").stdout
+    assert list(taskbridge("status", "--json").json["backfills_due"]) == ["orders"]
+    assert REMINDED not in taskbridge("status", "nobody").stdout
+    assert taskbridge(*command.split()[1:]).stdout.endswith("orders: 1 rows have their records\n")
+    assert REMINDED not in taskbridge("doctor").stdout + taskbridge("status").stdout
+
+
+def test_who_chose_that_old_rows_get_no_record_is_not_reminded_until_changes_may_be_missed(
+    taskbridge: Program, engine: Engine
+) -> None:
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    first = taskbridge(*ADOPT, "--from-now-on")
+    assert (first.status, first.stderr) == (0, "")
+    assert REMINDED not in taskbridge("doctor").stdout + taskbridge("status").stdout
+    # another adoption while it is one changes nothing
+    taskbridge(*ADOPT, "--columns", "total")
+    assert "backfills_due" not in taskbridge("status", "--json").json
+    # while it was none, changes were missed
+    taskbridge("unadopt", "orders")
+    taskbridge(*ADOPT)
+    assert "orders: changes may have been missed, and no backfill has begun since" in taskbridge("status").stdout
+    refused = taskbridge(*ADOPT, "--from-now-on", "--backfill")
+    assert refused.status == 2
+    assert "leave out one of the two" in refused.stderr
+
+
+def test_a_table_that_was_empty_needs_no_backfill(taskbridge: Program, engine: Engine) -> None:
+    run(engine, ORDERS)
+    assert taskbridge(*ADOPT).stderr == ""
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert "backfills_due" not in taskbridge("status", "--json").json
+    assert Reader(engine).seen() == {"acme": ["1"]}
+
+
+def test_a_choice_that_is_printed_is_kept_where_it_is_run(taskbridge: Program, engine: Engine) -> None:
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    printed = taskbridge(*ADOPT, "--from-now-on", "--print-sql").stdout
+    with engine.begin() as connection:
+        for statement in filter(None, printed.split(";\n\n")):
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+    assert "backfills_due" not in taskbridge("status", "--json").json
 
 
 def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, engine: Engine) -> None:

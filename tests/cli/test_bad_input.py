@@ -158,6 +158,18 @@ def test_an_unknown_pipeline_is_named_beside_those_that_there_are(
     assert_one_clear_line(taskbridge(*arguments), "'nix'", "invoices", status=2)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("top", "--once", "--hours", "nan"),
+        ("drain", "--timeout", "nan"),
+        ("up", "--exit-when-idle", "--timeout", "nan"),
+    ],
+)
+def test_what_is_no_number_lies_in_no_range(command: tuple[str, ...], taskbridge: Program) -> None:
+    assert_one_clear_line(taskbridge(*command), "'nan' is no number", status=2)
+
+
 @pytest.mark.parametrize("command", [("import", "invoices.csv"), ("status",), ("migrate",)])
 def test_a_schema_that_this_version_does_not_know_is_left_alone(
     command: tuple[str, ...], taskbridge: Program, engine: Engine
@@ -172,6 +184,7 @@ def test_a_schema_that_this_version_does_not_know_is_left_alone(
 
 WITHOUT_SERVERS: dict[str, list[tuple[str, ...]]] = {
     "adopt": [("orders", "--tenant", "customer", "--key", "id")],
+    "dashboard": [()],
     "doctor": [(), ("--json",)],
     "drain": [("France",)],
     "env": [()],
@@ -188,9 +201,11 @@ WITHOUT_SERVERS: dict[str, list[tuple[str, ...]]] = {
     "resume": [("France",)],
     "serve": [("shop:app",)],
     "status": [(), ("France",), ("--json",)],
+    "top": [(), ("--json",)],
     "unadopt": [("orders",)],
     "unmatched": [("list", "alerts"), ("match", "alerts"), ("discard", "alerts", "--all")],
     "where": [("1",)],
+    "why": [("France",)],
 }
 """All commands but `up`, which makes servers, and `webhook`, which needs none."""
 

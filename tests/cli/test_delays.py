@@ -10,7 +10,7 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.cli.tenants import has_pending, is_idle, view
-from taskbridge.cli.times import ahead
+from taskbridge.common.times import ahead
 from taskbridge.gate import Keys
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import CLOSED, TOTALS

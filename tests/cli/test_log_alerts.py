@@ -58,6 +58,7 @@ def test_a_service_s_first_alert_comes_at_once_and_the_next_after_its_delay(
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_end(
     taskbridge: Program, keys: Keys, engine: Engine, gate_redis: redis.Redis
 ) -> None:
@@ -70,7 +71,7 @@ def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_en
         ended = running.end()
     assert ended.status == 1, ended.stderr
     assert "not idle after 0.5 s" in ended.stderr
-    assert "alerts: 1 runners, 1 pending, 0 in quarantine, 0 tenants failing" in ended.stderr
+    assert "alerts: 1 runner, 1 pending, 0 in quarantine, 0 tenants failing" in ended.stderr
     assert count(engine, "SELECT count(*) FROM taskbridge.deliveries") == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -82,6 +83,7 @@ def test_a_tenant_is_paused_and_resumed_once(invoices: Program, engine: Engine) 
         "paused": True,
         "new": True,
         "reason": "wrong prices",
+        "paused_by": getpass.getuser(),
         "paused_at": at,
     }
     again = invoices("pause", "France", "--json").json
@@ -103,7 +105,8 @@ def test_status_shows_what_is_paused_and_how_it_goes_on(invoices: Program) -> No
     shown = invoices("status").stdout.splitlines()
     assert shown[1].split()[:2] == ["France", "paused"]
     assert shown[2].split()[:2] == ["Malta", "idle"]
-    said = r"France: paused \d+s ago \(wrong \\x1b\[2Jprices\); `taskbridge resume France` lets it go on"
+    by = rf"France: paused \d+s ago by {getpass.getuser()} \(wrong \\x1b\[2Jprices\)"
+    said = rf"{by}; `taskbridge resume France` lets it go on"
     assert re.fullmatch(said, shown[3])
     invoices("resume", "France")
     invoices("pause")
@@ -297,6 +300,7 @@ def test_options_that_cannot_be_meant_pause_nothing(
     assert paused(engine) == set()
 
 
+@pytest.mark.slow
 def test_it_works_on_the_servers_that_up_serves_in_the_data_directory(bare: Program) -> None:
     with bare.started("up") as up:
         wait_until(lambda: "in another shell" in up.stderr, "`taskbridge up` is ready", 60)
@@ -327,7 +331,7 @@ def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(
     assert due is not None
     assert datetime.fromisoformat(found["next_try_at"]).timestamp() == due / 1000
     assert datetime.fromisoformat(found["failing_since"]).tzinfo is not None
-    line = "France: failed 2 times in a row, since 2h ago, next try in "
+    line = "France: failed 2 times in a row, for 2h, next try in "
     assert line in invoices("status").stdout
     invoices("pause", "France")
     assert standing(invoices)["tenants"]["France"]["next_try_at"] is None

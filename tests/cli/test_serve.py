@@ -42,6 +42,30 @@ def hooks(taskbridge: Program) -> Program:
     return taskbridge
 
 
+@pytest.mark.parametrize("option", [None, "--access-log"])
+def test_requests_are_in_the_log_only_where_that_was_asked_for(
+    hooks: Program,
+    engine: Engine,  # noqa: ARG001 - the database is migrated
+    option: str | None,
+) -> None:
+    with hooks.started("serve", "hooks:app", "--port", "0", *([option] if option else [])) as running:
+        (place,) = wait_until(
+            lambda: re.findall(r"running on http://(127\.0\.0\.1:[0-9]+)", running.stderr), "it listens"
+        )
+        client = HTTPConnection(place, timeout=30)
+        for _ in range(3):
+            client.request("POST", "/orders", b"{}")
+            answer = client.getresponse()
+            answer.read()
+            assert answer.status == 401
+        client.close()
+        running.process.send_signal(signal.SIGTERM)
+        ended = running.end()
+    lines = [line for line in (ended.stdout + ended.stderr).splitlines() if "/orders" in line]
+    assert len([line for line in lines if "POST /orders HTTP" in line]) == (3 if option else 0)
+    assert len([line for line in lines if "answered with 401: 1" in line]) == 1
+
+
 @pytest.mark.parametrize("away", [False, True])
 def test_a_receiver_is_served_until_it_is_told_to_end(hooks: Program, engine: Engine, *, away: bool) -> None:
     if away:

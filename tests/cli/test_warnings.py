@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,13 +20,13 @@ from tests.waiting import wait_until
 FORGED = "boom\nFrance  idle  0 pending\r\x1b[2Jgone\u2028Spain"
 
 
-def fail(engine: Engine, error: str) -> None:
-    record_invoice(engine, "acme", "1", {})
+def fail(engine: Engine, error: str, tenant: str = "acme") -> None:
+    record_invoice(engine, tenant, "1", {})
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
-            "VALUES ('invoices', 'acme', 3, %s, now())",
-            (error,),
+            "VALUES ('invoices', %s, 3, %s, now())",
+            (tenant, error),
         )
 
 
@@ -59,9 +60,9 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
             "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('elsewhere', 'm', 'why', '{}')"
         )
     assert [text.partition(",")[0] for text in work()] == [
-        "invoices: 1 tenants fail",
-        "invoices: 1 records are in quarantine",
-        "elsewhere: 1 messages match no criterion",
+        "invoices: 1 tenant fails",
+        "invoices: 1 record is in quarantine",
+        "elsewhere: 1 message matches no criterion",
     ]
     assert taskbridge("status", "--json").json["unmatched_elsewhere"] == {"elsewhere": 1}
     assert "elsewhere: 1 unmatched" in taskbridge("status").stdout
@@ -115,8 +116,10 @@ def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_stri
         ({"held": 1, "permits": 3}, {}, "its rate limit"),
         ({"held": 1, "joined": 1}, {}, "waits in the queue for a free run slot"),
         ({"held": 1, "joined": 1}, {"rest": 9_000_000_000_000}, "the whole pipeline to wait until 2255-03-14"),
-        ({"held": 1, "joined": 1}, {"until": 1, "opened_at": 1}, "the circuit is open, since"),
-        ({"held": 1}, {}, "its handler asked to wait until 20"),
+        ({"held": 1, "joined": 1}, {"until": 1, "opened_at": 1}, "the circuit has been open for"),
+        ({"held": "asked"}, {"until": 1, "opened_at": 1}, "its handler asked to wait until 20"),
+        ({"held": 1}, {}, "its last run ended before it could store why"),
+        ({"held": "asked"}, {}, "its handler asked to wait until 20"),
     ],
 )
 def test_status_says_why_a_tenant_is_held(
@@ -151,10 +154,31 @@ def test_status_says_until_when_a_tenant_is_held_and_the_error_or_pause_that_hol
     assert found()["held_because"] == "paused (a wrong price)"
 
 
+def test_status_does_not_call_a_wait_that_the_handler_asked_for_a_back_off(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, engine: Engine
+) -> None:
+    tenants = ("acme", "beta", "coil", "dent")
+    for tenant in tenants:
+        hold_back(gate_redis, keys, tenant, failed=tenant == "acme")
+        fail(engine, "boom", tenant)
+
+    because = {
+        name: one["held_because"]
+        for name, one in taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"].items()
+    }
+    assert because.pop("acme") == "back-off after a failure: boom"
+    assert all(text.startswith("its handler asked to wait until 20") for text in because.values()), because
+    lines = taskbridge("status").stdout
+    assert re.search(r"acme: failed 3 times in a row.*, next try in .*, last: boom$", lines, re.MULTILINE), lines
+    assert re.search(r"3 tenants fail alike .*, which their handler asked for \(RetryAfter\), last: boom", lines), lines
+    asked = r"beta: failed 3 times in a row.*, last: boom; now next try in .*: its handler asked to wait until 20"
+    assert re.search(asked, taskbridge("status", "beta").stdout)
+
+
 def test_status_counts_messages_that_wait_to_be_recorded(
     taskbridge: Program, gate_redis: redis.Redis, keys: Keys
 ) -> None:
     assert taskbridge("status", "--json").json["parked"] == 0
     gate_redis.rpush(keys.parked, "{}")
     assert taskbridge("status", "--json").json["parked"] == 1
-    assert "1 messages wait to be recorded" in taskbridge("status").stdout
+    assert "1 message waits to be recorded" in taskbridge("status").stdout

@@ -154,6 +154,7 @@ def test_a_receiver_that_fails_or_asks_to_wait_is_tried_again(program: Program) 
     assert (ended.status, ended.json["new"], answers) == (0, 1, [])
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_away_is_waited_for(program: Program, engine: Engine) -> None:
     (program.directory / "day.jsonl").write_text('{"t": "acme", "k": "1"}')
     with socket.create_server(("127.0.0.1", 0)) as probe:

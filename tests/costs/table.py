@@ -48,7 +48,7 @@ COSTS: Final[dict[str, Cost]] = {
     "run of one record, by the journal": Cost(2, 2, 21, 0, 6, 11, 1, 1),
     "run of one record, under a rate limit": Cost(3, 3, 27, 0, 2, 5, 1, 1),
     "run of three batches": Cost(2, 2, 21, 0, 7, 19, 3, 1),
-    "run that fails": Cost(2, 2, 26, 0, 2, 5, 1, 1),
+    "run that fails": Cost(2, 2, 26, 0, 3, 8, 1, 2),
     "run that rejects its record": Cost(2, 2, 21, 0, 6, 11, 1, 1),
     "run of a record out of quarantine": Cost(2, 2, 21, 0, 6, 11, 1, 1),
     "16 runs of one record together": Cost(2, 32, 336, 0, 2, 70, 1, 16),

@@ -11,6 +11,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_worker_without_work_keeps_its_connections(deployment: Deployment) -> None:
     def opened() -> int:
         return int(deployment.redis.info("stats")["total_connections_received"])

@@ -19,8 +19,13 @@ import taskbridge, pathlib
 assert all(render(script, "") for script in SCRIPTS.values())
 queries = pathlib.Path(taskbridge.__file__).parent / "store" / "sql"
 assert [query(path.stem) for path in queries.glob("*.sql")]
+assert [*(pathlib.Path(taskbridge.__file__).parent / "embedded" / "sql").glob("*.sql")]
 newest = max(path.name for path in (_migrations() / "versions").glob("*.py"))
 assert _migrations().name == "_migrations" and newest.startswith(head())
+from taskbridge.web.pages.showing import FILES, Showing
+assert sorted(FILES) == ["dashboard.css", "dashboard.js", "icon.svg"]
+pages = Showing()._pages
+assert len([pages.get_template(name) for name in pages.list_templates()]) > 10
 print(taskbridge.__file__)
 """
 

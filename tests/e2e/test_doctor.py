@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.cli.checks import Finding, examine
+from taskbridge.integration.checks import Finding, examine
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
 
@@ -15,6 +15,7 @@ def told(deployment: Deployment, check: str) -> list[Finding]:
     return [one for one in examine(runtime_of(deployment.app)) if one.check == check]
 
 
+@pytest.mark.slow
 def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_named(deployment: Deployment) -> None:
     first, following = runtime_of(deployment.app).keys.queues
     with deployment.worker("-Q", "another", app="tests.host.own_transport"):

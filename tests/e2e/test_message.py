@@ -84,7 +84,7 @@ def encoded(message: Any) -> Any:
     return message
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_worker_runs_what_the_page_shows(deployment: Deployment, pool: str) -> None:
     messages = [
         ("acme", shown()),

@@ -123,6 +123,7 @@ def test_a_discarded_record_stays_away_from_later_runs(deployment: Deployment) -
         }
 
 
+@pytest.mark.slow
 def test_a_bad_record_goes_all_the_way_and_comes_back_once_it_is_put_right(deployment: Deployment) -> None:
     with deployment.worker():
         # Where nothing was ever handled, the reason may be the downstream and not the record.

@@ -142,6 +142,33 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
     assert "handled" in states
 
 
+def test_the_rights_of_the_page_are_enough_for_failures(rights: Rights, producer: Any) -> None:
+    runtime, deployment = runtime_of(producer), rights.deployment
+    with deployment.worker(
+        TASKBRIDGE_REDIS_URL=rights.redis_url("worker"),
+        TASKBRIDGE_POSTGRES_URL=rights.postgres_url("worker"),
+        TASKBRIDGE_PIPELINES="tests.pipelines_of_rights",
+    ) as worker:
+        record_invoice(runtime.engine, "acme", "1", {"bad": True})
+        producer.tasks["taskbridge.notify_event"].delay("acme")
+        wait_until(
+            lambda: deployment.rows("SELECT 1 FROM taskbridge.runs WHERE outcome = 'failed'"), "the failure is noted"
+        )
+        record_invoice(runtime.engine, "bolt", "1", {})
+        producer.tasks["taskbridge.notify_event"].delay("bolt")
+        wait_until(
+            lambda: not deployment.rows("SELECT 1 FROM taskbridge.pipelines WHERE pipeline = 'invoices' AND failed"),
+            "the next success is noted",
+        )
+        text = worker.text()
+    ((failures, error),) = deployment.rows(
+        "SELECT failures > 0, last_error FROM taskbridge.sync_cursors WHERE tenant = 'acme'"
+    )
+    assert (failures, error) == (True, "ValueError: the price is missing")
+    assert rights.refused() == []
+    assert "denied" not in text
+
+
 def test_flower_s_rights_are_enough_for_events_and_remote_control(rights: Rights) -> None:
     app = make_app(replace(rights.deployment.settings, redis_url=rights.redis_url("flower"))).app
     seen: list[Any] = []
@@ -191,9 +218,10 @@ def test_redis_refuses_what_nobody_needs(rights: Rights, who: str, command: tupl
         ("producer", "SELECT * FROM taskbridge.deliveries"),
         ("producer", "DELETE FROM taskbridge.records"),
         ("producer", "DELETE FROM taskbridge.record_versions"),
-        ("worker", "SELECT * FROM taskbridge.received"),
+        ("worker", "DELETE FROM taskbridge.received"),
         ("worker", "DELETE FROM taskbridge.records"),
         ("worker", "TRUNCATE taskbridge.deliveries"),
+        ("worker", "DELETE FROM taskbridge.audit"),
         ("worker", "DROP TABLE taskbridge.pauses"),
         ("worker", "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1"),
         ("worker", "CREATE TABLE mine (id int)"),

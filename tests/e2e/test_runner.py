@@ -114,8 +114,8 @@ def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replace
     begin = gate.begin_many
     owned: list[bool] = []
 
-    def freeze(runs: Sequence[tuple[RunKey, int]]) -> list[Begun | Answer]:
-        begun = begin(runs)
+    def freeze(runs: Sequence[tuple[RunKey, int]], worker: str) -> list[Begun | Answer]:
+        begun = begin(runs, worker)
         if not frozen:
             frozen.extend(begun)
             wait_until(lambda: gate.expire("invoices", ["acme"]) == [Answer.REISSUED], "replaced")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.gate import Queue
+from taskbridge.gate import Hold, Queue
 from tests.failures.drill import Drill
 
 
@@ -38,3 +38,20 @@ def test_a_tenant_that_waits_is_no_message_and_a_message_waits_for_nothing(drill
     drill.go_on()
     assert [(headers["eta"], headers["expires"]) for headers in published] == [(None, None)] * 2
     assert drill.states() == {"handled": 1}
+
+
+def test_after_a_failure_who_looks_is_told_that_the_handler_asked_for_the_wait(drill: Drill) -> None:
+    troubles = [ValueError(), RetryAfter(60), ValueError()]
+
+    def handler(_: Batch) -> None:
+        raise troubles[len(drill.calls) - 1]
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    for expected in (Hold.RETRY, Hold.ASKED, Hold.RETRY):
+        drill.run_one()
+        (waiting,) = drill.standing()
+        assert waiting.hold is expected
+        assert waiting.deadline_ms is not None
+        drill.gate.pass_to(waiting.deadline_ms)
+        drill.gate.expire("invoices", ["acme"])

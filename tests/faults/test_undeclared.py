@@ -65,6 +65,7 @@ def test_no_two_slots_match_them_at_once(known: Deployment) -> None:
     assert left(known) == 0
 
 
+@pytest.mark.slow
 def test_a_worker_goes_on_with_them_without_a_rest(deployment: Deployment) -> None:
     undeclared(deployment, 1_000)
     with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_criteria"):

@@ -93,6 +93,7 @@ def test_a_gate_that_writes_to_a_replica_for_good_after_a_switchover(tmp_path: P
             assert gate.notify("invoices", "a", SPACING) is Answer.STARTED
             gate.hold_tail("invoices", 700)
             gate.look("invoices", ["a"])
+            wait_until(lambda: new.exists(keys.runner("invoices", "a")), "the replica has what was written")
 
             new.replicaof("NO", "ONE")
             address.target = new_port

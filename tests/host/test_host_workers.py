@@ -17,11 +17,11 @@ import pytest
 import redis
 from celery import chain, chord
 
-from taskbridge.cli.checks import Level, examine
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
+from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment, worker_command
@@ -125,6 +125,27 @@ def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType
     assert ended.stderr.splitlines()[-1].startswith("taskbridge: Postgres cannot be reached")
     assert "Traceback" not in ended.stderr
     assert "secret" not in ended.stderr + ended.stdout
+
+
+def test_a_worker_of_our_queues_with_a_green_pool_says_what_to_start_instead(deployment: Deployment) -> None:
+    # by the setting: with -P Celery would ask for the library first, which need not be here
+    (ended, apart) = (
+        subprocess.run(
+            worker_command(*options, app="tests.host.green"),
+            env=deployment.environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        for options in ((), ("-Q", "emails"))
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("taskbridge: a worker with the pool gevent cannot serve the queues")
+    assert "Traceback" not in ended.stderr
+    # while one of other queues is Celery's own matter
+    assert "taskbridge:" not in apart.stderr
 
 
 def test_versions_that_do_not_go_together_are_told_with_what_to_install(

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency import gevent
+from celery.concurrency.base import BasePool
+from celery.concurrency.solo import TaskPool
 from kombu import Queue as KombuQueue
 
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
+from taskbridge.integration.installation import check_pool
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.settings import Settings
 from tests.deployment import Deployment
@@ -176,3 +180,31 @@ def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deploymen
     app.close()
     first, following = OURS
     assert taken == [first, "app", "zoo", first, "app", "zoo", following, following]
+
+
+class OfAnApp(BasePool):
+    """A pool of an app's own."""
+
+
+@pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "an.app:Pool", TaskPool, OfAnApp, None])
+def test_pools_with_threads_of_their_own_serve_our_queues(pool: Any) -> None:
+    check_pool(pool)
+
+
+class Greener(gevent.TaskPool):
+    """One that an app made of Celery's."""
+
+
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        ("gevent", "gevent"),
+        ("eventlet", "eventlet"),
+        ("celery.concurrency.gevent:TaskPool", "gevent"),
+        (gevent.TaskPool, "gevent"),
+        (Greener, "gevent"),
+    ],
+)
+def test_a_pool_that_would_stop_the_heartbeats_is_refused_with_what_to_start_instead(pool: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the pool {name} cannot serve.*: start it with -P prefork"):
+        check_pool(pool)

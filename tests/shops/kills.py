@@ -29,6 +29,7 @@ import psutil
 import psycopg
 
 from examples.warehouse import Warehouse, warehouse
+from tests.ending import kill_all
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.waiting import wait_until
 
@@ -171,21 +172,11 @@ def at_work(shop: Shop, folder: Path) -> Iterator[Scene]:
                 scene.command(command), env=scene.environment(), cwd=ROOT, check=False, capture_output=True, text=True
             )
             assert done.returncode == 0, done.stderr
-        stack.callback(_end, scene)
+        stack.callback(lambda: kill_all(scene.processes.values()))
         scene.start_web()
         for name in ("one", "two"):
             scene.start_worker(name)
         yield scene
-
-
-def _end(scene: Scene) -> None:
-    for process in scene.processes.values():
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
-        process.kill()
-        process.wait()
 
 
 def kills(scene: Scene) -> Iterator[str]:

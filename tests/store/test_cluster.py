@@ -87,7 +87,7 @@ def write(engine: Engine, tenant: str, numbers: str, version: int = 1) -> None:
 
 def message(engine: Engine, message_id: str, tenant: str | None) -> None:
     found = Unmatched("no criterion") if tenant is None else Match(tenant, 1000, "$.level")
-    Records(engine, ALERTS).write(message_id, json.dumps({}), found, None)
+    Records(engine, ALERTS).write(message_id, json.dumps({}), found)
 
 
 def put_in_quarantine(

@@ -18,20 +18,22 @@ from taskbridge.store import (
     Cursors,
     Page,
     Quarantined,
-    figures,
     know,
     read_backlogs,
     read_counters,
     record_invoice,
 )
+from taskbridge.store.figures import MOST_RECORDS
 from tests.quarantined import put_in_quarantine, states
 
 NOT_YET: dict[str, Any] = {"events": 3, "new_events": 3, "runs": 1}
 
 
-def look(engine: Engine, tenants: Sequence[str] = ("acme", "bolt")) -> tuple[Counters, Backlog]:
+def look(
+    engine: Engine, tenants: Sequence[str] = ("acme", "bolt"), most: int = MOST_RECORDS
+) -> tuple[Counters, Backlog]:
     counters = read_counters(engine, ["invoices"])
-    backlogs = read_backlogs(engine, {"invoices": "invoices"}, {"invoices": tenants})
+    backlogs = read_backlogs(engine, {"invoices": "invoices"}, {"invoices": tenants}, most)
     return counters["invoices"], backlogs["invoices"]
 
 
@@ -104,13 +106,12 @@ def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine:
     assert 0 <= look(engine)[1].oldest_seconds < 100
 
 
-def test_more_than_anybody_counts_is_cut_off(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_RECORDS", 2)
+def test_more_than_anybody_counts_is_cut_off(engine: Engine) -> None:
     for number in range(4):
         record_invoice(engine, "acme", str(number), {})
         record_invoice(engine, "bolt", str(number), {})
         put_in_quarantine(engine, "bolt", str(number))
-    assert look(engine)[1][0:3:2] == (2, 2)
+    assert look(engine, most=2)[1][0:3:2] == (2, 2)
 
 
 def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> None:

@@ -151,11 +151,11 @@ def test_many_records_are_written_in_their_order_and_changes_are_counted_by_tena
 
 def test_a_message_is_recorded_once_whatever_tenant_it_is_given(engine: Engine) -> None:
     alerts = Records(engine, "alerts")
-    assert alerts.write("m-1", "{}", Unmatched("no criterion"), None) is True
-    assert alerts.write("m-1", "{}", Match("acme", 1000, "c"), None) is False
+    assert alerts.write("m-1", "{}", Unmatched("no criterion")) is True
+    assert alerts.write("m-1", "{}", Match("acme", 1000, "c")) is False
     list(alerts.match_again(lambda _: Match("acme", 1000, "c")))
-    assert alerts.write("m-1", "{}", Match("bolt", 1000, "c"), None) is False
-    assert Records(engine, "audits").write("m-1", "{}", Match("bolt", 1000, "c"), None) is True
+    assert alerts.write("m-1", "{}", Match("bolt", 1000, "c")) is False
+    assert Records(engine, "audits").write("m-1", "{}", Match("bolt", 1000, "c")) is True
     assert rows(engine, "SELECT source, tenant FROM taskbridge.records ORDER BY 1") == [
         ("alerts", "acme"),
         ("audits", "bolt"),
@@ -169,8 +169,8 @@ def match(_: Any) -> Match:
 def test_messages_that_lay_under_another_source_are_matched_also_where_one_was_repeated(engine: Engine) -> None:
     early, orders = Records(engine, "p"), Records(engine, "orders")
     for message_id in ("m1", "m2"):
-        assert early.write(message_id, "{}", Unmatched("the pipeline is not known"), None)
-    assert orders.write("m1", '{"again": 1}', match({}), None)
+        assert early.write(message_id, "{}", Unmatched("the pipeline is not known"))
+    assert orders.write("m1", '{"again": 1}', match({}))
 
     assert [one.message_id for one, _ in orders.match_again(match, under=("p",))] == ["m2"]
 
@@ -179,21 +179,21 @@ def test_messages_that_lay_under_another_source_are_matched_also_where_one_was_r
         ("orders", "m2"),
     ]
     assert count_unmatched(engine, "p") == 0
-    assert not orders.write("m2", "{}", match({}), None), "it is known by its id"
+    assert not orders.write("m2", "{}", match({})), "it is known by its id"
 
 
 def test_a_message_whose_key_a_record_has_becomes_its_next_content(engine: Engine) -> None:
     record(engine, "orders", "acme", "m1", {"version": 1})
     orders = Records(engine, "orders")
-    assert orders.write("m1", '{"version": 2}', match({}), None)
-    assert not orders.write("m1", '{"version": 3}', match({}), None)
+    assert orders.write("m1", '{"version": 2}', match({}))
+    assert not orders.write("m1", '{"version": 3}', match({}))
     assert rows(engine, "SELECT document FROM taskbridge.records") == [({"version": 2},)]
 
 
 def test_a_message_that_cannot_be_matched_because_its_key_is_taken_stops_no_other(engine: Engine) -> None:
     orders = Records(engine, "orders")
     for message_id in ("m1", "m2"):
-        orders.write(message_id, "{}", Unmatched("no criterion"), None)
+        orders.write(message_id, "{}", Unmatched("no criterion"))
     record(engine, "orders", "acme", "m1", {"other": 1})
     assert [one.message_id for one, _ in orders.match_again(match)] == ["m2"]
 
@@ -443,7 +443,7 @@ def test_what_lay_beside_the_hosts_tables_is_moved_with_all_that_it_holds(engine
     assert sweep(engine, "mirror", "invoices") == [], "it is paused"
     assert sweep(engine, "alerts", "alerts", "svc") == ["m1"]
     assert [one.message_id for one in read_unmatched(engine, "alerts")] == ["m2"]
-    assert Records(engine, "alerts").write("m2", "{}", Match("svc", 1, "c"), None) is False
+    assert Records(engine, "alerts").write("m2", "{}", Match("svc", 1, "c")) is False
     record(engine, "invoices", "acme", "f", {})
     assert sweep(engine, "invoices", "invoices") == ["f"]
     (highest,) = rows(engine, "SELECT max(revision), max(id) FROM taskbridge.records WHERE key <> 'f'")[0:1]

@@ -27,7 +27,7 @@ def split(engine: Engine) -> Engine:
     know(engine, "orders", "orders")
     for tenant in TENANTS:
         record(engine, "orders", tenant, "1", {"version": 1})
-    Records(engine, "orders").write("message", "{}", Unmatched("no criterion"), None)
+    Records(engine, "orders").write("message", "{}", Unmatched("no criterion"))
     found = re.search(r"<!-- sql -->\n```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

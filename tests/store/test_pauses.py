@@ -129,7 +129,7 @@ def test_what_is_tried_again_counts_and_what_is_quarantined_does_not(engine: Eng
 def test_records_with_criteria_are_counted_in_their_own_pipeline(engine: Engine, pauses: Pauses) -> None:
     for pipeline in ("alerts", "other"):
         for number in "12":
-            Records(engine, pipeline).write(number, "{}", Match("acme", 1000, "c"), None)
+            Records(engine, pipeline).write(number, "{}", Match("acme", 1000, "c"))
     snapshot = pauses.snapshot()
     assert left(engine, snapshot, "alerts") == {"acme": 2}
     assert handle(Cursors(engine, "alerts"), pipeline="alerts") == ["1", "2"]

@@ -28,8 +28,9 @@ def seeded(engine: Engine) -> Engine:
         )
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner, snapshot) "
-            "SELECT 'invoices', 'tenant-' || n, 't', pg_current_snapshot() FROM generate_series(0, %(tenants)s - 1) n",
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner, snapshot, last_run_at) "
+            "SELECT 'invoices', 'tenant-' || n, 't', pg_current_snapshot(), now() "
+            "FROM generate_series(0, %(tenants)s - 1) n",
             {"tenants": TENANTS},
         )
     with engine.begin() as connection:
@@ -186,6 +187,11 @@ def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
                 "suspect_revision": None,
                 "outages": 0,
                 "idle_timeout": "5s",
+                "reason": "event",
+                "worker": "celery@here",
+                "events": 1,
+                "burst_run": 1,
+                "rejected": 0,
             },
         ),
     ],

@@ -127,7 +127,7 @@ def test_what_left_quarantine_meanwhile_is_not_marked(engine: Engine, quarantine
 def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Engine, quarantine: Quarantine) -> None:
     for pipeline in ("alerts", "other"):
         know(engine, pipeline, pipeline)
-        Records(engine, pipeline).write(f"{pipeline}-1", "{}", Match("acme", 1000, "c"), None)
+        Records(engine, pipeline).write(f"{pipeline}-1", "{}", Match("acme", 1000, "c"))
         put_in_quarantine(engine, "acme", f"{pipeline}-1", pipeline=pipeline)
     of_alerts = Quarantine(engine, "alerts")
     assert ids(of_alerts, pipeline="alerts") == [("acme", "alerts-1")]

@@ -39,7 +39,7 @@ def write(engine: Engine, source: str, name: str, version: int = 1) -> None:
         record_invoice(engine, "acme", name, {"version": version})
     else:
         payload = json.dumps({"version": version})
-        Records(engine, ALERTS).write(name, payload, Match("acme", 1000, "$.level"), None)
+        Records(engine, ALERTS).write(name, payload, Match("acme", 1000, "$.level"))
 
 
 def sweep(engine: Engine, source: str) -> list[Record]:

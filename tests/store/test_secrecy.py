@@ -16,7 +16,8 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.criteria import Match
 from taskbridge.errors import InvalidInput
 from taskbridge.settings import Settings
-from taskbridge.store import Records, record_invoice
+from taskbridge.store import record_invoice
+from taskbridge.store.records import fetching, writing_message, written
 
 MARK = "the-patients-name"
 KEY = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
@@ -46,7 +47,8 @@ def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, b
             given = None if own else connection
             if table == "invoices":
                 return record_invoice(engine, "acme", number, {"name": MARK}, given)
-            return Records(engine, "alerts").write(number, f'{{"name": "{MARK}"}}', Match("acme", 1, "c"), given)
+            steps = writing_message("alerts", number, f'{{"name": "{MARK}"}}', Match("acme", 1, "c"))
+            return written(steps, fetching(engine, given))
 
     with engine.begin() as connection:
         connection.exec_driver_sql(QUIET)

@@ -106,6 +106,7 @@ def test_a_schedule_whose_harness_fails_is_told_and_the_next_one_is_begun(tmp_pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an arena compiles nothing there")
+@pytest.mark.slow
 def test_a_schedule_whose_arena_cannot_be_opened_gets_one_more_and_no_third(tmp_path: Path) -> None:
     """A compiler that fails keeps Redis of an arena from its clock."""
     compiler, tries = tmp_path / "cc", tmp_path / "tries"

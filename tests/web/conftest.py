@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.failures.conftest import drill
+from tests.traces.conftest import spans
 
-__all__ = ["drill"]
+__all__ = ["drill", "spans"]

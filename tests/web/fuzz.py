@@ -24,10 +24,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, NamedTuple
+from importlib.util import find_spec
+from typing import Any, Final, Literal, NamedTuple
 
 import psutil
 import uvicorn
@@ -62,6 +62,9 @@ MOST_GROWTH: Final = 32 * 2**20
 MOST_TOLD: Final = 20
 
 App = Any
+Parser = Literal["httptools", "h11"]
+PARSERS: Final[tuple[Parser, ...]] = ("httptools", "h11") if find_spec("httptools") else ("h11",)
+"""What reads requests below uvicorn: the first one with the extra `speed`."""
 
 
 class Answer(NamedTuple):
@@ -238,9 +241,10 @@ async def called(app: App, one: Input) -> Answer:
 
 
 def _attack_over_sockets(app: App, seed: int, numbers: Iterable[int], result: Result) -> None:
-    """Send each input over a connection of its own, to the server that `taskbridge serve` starts."""
+    """Send each input over a connection of its own, to a server as `taskbridge serve` starts it."""
 
-    def send(port: int, number: int) -> tuple[Input, Answer, Expected]:
+    def send(number: int) -> tuple[Input, Answer, Expected]:
+        port = ports[number // SOCKET_SHARE % len(ports)]
         one = drawn(seed, number, time.time())
         raw, is_right = framed(seed, one)
         answer = _sent(port, raw, is_whole=is_right, goes=not (one.ends or one.stalls))
@@ -248,15 +252,17 @@ def _attack_over_sockets(app: App, seed: int, numbers: Iterable[int], result: Re
             return one, answer, Expected.ANY
         return one, answer, one.expected
 
-    with _served(app) as port, ThreadPoolExecutor(SOCKETS_AT_ONCE) as threads:
-        for one, answer, expected in threads.map(partial(send, port), numbers):
+    with ExitStack() as stack:
+        ports = [stack.enter_context(_served(app, parser)) for parser in PARSERS]
+        threads = stack.enter_context(ThreadPoolExecutor(SOCKETS_AT_ONCE))
+        for one, answer, expected in threads.map(send, numbers):
             result.over_socket += 1
             _judge(seed, one, answer, result, expected)
 
 
 @contextmanager
-def _served(app: App) -> Iterator[int]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+def _served(app: App, parser: Parser) -> Iterator[int]:
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=parser, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

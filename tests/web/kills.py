@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
-import psutil
 import psycopg
 
 from taskbridge.testing.servers import open_directory
 from taskbridge.web import StandardWebhooks
 from tests.deployment import worker_command
+from tests.ending import kill_all
 from tests.memory import keep_temporary_files_in_memory
 from tests.torture.servers import PORTS, PostgresHere, RedisHere
 from tests.waiting import wait_until
@@ -238,13 +238,7 @@ class Scene:
             )
 
     def end(self) -> None:
-        for process in self.processes.values():
-            with suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    with suppress(psutil.NoSuchProcess):
-                        child.kill()
-            process.kill()
-            process.wait()
+        kill_all(self.processes.values())
 
 
 @contextmanager

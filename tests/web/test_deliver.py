@@ -35,6 +35,7 @@ from taskbridge.web import Refused, Undelivered, UnexpectedAnswer, addresses, de
 from taskbridge.web.addresses import Network, deadline, is_public
 from tests.deployment import Deployment
 from tests.failures.drill import Drill
+from tests.traces.conftest import Spans, context_of
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import wait_until
 
@@ -142,6 +143,21 @@ def test_during_a_rotation_both_secrets_sign(drill: Drill, endpoint: Endpoint) -
         standardwebhooks.Webhook(secret).verify(body, headers)
 
 
+def test_postgres_keeps_each_digit_and_a_handler_reads_doubles_and_exact_whole_numbers(
+    drill: Drill, endpoint: Endpoint
+) -> None:
+    document = '{"odd": 9007199254740993, "wide": 12345678901234567.89, "price": 12.50}'
+    handle(drill, endpoint)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT taskbridge.record('invoices', 'acme', '1', %s::jsonb)", (document,))
+    assert drill.deployment.rows("SELECT document::text FROM taskbridge.records") == [(document,)]
+    drill.deployment.notify_event.delay("acme")
+    drill.run_one()
+    ((_, _, body),) = endpoint.requests
+    (sent,) = json.loads(body, parse_float=str)["data"]
+    assert sent["document"] == {"odd": 2**53 + 1, "price": "12.5", "wide": "1.2345678901234568e+16"}
+
+
 def test_a_request_for_each_record(drill: Drill, endpoint: Endpoint) -> None:
     handle(drill, endpoint, per="record")
     drill.save("acme", "1", "2", "3")
@@ -225,7 +241,7 @@ def test_an_endpoint_that_asks_to_wait_is_left_alone_as_long(drill: Drill, endpo
     assert drill.quarantine() == []
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 408, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404, 408, 500, 502, 503, 504])
 def test_an_endpoint_that_cannot_be_used_is_tried_again(drill: Drill, endpoint: Endpoint, status: int) -> None:
     endpoint.answer = always(status, {"Location": "/elsewhere"})
     handle(drill, endpoint)
@@ -454,10 +470,94 @@ def test_whoever_runs_one_tenant_s_endpoint_cannot_sign_for_another(drill: Drill
             standardwebhooks.Webhook(other).verify(body, headers)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://partner.example/",
+        "https://",
+        "https:///hooks",
+        "https://caf\u00e9.example/",
+        "http://x:99999/",
+        "http://[::1",
+    ],
+)
+def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
+    drill: Drill, endpoint: Endpoint, url: str
+) -> None:
+    places = {"acme": url, "bolt": endpoint.url}
+    handler = deliver(places.__getitem__, lambda _: SECRET, allow_private=True, app=drill.runtime.app)
+    endpoint.handlers.append(handler)
+    drill.handle(handler)
+    for tenant in places:
+        drill.save(tenant, "1")
+    for _ in range(30):
+        drill.run_one()
+    assert {type(error) for error in drill.errors} == {Undelivered}
+    told = str(drill.errors[0])
+    assert "not sent: the URL for tenant 'acme' cannot be used" in told
+    assert not any(part in told for part in ("ftp:", "hooks", "caf", "99999", "[::1"))
+    assert drill.quarantine() == []
+    assert drill.states("bolt") == {"handled": 1}
+    places["acme"] = endpoint.url
+    drill.go_on()
+    assert drill.states("acme") == {"handled": 1}
+
+
 @pytest.mark.parametrize("url", ["https://x/{tenant}", lambda tenant: f"https://{tenant}.example"])
 def test_one_secret_for_the_endpoints_of_all_tenants_is_refused(url: Any) -> None:
     with pytest.raises(ConfigurationError, match="pass `secret` as a function of the tenant"):
         deliver(url, SECRET)
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [(2, False), (23, False), (24, True), (64, True), (65, False)])
+def test_a_secret_that_is_easily_guessed_signs_nothing(length: int, *, is_taken: bool) -> None:
+    secret = "whsec_" + base64.b64encode(b"k" * length).decode()
+    if is_taken:
+        deliver("https://x", [SECRET, secret])
+        return
+    with pytest.raises(ConfigurationError, match=f"has {length} bytes.* asks for 24 to 64 .*openssl rand") as raised:
+        deliver("https://x", [SECRET, secret])
+    assert secret not in str(raised.value)
+
+
+def test_a_tenant_whose_secret_is_too_short_is_named_and_sent_nothing(drill: Drill, endpoint: Endpoint) -> None:
+    handler = deliver(endpoint.url, lambda _: "whsec_b2s=", allow_private=True, app=drill.runtime.app)
+    endpoint.handlers.append(handler)
+
+    def refused(batch: Batch) -> None:
+        with pytest.raises(ConfigurationError, match="tenant 'acme': a secret that signs has 2 bytes") as raised:
+            handler(batch)
+        assert "b2s" not in str(raised.value)
+        raise raised.value
+
+    drill.handle(refused)
+    drill.save("acme", "1")
+    drill.run_one()
+    assert endpoint.requests == []
+    assert drill.states() == {"pending": 1}
+
+
+def test_a_request_names_the_span_of_its_call_and_the_user_s_header_wins(
+    drill: Drill, endpoint: Endpoint, spans: Spans
+) -> None:
+    handle(drill, endpoint)
+    drill.save("acme", "1")
+    drill.run_one()
+    trace_id, span_id = context_of(spans.one("handle invoices"))
+    assert endpoint.requests[-1][1]["traceparent"] == f"00-{trace_id:032x}-{span_id:016x}-01"
+    handle(drill, endpoint, headers={"Traceparent": "mine"})
+    drill.save("bolt", "1")
+    drill.run_one()
+    assert endpoint.requests[-1][1]["traceparent"] == "mine"
+
+
+def test_a_request_of_a_run_that_nobody_traces_is_the_start_of_no_trace(drill: Drill, endpoint: Endpoint) -> None:
+    handle(drill, endpoint)
+    drill.save("acme", "1")
+    drill.run_one()
+    # An SDK that another test has loaded samples nothing by now.
+    assert endpoint.requests[-1][1].get("traceparent", "00").endswith("00")
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
@@ -625,6 +725,10 @@ def test_what_is_a_public_address(address: str, *, public: bool) -> None:
         ("x", {}),
         ("https://x", {"secret": "whsec_"}),
         ("https://x", {"secret": "plain?"}),
+        ("https://x", {"secret": "whpk_" + base64.b64encode(b"k" * 32).decode()}),
+        ("https://x", {"headers": {"X-Shop": "caf\u00e9"}}),
+        ("https://x", {"headers": {"X-Shop": "a\nb: c"}}),
+        ("https://x", {"headers": {"X Shop": "a"}}),
         ("https://x", {"timeout": 0}),
         ("https://x", {"timeout": 1, "connect_timeout": 2}),
     ],

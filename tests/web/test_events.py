@@ -21,7 +21,8 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
 from taskbridge.errors import ConfigurationError
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import runtime_of
+from taskbridge.process import event_threads
+from taskbridge.process.runtime import EVENT_THREADS, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import receiving as storing
 from taskbridge.store import record
@@ -31,7 +32,8 @@ from tests.deployment import Deployment
 from tests.store.adopting import adopted
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import wait_until
-from tests.web.test_receiver import served
+from tests.web.serving import served
+from tests.web.too_long import assert_refused_while_it_comes
 
 TOKEN = "t0ken-of-a-program-1"
 OTHER = "t0ken-of-a-program-2"
@@ -104,6 +106,33 @@ def test_events_that_need_nothing_of_postgres_wait_for_none_that_do(
         assert "or Postgres where it is asked for a delay, is too slow" in caplog.text
         wait_until(lambda: post(url, {"pipeline": "orders", "tenant": "acme"}).status_code == 200, "taken", 3)
         other.rollback()
+
+
+@pytest.mark.parametrize("deployment", [{"notify_timeout": 0.5}], indirect=True)
+def test_events_of_senders_that_were_told_to_come_again_neither_pile_up_nor_are_sent(
+    url: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waiting() -> int:
+        return runtime_of(deployment.app).asking_threads._waiting
+
+    def ask(first: int, count: int) -> int:
+        several = [{"pipeline": "alerts", "tenant": f"t{first + at}"} for at in range(count)]
+        return post(url, several).status_code
+
+    monkeypatch.setattr(event_threads, "MOST_WAITING", EVENT_THREADS + 22)
+    post(url, {"pipeline": "orders", "tenant": "first"})
+    with deployment.engine.begin() as other, ThreadPoolExecutor(20) as senders:
+        other.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        # All threads wait for Postgres, each with one event.
+        assert set(senders.map(ask, range(EVENT_THREADS), [1] * EVENT_THREADS)) == {503}
+        assert waiting() == EVENT_THREADS
+        # Of who is not waited for any more, one thing waits: three find room, and the others are refused at once.
+        assert [ask(100 * at, 20) for at in range(1, 11)] == [503] * 10
+        assert waiting() == EVENT_THREADS + 3
+        other.rollback()
+    wait_until(lambda: waiting() == 0, "nothing waits")
+    assert set(deployment.gate.active("alerts")) <= {f"t{at}" for at in range(EVENT_THREADS)}
+    assert post(url, {"pipeline": "alerts", "tenant": "acme"}).status_code == 200
 
 
 def test_messages_and_records_keep_the_span_of_their_request(url: str, deployment: Deployment) -> None:
@@ -385,22 +414,7 @@ def test_tokens_come_from_the_environment_and_are_not_shown(deployment: Deployme
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_long_is_refused_while_it_comes(url: str, *, chunked: bool) -> None:
-    sent = 0
-
-    def parts() -> Iterator[bytes]:
-        nonlocal sent
-        for _ in range(2_000):
-            sent += 65_536
-            yield b" " * 65_536
-
-    content: Any = parts() if chunked else b" " * 1_048_577
-    try:
-        answer = httpx2.post(url, content=content, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
-        assert answer.status_code == 413
-    except (httpx2.WriteError, httpx2.ReadError):
-        # The connection was closed before all was sent.
-        assert chunked
-    assert sent < 100_000_000
+    assert_refused_while_it_comes(url, {"Authorization": f"Bearer {TOKEN}"}, chunked=chunked)
 
 
 def test_only_post_is_taken(url: str) -> None:

@@ -9,6 +9,7 @@ from tests.web.kills import KILLED, survive
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_was_answered_is_delivered_once_though_each_process_is_killed() -> None:
     with open_directory() as folder:

@@ -8,18 +8,16 @@ import hashlib
 import hmac
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import httpx2
+import jsonpath_rfc9535
 import pytest
-import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -27,17 +25,20 @@ from starlette.routing import Mount
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.errors import Unavailable
+from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import Incoming, receive
 from taskbridge.store import receiving as storing
 from taskbridge.web import Hmac, Request, Slack, StandardWebhooks, Webhook, committing, endpoint, receiver
+from taskbridge.web.webhook import finder
 from tests.deployment import Deployment
 from tests.store.adopting import Reader, adopted
 from tests.transactions.black_hole import nobody_accepts
 from tests.transactions.conftest import producer
 from tests.waiting import wait_until
+from tests.web.serving import served
+from tests.web.too_long import assert_refused_while_it_comes
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 PLAIN = "a secret"
@@ -58,6 +59,8 @@ def note_key(request: Request) -> Any:
     """Where a note's key stands, as a declaration's function that looks into a database."""
     if request.payload.get("away"):
         raise Unavailable("no database")
+    if request.payload.get("broken"):
+        raise OSError("no file")
     return request.payload["keys"][0]
 
 
@@ -70,20 +73,6 @@ NOTES = Webhook(
     deleted=lambda request: request.payload.get("type") == "deleted",
     when=lambda request: request.payload.get("type") != "hello",
 )
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Serve an app on a port of this machine; the address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the receiver listens")
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def nothing(_: object) -> None:
@@ -344,6 +333,60 @@ def test_refusals_are_in_the_log_once_a_minute_with_their_number(send: Send, cap
     assert "no signature of the request" in lines[0]
 
 
+def test_a_function_that_fails_over_each_request_does_not_fill_the_log(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Of its own: the webhook remembers what it has told.
+    with served(receiver(replace(NOTES), app=deployment.app)) as url, httpx2.Client(timeout=60) as client:
+        for number in range(5):
+            answer = sender(client, url)(a_note(keys=[], number=number))
+            assert answer.json() == {"unmatched": "a function of the webhook raised IndexError"}
+        for _ in range(5):
+            assert sender(client, url)(a_note(keys=[], broken=True)).status_code == 503
+    told = [one.getMessage() for one in caplog.records if one.exc_info]
+    assert told == [
+        "requests that a function of 'notes' cannot read: 1, the last",
+        "requests to /notes that failed with this error: 1, the last",
+    ]
+
+
+def test_a_redis_that_is_away_does_not_fill_the_log(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    made = producer(Settings(deployment.settings.postgres_url, "redis://127.0.0.1:1/0"))
+    pipelines = Pipelines()
+    pipelines.declare(Pipeline("orders", nothing, LatencyNeutral(), 100))
+    runtime_of(made.app).pipelines = pipelines
+    with served(receiver(ORDERS, app=made.app)) as url, httpx2.Client(timeout=60) as client:
+        for number in range(10):
+            assert sender(client, url)(an_order(number)).status_code == 200
+    assert len([one for one in caplog.records if one.getMessage().startswith("no event for")]) == 1
+    runtime_of(made.app).close()
+
+
+def test_the_first_request_finds_a_session_open_and_its_statement_planned(deployment: Deployment) -> None:
+    made = producer(deployment.settings)
+    pool: Any = runtime_of(made.app).engine.pool
+    with served(receiver(ORDERS, app=made.app)):
+        assert (pool.checkedin(), pool.checkedout()) == (1, 0)
+        last = deployment.rows(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert [row.query[:10] for row in last] == ["WITH given"]
+    runtime_of(made.app).close()
+
+
+@pytest.mark.parametrize("place", ["$", "$.a", "$['a']['b']", "$.a.b.c", "$.a[0]", "$.a.*", "$..b", "$['a','b']"])
+@pytest.mark.parametrize("payload", [{}, [], {"a": 1}, {"a": {"b": None}}, {"a": [{"b": 2}]}, {"a": {"b": {"c": 3}}}])
+def test_a_path_gives_what_a_query_gives(place: str, payload: Any) -> None:
+    values = jsonpath_rfc9535.find(place, payload).values()
+    found = finder("key", place)
+    request = Request({}, b"", payload)
+    if len(values) == 1:
+        assert found(request) is values[0]
+    else:
+        with pytest.raises(InvalidInput, match=f"is there {len(values)} times"):
+            found(request)
+
+
 def test_what_is_not_signed_is_refused(send: Send, deployment: Deployment) -> None:
     answer = send(signed(b"{}", "msg", secret=b"of somebody else"))
     assert answer.status_code == 401
@@ -353,22 +396,7 @@ def test_what_is_not_signed_is_refused(send: Send, deployment: Deployment) -> No
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_is_too_long_is_refused_while_it_comes(url: str, *, chunked: bool) -> None:
-    sent = 0
-
-    def parts() -> Iterator[bytes]:
-        nonlocal sent
-        for _ in range(2_000):
-            sent += 65_536
-            yield b" " * 65_536
-
-    content: Any = parts() if chunked else b" " * 1_048_577
-    try:
-        answer = httpx2.post(f"{url}/orders", content=content, timeout=60)
-        assert answer.status_code == 413
-    except (httpx2.WriteError, httpx2.ReadError):
-        # The receiver has closed the connection before all was sent.
-        assert chunked
-    assert sent < 100_000_000
+    assert_refused_while_it_comes(f"{url}/orders", {}, chunked=chunked)
 
 
 def raw(url: str, text: str) -> socket.socket:
@@ -406,6 +434,29 @@ def test_who_goes_away_while_it_waits_costs_no_other(
         locked()
         assert answer.result().status_code == 200
     assert set(orders(deployment)) == {"1", "2"}
+
+
+def test_whole_numbers_stay_exact_and_others_are_doubles(send: Send, deployment: Deployment) -> None:
+    numbers = b"""{"most": 9223372036854775807, "odd": 9007199254740993, "long": 123456789012345678901234567890,
+        "price": 12.50, "tenth": 0.1, "wide": 12345678901234567.89, "text": "12345678901234567.890"}"""
+    body = b'{"customer": "acme", "id": 9007199254740993, "version": 1, "order": ' + numbers + b"}"
+    assert send(signed(body, "msg-numbers")).status_code == 200
+    found = deployment.rows("SELECT key, document FROM (SELECT key, document::text FROM taskbridge.records) r")
+    assert [(row.key, json.loads(row.document, parse_float=str)) for row in found] == [
+        (
+            "9007199254740993",
+            {
+                "most": 2**63 - 1,
+                "odd": 2**53 + 1,
+                "long": 123456789012345678901234567890,
+                "price": "12.5",
+                "tenth": "0.1",
+                # Postgres writes the digits of the double, and this one is whole.
+                "wide": 12345678901234568,
+                "text": "12345678901234567.890",
+            },
+        )
+    ]
 
 
 def test_a_long_body_is_read_too(send: Send, deployment: Deployment) -> None:
@@ -583,6 +634,7 @@ def test_without_postgres_the_sender_is_told_to_come_again(postgres_url: str, re
     runtime_of(made.app).close()
 
 
+@pytest.mark.slow
 def test_a_redis_that_swallows_packets_delays_no_answer(deployment: Deployment) -> None:
     with nobody_accepts() as redis_url:
         made = producer(Settings(deployment.settings.postgres_url, redis_url, notify_timeout=8.0))
@@ -596,6 +648,16 @@ def test_a_redis_that_swallows_packets_delays_no_answer(deployment: Deployment) 
             assert time.monotonic() - began < 8.0
         runtime_of(made.app).close()
     assert len(orders(deployment)) == 5
+
+
+def test_a_worker_finds_what_came_while_redis_was_away_from_the_receiver(deployment: Deployment) -> None:
+    made = producer(Settings(deployment.settings.postgres_url, "redis://127.0.0.1:1/0"))
+    body = b'{"shop": "acme", "number": "1"}'
+    with served(receiver(INVOICES, app=made.app)) as url, httpx2.Client(timeout=60) as client:
+        assert sender(client, url)(an_invoice(body)).status_code == 200
+    with deployment.worker("-P", "solo"):
+        wait_until(lambda: deployment.deliveries() == [("acme", "1")], "the tail finds it", 30)
+    runtime_of(made.app).close()
 
 
 def test_it_can_be_mounted(deployment: Deployment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -98,6 +99,47 @@ def test_during_a_rotation_both_secrets_are_taken_and_no_third(way: str) -> None
     both.verify(sign(BODY, OTHER), BODY, NOW)
     with pytest.raises(InvalidSignature):
         make([OTHER]).verify(sign(BODY, SECRET), BODY, NOW)
+
+
+@each
+def test_each_secret_is_compared_in_constant_time_whichever_is_right(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []
+    original = hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(bool(original(one, other)))
+        return compared[-1]
+
+    make, sign = WAYS[way]
+    headers = sign(BODY, SECRET)
+    monkeypatch.setattr("taskbridge.web.signatures.hmac.compare_digest", compare)
+    for secrets in ([SECRET, OTHER], [OTHER, SECRET]):
+        compared.clear()
+        make(secrets).verify(headers, BODY, NOW)
+        assert compared == [secret == SECRET for secret in secrets]
+
+
+@each
+def test_what_is_signed_is_the_raw_body_and_not_its_json(way: str) -> None:
+    make, sign = WAYS[way]
+    same = json.dumps(json.loads(BODY)).encode()
+    assert same != BODY
+    with pytest.raises(InvalidSignature, match="belongs to its content"):
+        make(SECRET).verify(sign(same), BODY, NOW)
+
+
+@pytest.mark.parametrize("way", ["Standard Webhooks", "Stripe", "Slack"])
+def test_the_tolerance_is_a_setting_of_the_scheme(way: str) -> None:
+    ways: dict[str, tuple[Any, Callable[..., dict[str, str]]]] = {
+        "Standard Webhooks": (StandardWebhooks, of_the_standard),
+        "Stripe": (Stripe, of_stripe),
+        "Slack": (Slack, of_slack),
+    }
+    make, sign = ways[way]
+    headers = sign(BODY)
+    make(SECRET, tolerance=10).verify(headers, BODY, NOW + 9)
+    with pytest.raises(InvalidSignature, match="by more than 10 s"):
+        make(SECRET, tolerance=10).verify(headers, BODY, NOW + 12)
 
 
 @each

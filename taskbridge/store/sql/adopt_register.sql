@@ -9,5 +9,6 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
     backfill_after = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfill_after END,
     backfilled = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled ELSE 0 END,
     backfilled_at = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled_at END,
+    from_now_on = a.from_now_on AND a.ended_at IS NULL AND a.relation = excluded.relation,
     again_below = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.again_below
                        ELSE nextval('{schema}.revisions') END

@@ -19,7 +19,14 @@ WITH m AS (SELECT
     %(attempts)s::integer AS attempts,
     %(outages)s::integer AS outages,
     %(deaths)s::integer AS deaths,
-    %(suspect_revision)s::bigint AS suspect_revision)
-{moves_cursor},
+    %(suspect_revision)s::bigint AS suspect_revision,
+    %(reason)s::text AS reason,
+    %(worker)s::text AS worker,
+    %(events)s::integer AS events,
+    %(burst_run)s::integer AS burst_run,
+    %(rejected)s::integer AS rejected),
+{moves_cursor}
+SELECT asked, pipeline, tenant,
     set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
     current_setting('taskbridge.batch', true) AS batch
+FROM moved

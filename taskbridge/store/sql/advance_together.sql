@@ -16,9 +16,15 @@ WITH m AS (SELECT * FROM unnest(
     %(attempts)s::integer[],
     %(outages)s::integer[],
     %(deaths)s::integer[],
-    %(suspect_revision)s::bigint[]
+    %(suspect_revision)s::bigint[],
+    %(reason)s::text[],
+    %(worker)s::text[],
+    %(events)s::integer[],
+    %(burst_run)s::integer[],
+    %(rejected)s::integer[]
 ) AS m (
     pipeline, tenant, token, sweeps, target, finished, at_xid, at_id, records, first_event_ms, first_event_bucket,
-    batch_limit, suspects, attempts, outages, deaths, suspect_revision
-))
+    batch_limit, suspects, attempts, outages, deaths, suspect_revision, reason, worker, events, burst_run, rejected
+)),
 {moves_cursor}
+SELECT asked, pipeline, tenant FROM moved

@@ -9,7 +9,7 @@ WITH page AS MATERIALIZED (
 {records}
 )
 UPDATE {schema}.adopted a
-SET backfill_of = {phase},
+SET from_now_on = false, backfill_of = {phase},
     backfill_after = coalesce((SELECT p.place FROM page p ORDER BY p.at DESC LIMIT 1), a.backfill_after),
     backfill_columns = {columns},
     backfilled = {so_far} + (SELECT count(*) FROM page),

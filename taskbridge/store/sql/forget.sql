@@ -7,6 +7,10 @@ WITH pipeline AS (
     DELETE FROM {schema}.quarantine WHERE pipeline = %(pipeline)s RETURNING 1
 ), tails AS (
     DELETE FROM {schema}.tails WHERE pipeline = %(pipeline)s
+), runs AS (
+    DELETE FROM {schema}.runs WHERE pipeline = %(pipeline)s
+), minutes AS (
+    DELETE FROM {schema}.run_minutes WHERE pipeline = %(pipeline)s
 ), pauses AS (
     DELETE FROM {schema}.pauses WHERE pipeline = %(pipeline)s
 )

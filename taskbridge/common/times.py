@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["ago", "ahead", "iso", "moment"]
+__all__ = ["ago", "ahead", "iso", "moment", "span"]
 
 
 def ago(at: datetime | None) -> str:
     """Say how long ago by this machine's clock; one that goes behind the server's shows 0 s."""
+    return "-" if at is None else f"{span(at)} ago"
+
+
+def span(at: datetime | None) -> str:
+    """Say for how long something has been so, by this machine's clock."""
     if at is None:
         return "-"
     seconds = max(0.0, (datetime.now(UTC) - at).total_seconds())
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
-            return f"{seconds / size:.0f}{unit} ago"
-    return f"{seconds:.0f}s ago"
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def ahead(seconds: float | None) -> str:

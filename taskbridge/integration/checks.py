@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kombu.exceptions import ChannelError
-from sqlalchemy import text
 
+from taskbridge.common.texts import counted
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, TRANSPORTS, bounded
 from taskbridge.process.runtime import Runtime
@@ -29,6 +29,7 @@ from taskbridge.store import (
     unmatched_sources,
     unread_sources,
 )
+from taskbridge.store.queries import query
 from taskbridge.store.schema import head
 
 __all__ = ["Finding", "Level", "examine", "worst"]
@@ -106,8 +107,8 @@ def worst(findings: list[Finding]) -> Level:
 def _postgres(runtime: Runtime) -> Findings:
     check_version(runtime.engine)
     with runtime.engine.connect() as connection:
-        version = connection.execute(text("SHOW server_version")).scalar_one()
-        standby = connection.execute(text("SELECT pg_is_in_recovery()")).scalar_one()
+        version = connection.exec_driver_sql(query("server_version")).scalar_one()
+        standby = connection.exec_driver_sql(query("is_standby")).scalar_one()
     if standby:
         yield Finding(Level.PROBLEM, "Postgres", f"{version} is a standby, which takes no writes", "name the primary")
     else:
@@ -172,7 +173,7 @@ def _redis(runtime: Runtime) -> Findings:
 def _clocks(runtime: Runtime) -> Findings:
     before = time.time()
     with runtime.engine.connect() as connection:
-        postgres = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+        postgres = float(connection.exec_driver_sql(query("clock")).scalar_one())
     between = time.time()
     seconds, microseconds = runtime.redis.time()
     after = time.time()
@@ -306,7 +307,10 @@ def _work(runtime: Runtime) -> Findings:
     for name, count in unmatched_sources(runtime.engine).items():
         sound = False
         yield Finding(
-            Level.WARNING, "work", f"{name}: {count:,} messages match no criterion", f"taskbridge unmatched list {name}"
+            Level.WARNING,
+            "work",
+            f"{name}: {counted(count, 'message matches', 'messages match')} no criterion",
+            f"taskbridge unmatched list {name}",
         )
     with runtime.app.connection_for_write() as connection, connection.channel() as channel:
         parked = count_parked(runtime.app, channel)
@@ -315,7 +319,7 @@ def _work(runtime: Runtime) -> Findings:
         yield Finding(
             Level.WARNING,
             "work",
-            f"{parked:,} messages wait to be recorded",
+            f"{counted(parked, 'message waits', 'messages wait')} to be recorded",
             "a worker's log says what keeps them",
         )
     if sound:
@@ -330,9 +334,8 @@ def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
     """Return what is wrong with the work of a pipeline, each with the remedy."""
     circuit = runtime.gate.circuit(pipeline)
     if circuit.open:
-        line = (
-            f"the circuit is open, {circuit.probes:,} probes failed, {circuit.waiting:,} tenants are in the wait queue"
-        )
+        waiting = counted(circuit.waiting, "tenant is", "tenants are")
+        line = f"the circuit is open, {counted(circuit.probes, 'probe')} failed, {waiting} in the wait queue"
         yield line, "look at what the handler calls; `taskbridge status` shows the errors"
     declared = runtime.pipelines[pipeline]
     first = runtime.gate.survey([pipeline], OVERDUE_LOOK)[pipeline].tenants
@@ -343,9 +346,11 @@ def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
             f"`taskbridge status --pipeline {pipeline}` says who is paused or fails; if nobody is, start more workers",
         )
     if seen.failing:
-        yield f"{seen.failing:,} tenants fail, such as {seen.fails!r}", "`taskbridge status` shows the errors"
+        failing = counted(seen.failing, "tenant fails", "tenants fail")
+        yield f"{failing}, such as {seen.fails!r}", "`taskbridge status` shows the errors"
     if seen.quarantined:
-        yield f"{seen.quarantined:,} records are in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
+        records = counted(seen.quarantined, "record is", "records are")
+        yield f"{records} in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
 
 
 def _overdue(runtime: Runtime) -> Findings:

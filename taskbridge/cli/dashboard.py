@@ -1,0 +1,73 @@
+"""`taskbridge dashboard`: pages that answer what operators ask, under uvicorn."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from taskbridge.cli import environment
+from taskbridge.cli.options import data_dir_option, examples
+from taskbridge.errors import ConfigurationError, MissingExtra
+from taskbridge.settings import Settings
+
+__all__ = ["dashboard"]
+
+
+@click.command(epilog=examples("taskbridge dashboard", "taskbridge dashboard --port 8010 --allow-actions"))
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address on which to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8001, show_default=True, help="The port; 0: any that is free."
+)
+@click.option("--allow-actions", is_flag=True, help="Let people pause, resume, notify, retry and discard.")
+@click.option("--show-documents", is_flag=True, help="Show the documents of records.")
+@data_dir_option
+def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, data_dir: Path) -> None:
+    """Serve the dashboard: is it healthy, where is a record, why does a tenant not run, what fails, who is noisy.
+
+    Without TASKBRIDGE_DASHBOARD_PASSWORD it listens on this machine only, and answers only programs of this machine.
+    With it a browser asks for the password, and any user name is written into the audit.
+    """
+    try:
+        import jinja2  # noqa: F401 - the pages are made with it
+        import starlette  # noqa: F401 - the app is made with it
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtra(error.name) from error
+    if not Settings.read().dashboard_password and not _is_loopback(host):
+        raise ConfigurationError(
+            f"{host} is not this machine alone, and there is no password",
+            "set TASKBRIDGE_DASHBOARD_PASSWORD, or leave out --host",
+        )
+    environment.existing(data_dir)
+    from taskbridge.web.pages.app import dashboard as made
+
+    app = made(actions=allow_actions, show_documents=show_documents)
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: Any = None) -> None:
+            # Else it would wait for the pages that are open.
+            app.state.site.end()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        # Who sends a request is who connects: a header could name this machine.
+        proxy_headers=False,
+        server_header=False,
+        # It would have the names of tenants.
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    Server(config).run()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,2 @@
+-- A database goes, with the sessions that are in it.
+DROP DATABASE {name} WITH (FORCE)

@@ -1,0 +1,232 @@
+"""How all pipelines stand: health, what fails, the pulse, and lists of tenants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from taskbridge.common.texts import counted
+from taskbridge.common.times import moment
+from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.observing.reach import Reach
+from taskbridge.observing.shapes import (
+    ActiveTenant,
+    Colour,
+    ErrorGroup,
+    Finding,
+    Health,
+    PipelinePulse,
+    Pulse,
+    Sort,
+    TenantLine,
+)
+from taskbridge.observing.why import NO_WORKER_SECONDS, text_of_state
+from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
+
+__all__ = ["failing", "health", "pulse", "tenants"]
+
+MOST_RUNNERS: Final = 100
+"""Of so many tenants whose runners are due first pending records are counted."""
+MOST_COUNTED: Final = 2_000
+"""Records, failing tenants and paused tenants of a pipeline are counted up to this."""
+MOST_ERRORS: Final = 1_000
+MOST_SORTED: Final = 100
+"""Tenants of each kind that are looked at to sort them."""
+MOST_OF_A_TENANT: Final = 100
+OVERDUE_YELLOW: Final = 2.0
+OVERDUE_RED: Final = 30.0
+"""Seconds. Workers act on a deadline within a fraction of one, unless they are busy."""
+OLD_SECONDS: Final = 300.0
+"""A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
+RATE_SECONDS: Final = 5.0
+
+
+def health(reach: Reach) -> Health:
+    """Return whether all is well; see `Answers.health`."""
+    names = sorted(reach.pipelines)
+    surveys = reach.inspector.survey(names, MOST_RUNNERS)
+    sources = {name: reach.pipelines[name].source for name in names}
+    backlogs = read_backlogs(
+        reach.database, sources, {name: one.tenants for name, one in surveys.items()}, MOST_COUNTED
+    )
+    tails = {name: ages.tail for name, ages in read_ages(reach.database, names).items()}
+    paused = {name: reach.looks.paused(name, MOST_COUNTED) for name in names}
+    findings = [
+        finding
+        for name in names
+        for finding in _findings(reach, name, surveys[name], backlogs[name], tails[name], paused[name])
+    ]
+    findings.sort(key=lambda one: one.colour != "red")
+    colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
+    runners = sum(one.runners for one in surveys.values())
+    return Health(
+        colour=colour,
+        sentence=_sentence(findings, runners),
+        oldest_pending_seconds=max((one.oldest_seconds for one in backlogs.values()), default=0.0),
+        overdue_seconds=max((one.overdue_seconds for one in surveys.values()), default=0.0),
+        tail_seconds=max(tails.values(), default=math.inf),
+        open_circuits=[name for name in names if surveys[name].circuit.open],
+        runners=runners,
+        workers=_workers(reach, surveys),
+        pending=sum(one.pending for one in backlogs.values()),
+        quarantined=sum(one.quarantined for one in backlogs.values()),
+        paused=sum(one.tenants + one.whole for one in paused.values()),
+        failing=sum(one.failing for one in backlogs.values()),
+        findings=findings,
+        at=datetime.now(UTC),
+    )
+
+
+def _sentence(findings: list[Finding], runners: int) -> str:
+    if findings:
+        more = f", and {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
+        return f"{findings[0].sentence}{more}"
+    work = counted(runners, "tenant has a runner", "tenants have a runner") if runners else "nobody has anything to do"
+    return f"all is well: {work}, nothing fails, and nothing is held up"
+
+
+def _findings(
+    reach: Reach, name: str, survey: Survey, backlog: Backlog, tail_seconds: float, paused: PausedCount
+) -> Iterator[Finding]:
+    interval = reach.settings.tail_interval
+    if math.isinf(tail_seconds):
+        yield Finding(
+            "red",
+            f"{name}: no worker has ever looked for its records",
+            "start a worker that declares the pipeline",
+            name,
+        )
+    elif tail_seconds > NO_WORKER_SECONDS + interval:
+        said = f"{name}: no worker has looked for records for {tail_seconds:,.0f} s"
+        yield Finding("red", said, "start a worker that declares the pipeline; if one runs, read its log", name)
+    if survey.circuit.open:
+        said = f"{name}: the circuit is open, so everything fails; {_tenants(survey.circuit.waiting, 'wait')} for it"
+        yield Finding("red", said, "look at what the handler calls; the errors say what fails", name)
+    if survey.overdue_seconds > OVERDUE_YELLOW:
+        colour: Colour = "red" if survey.overdue_seconds > OVERDUE_RED else "yellow"
+        said = f"{name}: a run was due {survey.overdue_seconds:,.0f} s ago, and no worker has begun it"
+        yield Finding(colour, said, "start more workers, or see whether one is frozen", name)
+    delay = reach.pipelines[name].policy.spacing.last_ttl / 1000
+    if backlog.oldest_seconds > OLD_SECONDS + delay:
+        said = f"{name}: the oldest pending record waits for {backlog.oldest_seconds / 60:,.0f} min"
+        yield Finding("yellow", said, f"taskbridge status --sort age --pipeline {name}", name)
+    if backlog.failing:
+        said = f"{name}: {_tenants(backlog.failing, 'fail')}, such as {backlog.fails!r}"
+        yield Finding("yellow", said, f"taskbridge status --failing --pipeline {name}", name)
+    if backlog.quarantined:
+        records = "1 record is" if backlog.quarantined == 1 else f"{_up_to(backlog.quarantined)} records are"
+        said = f"{name}: {records} in quarantine"
+        yield Finding("yellow", said, f"taskbridge quarantine list --pipeline {name}", name)
+    if paused.whole:
+        yield Finding("yellow", f"{name}: the whole pipeline is paused", f"taskbridge resume --pipeline {name}", name)
+
+
+def _tenants(count: int, do: str) -> str:
+    return f"1 tenant {do}s" if count == 1 else f"{_up_to(count)} tenants {do}"
+
+
+def _up_to(count: int) -> str:
+    return f"{count:,} or more" if count >= MOST_COUNTED else f"{count:,}"
+
+
+def _workers(reach: Reach, surveys: Mapping[str, Survey]) -> list[str]:
+    found = {
+        one.worker
+        for name, survey in surveys.items()
+        for one in reach.inspector.look(name, survey.tenants)
+        if one.worker and one.state is State.RUNNING
+    }
+    return sorted(found)
+
+
+def pulse(reach: Reach, most: int) -> Pulse:
+    """Return how all stands now; see `Answers.pulse`."""
+    names = sorted(reach.pipelines)
+    surveys = reach.inspector.survey(names, most)
+    rates = _rates(reach)
+    held = {name: reach.looks.paused_among(name, ["", *surveys[name].tenants]) for name in names}
+    now_ms = reach.inspector.now_ms()
+    queued = None if reach.settings.broker_url else reach.inspector.queued()
+    pipelines = []
+    for name in names:
+        survey = surveys[name]
+        found = zip(survey.tenants, reach.inspector.look(name, survey.tenants), strict=True)
+        rate: Mapping[str, Any] = (rates or {}).get(name, {})
+        events, runs, records = (
+            None if rates is None else rate.get(what, 0) / RATE_SECONDS for what in ("events", "runs", "records")
+        )
+        pipelines.append(
+            PipelinePulse(
+                name,
+                survey.runners,
+                survey.circuit.waiting,
+                survey.overdue_seconds,
+                survey.circuit.open,
+                moment(survey.circuit.until_ms),
+                "" in held[name],
+                events,
+                runs,
+                records,
+                [_active(tenant, runner, now_ms, paused=tenant in held[name]) for tenant, runner in found],
+            )
+        )
+    return Pulse(datetime.now(UTC), queued, pipelines)
+
+
+def _rates(reach: Reach) -> dict[str, dict[str, Any]] | None:
+    if not reach.past.exists:
+        return None
+    return reach.past.rates(reach.looks.now() - timedelta(seconds=RATE_SECONDS))
+
+
+def _active(tenant: str, runner: RunnerStatus, now_ms: int, *, paused: bool) -> ActiveTenant:
+    return ActiveTenant(
+        tenant,
+        text_of_state(runner, paused=paused),
+        max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
+        runner.events,
+        runner.runs,
+        (runner.worker or None) if runner.state is State.RUNNING else None,
+        moment(runner.began_ms) if runner.state is State.RUNNING else None,
+    )
+
+
+def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: str, limit: int) -> list[TenantLine]:
+    """Return a list of tenants; see `Answers.tenants`."""
+    of_pipeline = reach.tenants(pipeline)
+    if sort == "name":
+        names = reach.looks.failing(pipeline, after, limit) if failing else of_pipeline.after(pipeline, after, limit)
+    else:
+        survey = [] if failing else reach.inspector.survey([pipeline], MOST_SORTED)[pipeline].tenants
+        first = [] if failing else of_pipeline.after(pipeline, "", MOST_SORTED)
+        names = sorted({*survey, *first, *of_pipeline.troubled(pipeline, MOST_SORTED, MOST_COUNTED)})
+    counts = of_pipeline.counts(pipeline, names, MOST_OF_A_TENANT)
+    runners = dict(zip(names, reach.inspector.look(pipeline, names), strict=True))
+    held = reach.looks.paused_among(pipeline, names)
+    lines = [_line(pipeline, row, runners[row["tenant"]], paused=row["tenant"] in held) for row in counts]
+    if sort == "name":
+        return lines
+    if failing:
+        lines = [one for one in lines if one.failures]
+    now = datetime.now(UTC)
+    if sort == "oldest":
+        return sorted(lines, key=lambda one: (one.pending_since or now, one.tenant))[:limit]
+    return sorted(lines, key=lambda one: (-getattr(one, sort), one.tenant))[:limit]
+
+
+def _line(pipeline: str, row: dict[str, Any], runner: RunnerStatus, *, paused: bool) -> TenantLine:
+    names = ("pending", "pending_since", "quarantined", "events", "runs", "records", "failures", "last_error")
+    values = {name: row[name] for name in (*names, "last_run_at")}
+    return TenantLine(pipeline, row["tenant"], text_of_state(runner, paused=paused), **values)
+
+
+def failing(reach: Reach, pipeline: str | None, limit: int) -> list[ErrorGroup]:
+    """Return what fails; see `Answers.failing`."""
+    found = [
+        ErrorGroup(name, **row)
+        for name in reach.chosen(pipeline)
+        for row in reach.looks.errors(name, reach.source(name), MOST_ERRORS, limit)
+    ]
+    return sorted(found, key=lambda one: (-one.tenants, -one.quarantined, one.pipeline, one.error))[:limit]

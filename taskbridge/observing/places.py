@@ -1,0 +1,244 @@
+"""Where a record is, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import counted, one_line
+from taskbridge.errors import InvalidName
+from taskbridge.observing.history import run_row
+from taskbridge.observing.reach import Reach
+from taskbridge.observing.shapes import Finds, Found, RunRow, Step, Story
+
+__all__ = ["find", "find_records", "story"]
+
+MOST: Final = 50
+MOST_TENANTS: Final = 10
+"""So many tenants of a pipeline are found by the beginning of their names."""
+MOST_LOOKED: Final = 1_000
+"""Records of so many tenants are looked through for a key, beside those that have a runner."""
+SHOWN_FAILED: Final = 5
+
+
+def find(reach: Reach, text: str) -> Finds:
+    """Return what is called `text`; see `Answers.find`."""
+    if not text:
+        return Finds([])
+    found = [*_tenants(reach, text)]
+    try:
+        records = find_records(reach, text)
+    except InvalidName:
+        return Finds(found)
+    sources = _sources(reach)
+    found += records
+    known = {one.source for one in records}
+    for source in reach.looks.messages(text, sources):
+        if source not in known:
+            said = f"{source}: a message with the id {text!r} was recorded; its record was not found, or was pruned"
+            found.append(Found("message", source, None, "", text, said))
+    found += _deliveries(reach, text, sources)
+    return Finds(found[:MOST], records.note)
+
+
+def find_records(reach: Reach, key: str, *, source: str | None = None, tenant: str | None = None) -> Finds:
+    """Return the records with a key, of one source and tenant or of all: once for each pipeline that reads them.
+
+    Without a tenant, and without an index on the key, the records of a bounded number of tenants are looked through;
+    the `note` says so where there may be others.
+    """
+    sources = _sources(reach) if source is None else [source]
+    tenants, note = ([tenant], None) if tenant is not None else _candidates(reach, sources)
+    rows = reach.looks.records(key, sources, tenants, MOST)
+    if source is not None:
+        rows = [row for row in rows if row["source"] == source]
+    return Finds([_found(row) for row in rows], note)
+
+
+def _sources(reach: Reach) -> list[str]:
+    return sorted({*reach.looks.sources(), *(one.source for one in reach.pipelines.values())})
+
+
+def _candidates(reach: Reach, sources: Sequence[str]) -> tuple[list[str] | None, str | None]:
+    """Return the tenants whose records are looked through (None: an index finds all), and what is left out."""
+    if reach.looks.finds_keys:
+        return None, None
+    readers = [one for one in reach.pipelines.values() if one.source in sources]
+    found, most = {""}, MOST_LOOKED // max(1, len(readers))
+    cut = False
+    surveys = reach.inspector.survey([one.name for one in readers], most)
+    for one in readers:
+        names = reach.tenants(one.name).after(one.name, "", most + 1)
+        cut = cut or len(names) > most
+        found.update(names, surveys[one.name].tenants)
+    note = (
+        f"only {len(found) - 1:,} tenants were looked through for the key, those that have a runner and the first by "
+        "name: name the tenant, or let an index on `records (key)` find all"
+    )
+    return sorted(found), note if cut else None
+
+
+def _found(row: dict[str, Any]) -> Found:
+    kind: Literal["unmatched", "record"] = "unmatched" if row["unmatched"] else "record"
+    place = (row["source"], row["pipeline"], row["tenant"], row["key"])
+    what = f"revision {row['revision']}{', deleted' if row['deleted'] else ''}"
+    if row["unmatched"]:
+        said = f"no criterion matched it: {one_line(row['unmatched'])}"
+    elif row["pipeline"] is None:
+        said = f"{what}: no pipeline reads the source {row['source']}"
+    else:
+        said = f"{what}: {row['state']} in {row['pipeline']}"
+        if row["reason"]:
+            said += f" after {row['attempts']} attempts: {one_line(row['reason'])}"
+        elif row["state"] == "pending" and row["failures"]:
+            said += f"; its tenant failed {row['failures']} times in a row: {one_line(row['last_error'] or '')}"
+    return Found(kind, *place, said, row["changed_at"])
+
+
+def _tenants(reach: Reach, text: str) -> Iterator[Found]:
+    try:
+        check_tenant(text)
+    except InvalidName:
+        return
+    for name, declared in sorted(reach.pipelines.items()):
+        names = reach.looks.tenants(name, declared.source, text, MOST_TENANTS)
+        if text not in names:
+            (runner,) = reach.inspector.look(name, [text])
+            if runner.token is not None or runner.deadline_ms is not None:
+                names.insert(0, text)
+        for tenant in names:
+            yield Found("tenant", declared.source, name, tenant, "", f"a tenant of {name}")
+
+
+def _deliveries(reach: Reach, text: str, sources: Sequence[str]) -> Iterator[Found]:
+    rows = reach.looks.deliveries(text, sources, MOST)
+    for row in rows:
+        source, tenant, key = row["source"], row["tenant"] or "", row["key"] or ""
+        if row["key"] is None:
+            said = f"{source}: the webhook was received; its record has changed since, or was pruned"
+        elif sum(one["source"] == source for one in rows) == 1:
+            said = f"{source}: the webhook was received; it wrote the record {key!r} of {tenant!r}"
+        else:
+            said = f"{source}: the webhook was received; it wrote this record or another of the same transaction"
+        yield Found("delivery", source, None, tenant, key, said, row["received_at"])
+
+
+def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> Story | None:
+    """Return what became of a record; see `Answers.story`."""
+    reach.pipeline(pipeline)
+    row = reach.looks.record(pipeline, source, tenant, key)
+    if row is None:
+        return None
+    state = _state(row)
+    runs, note = _runs(reach, pipeline, tenant, row, state)
+    steps = [*_written(row), *_event(reach, pipeline, tenant, row, runs), *_failed(runs), *_end(row, state, runs)]
+    # Of equal times, and without one, in the order of the steps.
+    steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
+    return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["retry_at"] is not None:
+        return "pending"
+    if row["discarded_at"] is not None:
+        return "discarded"
+    if row["cause"] is not None:
+        return "quarantined"
+    return "handled" if row["handled"] else "pending"
+
+
+def _runs(
+    reach: Reach, pipeline: str, tenant: str, row: dict[str, Any], state: str
+) -> tuple[list[tuple[RunRow, bool]], str | None]:
+    """Return the runs since the record was written, up to the one that read it, and what the history cannot tell."""
+    if not reach.past.exists:
+        return (
+            [],
+            "there is no run history (TASKBRIDGE_HISTORY_DAYS), so nothing tells which runs dealt with the record",
+        )
+    found = [(run_row(one), one["read"]) for one in reach.past.readers(pipeline, tenant, row)]
+    if any(read for _, read in found) or state == "pending" or (row["cause"] == "failed" and found):
+        return found, None
+    return [], "the run history does not go back to the run that read the record"
+
+
+def _written(row: dict[str, Any]) -> Iterator[Step]:
+    if row["deliveries"] == 1:
+        yield Step(row["changed_at"], "received", f"received as the webhook {row['delivery']!r}")
+    elif row["deliveries"]:
+        yield Step(
+            row["changed_at"], "received", f"received in one of {row['deliveries']:,} webhooks that came together"
+        )
+    if row["recorded_at"] != row["changed_at"]:
+        yield Step(row["recorded_at"], "recorded", "recorded for the first time")
+    what = "deleted in the adopted table" if row["deleted"] else "recorded"
+    matched = f" by the criterion {row['criterion']!r}" if row["criterion"] else ""
+    yield Step(row["changed_at"], "recorded", f"{what} as revision {row['revision']}{matched}")
+
+
+def _event(
+    reach: Reach, pipeline: str, tenant: str, row: dict[str, Any], runs: Sequence[tuple[RunRow, bool]]
+) -> Iterator[Step]:
+    """Say what its event did: it began a burst, or a runner that was there took it in."""
+    if not runs or row["skipped"]:
+        return
+    near = runs[0][0]
+    first = reach.past.first_of_burst(pipeline, tenant, near.token)
+    if first is None:
+        return
+    run, at = run_row(first), row["changed_at"]
+    if run.began_at >= at:
+        how = {"record": "found without an event; it", "retry": "it"}.get(run.reason, "its event")
+        yield Step(run.began_at, "started", f"{how} started run {run.token}", run.token)
+    else:
+        yield Step(at, "absorbed", f"absorbed by the runner that began with run {run.token}", run.token)
+
+
+def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
+    failed = [run for run, _ in runs if run.outcome == "failed"]
+    for run in failed[:SHOWN_FAILED]:
+        error = one_line(run.error or "no error was written down")
+        yield Step(run.ended_at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
+    if len(failed) > SHOWN_FAILED:
+        last = failed[-1]
+        yield Step(last.ended_at, "failed", f"{len(failed) - SHOWN_FAILED:,} more runs failed", last.token)
+
+
+def _end(row: dict[str, Any], state: str, runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
+    reader = next((run for run, read in runs if read), None)
+    if row["cause"] == "failed" and (reader is None or row["quarantined_at"] < reader.began_at):
+        # A run that failed put it into quarantine, and a later one moves the cursor past it.
+        reader = next((run for run, _ in reversed(runs) if run.outcome == "failed"), None)
+    at: datetime | None = None if reader is None else reader.ended_at
+    token = None if reader is None else reader.token
+    if reader is not None and reader.outcome == "handled":
+        where = f" on the worker {reader.worker}" if reader.worker else ""
+        yield Step(reader.began_at, "read", f"read by run {token}{where}", token)
+    elif row["delivered_at"] is not None:
+        at, token = row["delivered_at"], row["delivered_by"]
+        yield Step(at, "read", f"read by run {token}, as the journal says", token)
+    if row["cause"] is not None:
+        yield from _quarantine(row, token)
+    elif state == "handled" and row["skipped"] and reader is None:
+        yield Step(None, "skipped", "it is older than the start of the pipeline, which passed it over")
+    elif state == "handled":
+        yield Step(at, "handled", "handled", token)
+    else:
+        failures = row["failures"] or 0
+        last = f": its tenant failed {counted(failures, 'time')} in a row, last: {one_line(row['last_error'] or '')}"
+        yield Step(None, "pending", f"pending{last if failures else ''}", row["owner"] if failures else None)
+
+
+def _quarantine(row: dict[str, Any], token: str | None) -> Iterator[Step]:
+    reason = one_line(row["reason"])
+    if row["cause"] == "rejected":
+        yield Step(row["quarantined_at"], "rejected", f"rejected by the handler: {reason}", token)
+    else:
+        said = f"quarantined after {row['attempts']} attempts: {reason}"
+        yield Step(row["quarantined_at"], "quarantined", said, token)
+    if row["discarded_at"] is not None:
+        yield Step(row["discarded_at"], "discarded", "somebody gave it up")
+    if row["retry_at"] is not None:
+        yield Step(row["retry_at"], "retrying", "somebody asked for another try; the next run of its tenant takes it")

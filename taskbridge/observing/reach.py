@@ -1,0 +1,64 @@
+"""What the answers are made from: the servers of a deployment, its pipelines and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from taskbridge.common.texts import shown
+from taskbridge.errors import UnknownPipeline
+from taskbridge.gate.inspector import Inspector
+from taskbridge.settings import Settings
+from taskbridge.store import Looks, Past, Tenants
+
+if TYPE_CHECKING:
+    from taskbridge.declaring.pipeline import Pipeline
+    from taskbridge.store.sessions import Database
+
+__all__ = ["Reach"]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The servers of a deployment, as far as one only looks, with its pipelines and its settings."""
+
+    database: Database
+    inspector: Inspector
+    pipelines: Mapping[str, Pipeline]
+    settings: Settings
+
+    @cached_property
+    def looks(self) -> Looks:
+        """Looks at Postgres."""
+        return Looks(self.database)
+
+    @cached_property
+    def past(self) -> Past:
+        """Looks at the run history."""
+        return Past(self.database)
+
+    def pipeline(self, name: str) -> Pipeline:
+        """Return a pipeline.
+
+        Raises:
+            UnknownPipeline: nobody asks about one of this name.
+        """
+        if name not in self.pipelines:
+            raise UnknownPipeline(
+                f"the pipeline {shown(name, 63)} is not declared: there are {', '.join(sorted(self.pipelines))}"
+            )
+        return self.pipelines[name]
+
+    def source(self, pipeline: str) -> str:
+        """Return the source that a pipeline reads; raises as `pipeline`."""
+        return self.pipeline(pipeline).source
+
+    def tenants(self, pipeline: str) -> Tenants:
+        """Return the tenants of a pipeline's source; raises as `pipeline`."""
+        return Tenants(self.database, self.source(pipeline))
+
+    def chosen(self, pipeline: str | None) -> list[str]:
+        """Return the names of one pipeline, or of all; raises as `pipeline`."""
+        return sorted(self.pipelines) if pipeline is None else [self.pipeline(pipeline).name]

@@ -1,0 +1,294 @@
+"""Why a tenant is not running, in one sentence, and how it stands."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from taskbridge.common.texts import counted, one_line
+from taskbridge.common.times import ago, ahead, moment, span
+from taskbridge.gate import RunnerStatus, State
+from taskbridge.gate.inspector import CircuitStatus, Hold, Place
+from taskbridge.observing.history import tenant_runs
+from taskbridge.observing.reach import Reach
+from taskbridge.observing.shapes import Cause, Holder, PauseRow, QuarantineRow, TenantAnswer
+from taskbridge.store import Pause, Quarantine, read_ages
+
+__all__ = ["tenant", "text_of_state"]
+
+MOST_RECORDS: Final = 10_000
+"""So many records of each state are counted."""
+SHOWN_RUNS: Final = 20
+SHOWN_QUARANTINE: Final = 10
+UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
+LATE_MS: Final = 1_000
+"""A worker acts on a deadline within this time, unless it is busy or there is none."""
+NO_WORKER_SECONDS: Final = 15.0
+"""A worker notes at least every few seconds how far it has looked for records."""
+BEATS: Final = 3
+"""A run beats so many times in its TTL."""
+
+
+class _Seen(NamedTuple):
+    """All that the sentence is made from."""
+
+    pipeline: str
+    tenant: str
+    runner: RunnerStatus
+    place: Place
+    circuit: CircuitStatus
+    counts: dict[str, Any]
+    pause: Pause | None
+    now_ms: int
+    tail_seconds: float
+    ttl_ms: int
+    tail_interval: float
+
+    @property
+    def nobody_looks(self) -> bool:
+        """Whether no worker has looked for records of the pipeline for long."""
+        return self.tail_seconds > NO_WORKER_SECONDS + self.tail_interval
+
+    @property
+    def late_ms(self) -> int:
+        """How long ago the deadline passed."""
+        return max(0, self.now_ms - self.runner.deadline_ms) if self.runner.deadline_ms is not None else 0
+
+    @property
+    def due(self) -> str:
+        """In how long the deadline comes."""
+        left = None if self.runner.deadline_ms is None else (self.runner.deadline_ms - self.now_ms) / 1000
+        return ahead(left)
+
+    @property
+    def beat_ms(self) -> int | None:
+        """When the run that is on gave its last heartbeat: that moved its deadline on by the TTL."""
+        if self.runner.state is not State.RUNNING or self.runner.deadline_ms is None:
+            return None
+        return self.runner.deadline_ms - self.ttl_ms
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether the last heartbeat is no older than the next one may be late."""
+        return None if self.beat_ms is None else self.now_ms - self.beat_ms <= 2 * self.ttl_ms / BEATS
+
+
+def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
+    """Return how a tenant stands in a pipeline; raises as `Reach.pipeline`."""
+    declared = reach.pipeline(pipeline)
+    (counts,) = reach.tenants(pipeline).counts(pipeline, [name], MOST_RECORDS)
+    pause = reach.looks.pause(pipeline, name)
+    (runner,) = reach.inspector.look(pipeline, [name])
+    seen = _Seen(
+        pipeline,
+        name,
+        runner,
+        reach.inspector.place(pipeline, name),
+        reach.inspector.circuit(pipeline),
+        counts,
+        pause,
+        reach.inspector.now_ms(),
+        read_ages(reach.database, [pipeline])[pipeline].tail,
+        round(reach.settings.runner_ttl * 1000),
+        reach.settings.tail_interval,
+    )
+    cause, sentence = _why(seen, declared.max_runs)
+    found, _ = Quarantine(reach.database, declared.source).find(pipeline, tenant=name, limit=SHOWN_QUARANTINE)
+    runs = tenant_runs(reach, pipeline, name, SHOWN_RUNS)
+    return TenantAnswer(
+        pipeline=pipeline,
+        tenant=name,
+        cause=cause,
+        state=text_of_state(runner, paused=pause is not None),
+        sentence=sentence,
+        holder=_holder(seen),
+        due_at=moment(runner.deadline_ms) if runner.state is State.WAITING else None,
+        lease_seconds=max(0.0, ((runner.lease_ends_ms or 0) - seen.now_ms) / 1000),
+        events=runner.events,
+        runs=runner.runs,
+        pending=counts["pending"],
+        pending_since=counts["pending_since"],
+        handled=counts["handled"],
+        quarantined=counts["quarantined"],
+        discarded=counts["discarded"],
+        counts={name: counts[name] for name in ("events", "runs", "sweeps", "records", "failures")},
+        last_run_at=counts["last_run_at"],
+        failing_since=counts["failing_since"],
+        last_error=counts["last_error"],
+        pause=None if pause is None else _pause_row(pipeline, pause),
+        quarantine=[
+            QuarantineRow(
+                pipeline,
+                one.tenant,
+                one.external_id,
+                one.revision,
+                one.state,
+                one.cause,
+                one.reason,
+                one.attempts,
+                one.quarantined_at,
+            )
+            for one in found
+        ],
+        runs_shown=runs,
+        history=bool(runs) or reach.past.exists,
+    )
+
+
+def _pause_row(pipeline: str, pause: Pause) -> PauseRow:
+    return PauseRow(pipeline, pause.tenant, pause.paused_at, pause.paused_by, pause.reason)
+
+
+def text_of_state(runner: RunnerStatus, *, paused: bool) -> str:
+    """Return the runner's state in a few words; a pause and what holds it are named."""
+    if paused and runner.state in (State.IDLE, State.WAITING):
+        return "paused"
+    if runner.hold is None:
+        return str(runner.state)
+    waits = {Hold.TURN: "its turn comes", Hold.WAIT_QUEUE: "in the wait queue", Hold.RATE: "rate limit"}
+    return f"{runner.state}, {waits.get(runner.hold, 'held')}"
+
+
+def _holder(seen: _Seen) -> Holder | None:
+    runner = seen.runner
+    if runner.state is not State.RUNNING or runner.token is None:
+        return None
+    return Holder(runner.token, runner.worker or None, moment(runner.began_ms), moment(seen.beat_ms), seen.is_alive)
+
+
+def _why(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
+    """Return the cause, and the sentence, which goes on after the tenant's name and a colon."""
+    runner, counts = seen.runner, seen.counts
+    if runner.state is State.RUNNING:
+        return _running(seen)
+    if seen.pause is not None:
+        return Cause.PAUSED, _paused(seen.pause)
+    if runner.state is State.QUEUED:
+        return _queued(seen)
+    if runner.state is State.IDLE:
+        return _idle(seen)
+    if runner.hold is not None:
+        return _held(seen, most_runs)
+    if seen.late_ms > LATE_MS:
+        return _late(seen)
+    if not counts["pending"] and runner.lease_ends_ms is not None:
+        return Cause.LINGERING, f"all is handled; its runner waits for more events until its lease ends, {seen.due}"
+    return Cause.TICK, f"its next run waits for its time since the run before, and comes {seen.due}"
+
+
+def _running(seen: _Seen) -> tuple[Cause, str]:
+    runner, since = seen.runner, ago(moment(seen.runner.began_ms))
+    where = f"run {runner.token}{f' on the worker {runner.worker}' if runner.worker else ''}"
+    beat = "" if seen.beat_ms is None else f"{max(0, seen.now_ms - seen.beat_ms) / 1000:.1f} s"
+    if seen.is_alive is False:
+        comes = (
+            "and no worker replaces it: start one"
+            if seen.late_ms > LATE_MS
+            else f"and another run takes its place {seen.due}"
+        )
+        return (
+            Cause.FROZEN,
+            f"{where} has it and gave its last heartbeat {beat} ago: it died or is frozen, {comes}",
+        )
+    pause = "" if seen.pause is None else f"; {_paused(seen.pause)}, which holds it after the batch in hand"
+    return Cause.RUNNING, f"it is running: {where}, begun {since}, last heartbeat {beat} ago{pause}"
+
+
+def _paused(pause: Pause) -> str:
+    what = "paused" if pause.tenant is not None else "its whole pipeline is paused"
+    by = f" by {pause.paused_by}" if pause.paused_by else ""
+    return f"{what}{by}, {ago(pause.paused_at)}{f' ({one_line(pause.reason)})' if pause.reason else ''}"
+
+
+def _queued(seen: _Seen) -> tuple[Cause, str]:
+    token = seen.runner.token or ""
+    since = span(_made(token))
+    if seen.nobody_looks:
+        return Cause.NO_WORKER, f"its run message has been in the queue for {since}, and {_nobody(seen)}"
+    return Cause.QUEUED, f"its run message has been in the queue for {since}: a worker begins it when one comes free"
+
+
+def _idle(seen: _Seen) -> tuple[Cause, str]:
+    counts = seen.counts
+    if not counts["known"]:
+        return Cause.UNKNOWN, f"no tenant of {seen.pipeline} is called so: it has neither records nor a runner"
+    if counts["pending"]:
+        pending = counted(counts["pending"], "record is", "records are")
+        records = f"{pending} pending, the oldest for {span(counts['pending_since'])}"
+        if seen.nobody_looks:
+            return Cause.NO_WORKER, f"{records}, and {_nobody(seen)}"
+        return (
+            Cause.FOUND_SOON,
+            f"{records}, and it has no runner yet: a worker looks for such records every {seen.tail_interval:g} s",
+        )
+    rest = (
+        f"; {counted(counts['quarantined'], 'record is', 'records are')} in quarantine" if counts["quarantined"] else ""
+    )
+    last = f", and its last run began {ago(counts['last_run_at'])}" if counts["last_run_at"] else ""
+    return Cause.NOTHING, f"idle: nothing is pending{last}{rest}"
+
+
+def _held(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
+    runner, circuit, place = seen.runner, seen.circuit, seen.place
+    number = "it is" if place.in_wait_queue is None else f"it is number {place.in_wait_queue:,} of {place.waiting:,}"
+    in_line = f"{number} in the wait queue"
+    if runner.hold is Hold.TURN:
+        turn = "" if place.for_turn is None else f": it is number {place.for_turn:,} of {place.turns:,}"
+        return Cause.TURN, f"it waits for its turn behind others that had less of the workers so far{turn}"
+    if runner.hold is Hold.RATE:
+        return Cause.RATE, f"its rate limit is used up; it may go on {seen.due}"
+    if circuit.open and (place.in_wait_queue is not None or runner.hold is Hold.WAIT_QUEUE):
+        since = span(moment(circuit.opened_at_ms))
+        probe = ahead(((circuit.until_ms or 0) - seen.now_ms) / 1000)
+        said = (
+            f"the circuit of {seen.pipeline} has been open for {since}: everything fails; {in_line}, and the next "
+            f"probe may begin {probe}{_last_error(seen)}"
+        )
+        return Cause.CIRCUIT, said
+    if runner.hold is Hold.WAIT_QUEUE:
+        rest = circuit.rests_until_ms
+        if rest is not None and rest > seen.now_ms:
+            until = ahead((rest - seen.now_ms) / 1000)
+            return (
+                Cause.ASKED_TO_WAIT,
+                f"its handler asked the whole pipeline to wait (RetryAfter), which is over {until}; {in_line}",
+            )
+        most = f", of which there are {most_runs:,}" if most_runs else ""
+        return Cause.WAIT_QUEUE, f"{in_line} for a free run slot of {seen.pipeline}{most}"
+    if seen.late_ms > LATE_MS:
+        return _late(seen)
+    if seen.counts["failures"] and runner.hold is not Hold.ASKED:
+        times = seen.counts["failures"]
+        since = f", for {span(seen.counts['failing_since'])}" if seen.counts["failing_since"] else ""
+        return (
+            Cause.BACK_OFF,
+            f"back-off: it failed {counted(times, 'time')} in a row{since}; next try {seen.due}{_last_error(seen)}",
+        )
+    if runner.hold is Hold.ASKED:
+        return Cause.ASKED_TO_WAIT, f"its handler asked to wait (RetryAfter); next try {seen.due}"
+    return Cause.BACK_OFF, f"{UNTOLD}; next try {seen.due}"
+
+
+def _late(seen: _Seen) -> tuple[Cause, str]:
+    late = f"its run was due {seen.late_ms / 1000:.0f} s ago"
+    if seen.nobody_looks:
+        return Cause.NO_WORKER, f"{late}, and {_nobody(seen)}"
+    return Cause.QUEUED, f"{late}: the workers are busy with runs that were due before"
+
+
+def _nobody(seen: _Seen) -> str:
+    if math.isinf(seen.tail_seconds):
+        return f"no worker has ever looked for records of {seen.pipeline}: start one that declares it"
+    last = f"{seen.tail_seconds:,.0f} s"
+    return f"no worker has looked for records of {seen.pipeline} for {last}: start one that declares it"
+
+
+def _last_error(seen: _Seen) -> str:
+    error = seen.counts["last_error"]
+    return f"; last error: {one_line(error)}" if error and seen.counts["failures"] else ""
+
+
+def _made(token: str) -> datetime | None:
+    """Return when a run was made: the first 16 digits of its token are microseconds of the Unix epoch."""
+    return moment(int(token[:16]) // 1000) if token[:16].isdigit() else None

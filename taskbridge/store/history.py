@@ -1,0 +1,82 @@
+"""The run history: one row for each run that took records or failed, and sums for each minute.
+
+The row is written in the statement that moves the run's cursor. So it costs no round trip and no commit, and it is
+there exactly if what it says took effect. A failure is noted after it was stored.
+
+The history may keep nobody from work. Where it cannot be written, because of a lock or of a right that lacks, the
+cursor is moved without it, and for a while nothing is noted.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Engine
+
+from taskbridge.common.histogram import BOUNDS_MS
+from taskbridge.common.texts import error_line
+from taskbridge.store.bounded import within
+from taskbridge.store.queries import queries
+from taskbridge.store.sessions import driving
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
+
+__all__ = ["NOT_NOTED", "RunNote", "is_noted", "keep_runs", "let_rest", "sum_runs"]
+
+log = logging.getLogger(__name__)
+
+RESTS: Final = 300.0
+"""Seconds for which a process notes nothing after the history could not be written."""
+LONG_LOOK: Final = 5.0
+"""Seconds for a statement over the history: the base rounds wait for it."""
+
+
+class RunNote(NamedTuple):
+    """What the history says of a run beside what moves its cursor; the columns of `runs` say what each is.
+
+    `reason` None: no history is kept.
+    """
+
+    reason: str | None
+    worker: str = ""
+    events: int = 0
+    burst_run: int = 0
+
+
+NOT_NOTED: Final = RunNote(None)
+
+
+_rests_until: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
+
+
+def is_noted(engine: Engine, reason: str | None) -> bool:
+    """Whether a run that began for this reason is noted now."""
+    return reason is not None and monotonic() >= _rests_until.get(engine, 0.0)
+
+
+def let_rest(engine: Engine, error: Exception) -> None:
+    """Note nothing for a while, since the history could not be written."""
+    _rests_until[engine] = monotonic() + RESTS
+    log.error("the run history cannot be written, and is not for %.0f s: %s", RESTS, error_line(error))
+
+
+def keep_runs(database: Database, days: int) -> None:
+    """Make the history's partitions of the next days, and drop what is older than `days`.
+
+    What somebody has a lock on is left to the next call.
+    """
+    _do(database, "keep_runs", {"days": days})
+
+
+def sum_runs(database: Database, pipeline: str) -> None:
+    """Sum a pipeline's runs of each minute that is over and has no sums yet, and of the last minutes again."""
+    _do(database, "sum_runs", {"pipeline": pipeline, "bounds": [*BOUNDS_MS]})
+
+
+def _do(database: Database, name: str, values: dict[str, Any]) -> None:
+    with driving(database) as driver, within(driver, LONG_LOOK):
+        driver.execute(queries(database)(name), values)

@@ -1,0 +1,112 @@
+"""What operators ask of Postgres. Each look is bounded by a limit, and one that takes long all the same is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from taskbridge.store.figures import limited
+from taskbridge.store.pauses import Pause
+from taskbridge.store.queries import queries
+from taskbridge.store.sessions import rows, scalar
+
+if TYPE_CHECKING:
+    from taskbridge.store.sessions import Database
+
+__all__ = ["Looks", "PausedCount"]
+
+_BEYOND: Final = "\U0010ffff"
+"""In the order of code points it comes after every other character."""
+
+
+class PausedCount(NamedTuple):
+    """How many tenants of a pipeline are paused, up to a limit, and whether the pipeline itself is."""
+
+    tenants: int
+    whole: bool
+
+
+class Looks:
+    """Looks at records, quarantine and pauses that change nothing. Rows have the columns of the query's file.
+
+    Raises, in every call:
+        psycopg.errors.QueryCanceled: it took longer than 3 s.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._query = queries(database)
+
+    def tenants(self, pipeline: str, source: str, text: str, limit: int) -> list[str]:
+        """Return up to `limit` tenants of a pipeline whose names begin with a text."""
+        found = self._rows(
+            "look_tenants", pipeline=pipeline, source=source, text=text, until=text + _BEYOND, limit=limit
+        )
+        return [row["tenant"] for row in found]
+
+    def failing(self, pipeline: str, after: str, limit: int) -> list[str]:
+        """Return the next tenants by name whose last run failed."""
+        return [row["tenant"] for row in self._rows("look_failing", pipeline=pipeline, after=after, limit=limit)]
+
+    @property
+    def finds_keys(self) -> bool:
+        """Whether records have an index on the key, which nobody needs to run TaskBridge."""
+        with limited(self._database) as driver:
+            return bool(scalar(driver, self._query("look_key_index")))
+
+    def records(
+        self, key: str, sources: Collection[str], tenants: Collection[str] | None, limit: int
+    ) -> list[dict[str, Any]]:
+        """Return up to `limit` records with a key, each once for each pipeline that reads it.
+
+        `tenants` None: of all sources and tenants, which takes an index on the key.
+        """
+        names = None if tenants is None else list(tenants)
+        return self._rows("look_records", key=key, sources=list(sources), tenants=names, limit=limit)
+
+    def record(self, pipeline: str, source: str, tenant: str, key: str) -> dict[str, Any] | None:
+        """Return one record and how it stands in a pipeline; None: there is none."""
+        found = self._rows("look_story", pipeline=pipeline, source=source, tenant=tenant, key=key)
+        return found[0] if found else None
+
+    def deliveries(self, delivery: str, sources: Collection[str], limit: int) -> list[dict[str, Any]]:
+        """Return webhooks with this id, with the records that were written with each, as far as that can be told."""
+        return self._rows("look_deliveries", delivery=delivery, sources=list(sources), limit=limit)
+
+    def messages(self, key: str, sources: Collection[str]) -> list[str]:
+        """Return the sources in which a message with this id was recorded."""
+        return [row["source"] for row in self._rows("look_messages", key=key, sources=list(sources))]
+
+    def sources(self) -> list[str]:
+        """Return the sources of all pipelines that were seen."""
+        return [row["source"] for row in self._rows("look_sources")]
+
+    def pause(self, pipeline: str, tenant: str) -> Pause | None:
+        """Return what holds a tenant: its own pause, else its pipeline's."""
+        found = self._rows("look_pause", pipeline=pipeline, tenant=tenant)
+        return Pause(**found[0]) if found else None
+
+    def paused(self, pipeline: str, size: int) -> PausedCount:
+        """Return how many tenants are paused, of up to `size`, and whether the pipeline is."""
+        (found,) = self._rows("look_paused", pipeline=pipeline, size=size)
+        return PausedCount(**found)
+
+    def paused_among(self, pipeline: str, tenants: Collection[str]) -> set[str]:
+        """Return which of `tenants` are paused: all, where the whole pipeline is."""
+        found = {row["tenant"] for row in self._rows("look_paused_among", pipeline=pipeline, tenants=list(tenants))}
+        return {*tenants} if "" in found else found
+
+    def errors(self, pipeline: str, source: str, size: int, limit: int) -> list[dict[str, Any]]:
+        """Return what fails, by the errors' texts; up to `size` tenants and as many records in quarantine count."""
+        return self._rows("look_errors", pipeline=pipeline, source=source, size=size, limit=limit)
+
+    def now(self) -> datetime:
+        """Return the time of the server."""
+        with limited(self._database) as driver:
+            at: datetime = scalar(driver, self._query("look_now"))
+        return at
+
+    def _rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
+        with limited(self._database) as driver:
+            return rows(driver, self._query(name), values)

@@ -1,0 +1,2 @@
+-- Everything of ours goes.
+DROP SCHEMA {schema} CASCADE

@@ -1,0 +1,2 @@
+-- Between tests that share a database.
+TRUNCATE {tables}

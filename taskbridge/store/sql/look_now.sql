@@ -1,0 +1,2 @@
+-- The time of the server.
+SELECT clock_timestamp()

@@ -1,0 +1,2 @@
+-- The schema in which all tables of ours lie.
+CREATE SCHEMA {schema}

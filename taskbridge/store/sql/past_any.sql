@@ -1,0 +1,2 @@
+-- Whether the run history has any run.
+SELECT EXISTS (SELECT FROM {schema}.runs)

@@ -1,0 +1,12 @@
+-- The last runs that began between two times, of one pipeline or of all, the last one first. The index on the time finds
+-- them; up to `size` are looked at.
+SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+       first_event_ms
+FROM (
+    SELECT * FROM {schema}.runs
+    WHERE began_at >= %(since)s::timestamptz AND began_at < %(before)s::timestamptz
+      AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s) AND (NOT %(failed)s OR outcome = 'failed')
+    LIMIT %(size)s
+) r
+ORDER BY began_at DESC, token DESC
+LIMIT %(limit)s

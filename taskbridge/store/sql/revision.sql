@@ -1,0 +1,2 @@
+-- The revision of a schema.
+SELECT version_num FROM {table}

@@ -1,0 +1,127 @@
+"""How values are shown: numbers, times, names and links."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from taskbridge.common.texts import one_line, printable
+
+__all__ = ["FILES", "Showing", "ago", "duration", "number"]
+
+_FOLDER: Final = Path(__file__).parent
+_NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+LONGEST_LINE: Final = 300
+
+
+def number(value: float | None) -> str:
+    """Return a number with its thousands apart."""
+    if value is None:
+        return _NONE
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in the unit that fits: 350 ms, 12 s, 3 min, 2.5 h, 4 d."""
+    if seconds is None:
+        return _NONE
+    if math.isinf(seconds):
+        return "never"
+    if seconds and seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            count = seconds / size
+            return f"{count:.1f} {unit}" if count < 10 and unit != "min" else f"{count:.0f} {unit}"
+    return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+
+
+def ago(at: datetime | None, now: datetime | None = None) -> str:
+    """Return how long ago a time was, or how far it lies ahead."""
+    if at is None:
+        return _NONE
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    # Whole seconds: parts of them are of no use here.
+    shown = duration(float(round(abs(seconds))) if abs(seconds) < 10 else abs(seconds)).replace(".0 s", " s")
+    return f"{shown} ago" if seconds > 0 else f"in {shown}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return _NONE if value is None else f"{value:,.0f} ms"
+
+
+def _clock(at: datetime | None, to: str = "seconds") -> str:
+    """Return a time in UTC, to the second or to the millisecond."""
+    return _NONE if at is None else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(' ', to)} UTC"
+
+
+def _minute(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%H:%M")
+
+
+def _share(part: float, whole: float) -> str:
+    """Return a part in per cent, rounded down: 99.99 % is not 100 %."""
+    return _NONE if not whole else f"{math.floor(1000 * part / whole) / 10:.1f} %"
+
+
+def _line(text: str | None) -> str:
+    """Return the text of an error on one line of bounded length."""
+    if text is None:
+        return ""
+    shown = printable(one_line(text))
+    return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]} …"
+
+
+class _Files(dict[str, tuple[bytes, str]]):
+    """The stylesheet and the script, by name: content and type. `version` changes with them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                path.name: (path.read_bytes(), _TYPES[path.suffix])
+                for path in sorted((_FOLDER / "static").iterdir())
+                if path.suffix in _TYPES
+            }
+        )
+        self.version = hashlib.sha256(b"".join(content for content, _ in self.values())).hexdigest()[:12]
+
+
+FILES: Final = _Files()
+
+
+class Showing:
+    """Makes pages of values. All text is escaped."""
+
+    def __init__(self) -> None:
+        self._pages = Environment(
+            loader=FileSystemLoader(_FOLDER / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._pages.filters.update(
+            n=number, seconds=duration, ms=_milliseconds, ago=ago, clock=_clock, minute=_minute, line=_line
+        )
+        self._pages.globals.update(share=_share, infinity=math.inf, version=FILES.version)
+
+    def page(self, template: str, root: str, values: Mapping[str, Any]) -> str:
+        """Return a page, or a part of one. `root` is the path under which the dashboard is mounted."""
+
+        def link(to: str = "", /, **parameters: Any) -> str:
+            given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+            return f"{root}/{to}{'?' if given else ''}{urlencode(given)}"
+
+        return self._pages.get_template(template).render({"link": link, "root": root, **values})

@@ -1,0 +1,1 @@
+"""The dashboard in a real browser; run by `make test-browser`."""

@@ -1,0 +1,149 @@
+"""Why a tenant is not running, what became of a record, and who causes the most work, on the command line."""
+
+from __future__ import annotations
+
+import getpass
+import re
+
+import redis
+from sqlalchemy import Engine
+
+from taskbridge.gate import Keys
+from taskbridge.store import record
+from tests.cli.held import hold_back
+from tests.cli.program import Program
+from tests.cli.test_output import on_a_terminal
+from tests.quarantined import put_in_quarantine
+from tests.store.adopting import run
+
+RUNS = """
+INSERT INTO taskbridge.runs
+    (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+     first_event_ms, began_sweeps, sweeps)
+SELECT 'invoices', t.tenant, '1769846399913004-' || n, now() - n * interval '1 s', now() - (n - 0.25) * interval '1 s',
+       'event', 'celery@one', t.weight, 1, 1, 0, CASE WHEN t.tenant = 'bolt' THEN 'failed' ELSE 'handled' END,
+       CASE WHEN t.tenant = 'bolt' THEN 'ValueError: no price' END, 20, 0, 1
+FROM (VALUES ('acme', 5), ('bolt', 1)) t (tenant, weight), generate_series(1, 3) n
+"""
+
+
+def test_why_says_one_sentence_and_then_the_figures(
+    taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    record(engine, "invoices", "acme & co", "7", {})
+    hold_back(gate_redis, keys, "acme & co", failed=False)
+    shown = taskbridge("why", "acme & co")
+    assert shown.status == 0, shown.stderr
+    first, *rest = shown.stdout.splitlines()
+    assert re.fullmatch(
+        r"invoices, acme & co: its handler asked to wait \(RetryAfter\); next try in (5m 0s|4m \d+s)", first
+    )
+    assert any(line.startswith("  records: 1 pending (the oldest for ") for line in rest), rest
+    assert "  there is no run history (TASKBRIDGE_HISTORY_DAYS), so its last runs are not known" in rest
+    found = taskbridge("why", "acme & co", "--pipeline", "invoices", "--json").json["pipelines"]["invoices"]
+    assert (found["cause"], found["pending"], found["holder"]) == ("asked to wait", 1, None)
+    missing = taskbridge("why", "nobody")
+    assert (missing.status, "no tenant is called 'nobody'" in missing.stderr, missing.stdout) == (1, True, "")
+    assert taskbridge("why", "acme & co", "--pipeline", "typo").status == 2
+
+
+def test_who_paused_and_who_resumed_is_written_down(taskbridge: Program, engine: Engine) -> None:
+    who = getpass.getuser()
+    record(engine, "invoices", "acme", "7", {})
+    assert taskbridge("pause", "acme", "--reason", "wrong prices", "--json").json["paused_by"] == who
+    assert f"paused by {who}, " in taskbridge("why", "acme").stdout
+    assert re.search(rf"acme: paused \d+s ago by {who} \(wrong prices\)", taskbridge("status").stdout)
+    assert taskbridge("resume", "acme").status == 0
+    assert taskbridge("resume", "acme").status == 0
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT who, action, pipeline, tenant, detail FROM taskbridge.audit ORDER BY id"
+        ).all()
+    assert [tuple(row) for row in rows] == [
+        (who, "pause", "invoices", "acme", "wrong prices"),
+        (who, "resume", "invoices", "acme", None),
+    ]
+
+
+def test_who_drained_and_who_decided_about_quarantine_is_written_down(taskbridge: Program, engine: Engine) -> None:
+    who = getpass.getuser()
+    for number in ("7", "8"):
+        record(engine, "invoices", "acme", number, {})
+        put_in_quarantine(engine, "acme", number)
+    assert taskbridge("quarantine", "retry", "7").status == 0
+    assert taskbridge("quarantine", "discard", "--tenant", "acme", "--yes").status == 0
+    assert taskbridge("quarantine", "discard", "--reason", "nothing has this", "--yes").status == 0
+    assert taskbridge("pause", "bolt").status == 0
+    assert taskbridge("drain", "bolt", "--timeout", "5").status == 0
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT who, action, pipeline, tenant, key, detail FROM taskbridge.audit ORDER BY id"
+        ).all()
+    assert [tuple(row) for row in rows] == [
+        (who, "retry", "invoices", "acme", "7", "1 record"),
+        (who, "discard", "invoices", "acme", None, "2 records"),
+        (who, "pause", "invoices", "bolt", None, None),
+        (who, "drain", "invoices", "bolt", None, None),
+    ]
+
+
+def test_where_tells_the_story_and_says_what_is_not_known(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "invoices", "acme", "7", {})
+    assert taskbridge("status").status == 0
+    head, recorded, pending, note = taskbridge("where", "7").stdout.splitlines()
+    assert head.endswith(": pending in invoices")
+    assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  recorded as revision \d+", recorded)
+    assert pending == f"  {'-':23}  pending"
+    assert note.startswith("  there is no run history (TASKBRIDGE_HISTORY_DAYS)")
+    (told,) = taskbridge("where", "7", "--json").json["records"]
+    assert [step["what"] for step in told["steps"]] == ["recorded", "pending"]
+
+
+def test_top_orders_tenants_by_what_was_asked_for(taskbridge: Program, engine: Engine) -> None:
+    assert "there is no run history" in taskbridge("top").stdout
+    run(engine, RUNS)
+    lines = taskbridge("top").stdout.splitlines()
+    assert [line.split() for line in lines[:-1]] == [
+        ["tenant", "pipeline", "events", "runs", "records", "failures", "run", "time"],
+        ["acme", "invoices", "15", "3", "3", "0", "0.8", "s"],
+        ["bolt", "invoices", "3", "3", "3", "3", "0.8", "s"],
+    ]
+    assert lines[-1] == "from 6 runs of the last 24 hours"
+    found = taskbridge("top", "--by", "failures", "--pipeline", "invoices", "--json").json
+    assert [one["tenant"] for one in found["tenants"]] == ["bolt"]
+    assert taskbridge("top", "--by", "run-time", "--limit", "1", "--json").json["by"] == "run time"
+    assert taskbridge("top", "--pipeline", "typo").status == 2
+
+
+def test_top_goes_on_on_a_terminal(taskbridge: Program, engine: Engine) -> None:
+    run(engine, RUNS)
+    on_a_terminal(taskbridge, "top", status=-9, kill_when=lambda sent: sent.count("from 6 runs") > 1)
+    assert "from 6 runs" in on_a_terminal(taskbridge, "top", "--once")
+
+
+def test_only_those_that_fail_are_shown_if_asked_for(taskbridge: Program, engine: Engine) -> None:
+    run(
+        engine,
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, runs, last_error) "
+        "SELECT 'invoices', 't' || n, n % 2, n, 'bad' FROM generate_series(1, 6) n",
+    )
+    assert [*taskbridge("status", "--failing", "--json").json["pipelines"]["invoices"]["tenants"]] == ["t1", "t3", "t5"]
+    page = taskbridge("status", "--failing", "--limit", "2")
+    assert "more tenants: taskbridge status --failing --after 't3'" in page.stdout
+    after = taskbridge("status", "--failing", "--after", "t3", "--json").json["pipelines"]["invoices"]
+    assert [*after["tenants"]] == ["t5"]
+    by_runs = taskbridge("status", "--failing", "--sort", "runs", "--json").json["pipelines"]["invoices"]
+    assert [*by_runs["tenants"]] == ["t5", "t3", "t1"]
+    every = taskbridge("status", "--sort", "runs", "--limit", "1", "--json").json["pipelines"]["invoices"]
+    assert [*every["tenants"]] == ["t6"]
+    assert taskbridge("status", "t1", "--failing").status == 2
+
+
+def test_states_have_colours_on_a_terminal_alone(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "invoices", "acme", "7", {})
+    assert taskbridge("pause", "acme").status == 0
+    magenta = "\x1b[35m"
+    assert f"{magenta}paused" in on_a_terminal(taskbridge, "status")
+    without = on_a_terminal(taskbridge, "status", NO_COLOR="1")
+    assert ("paused" in without, magenta in without) == (True, False)
+    assert "\x1b" not in taskbridge("status").stdout

@@ -1,0 +1,1 @@
+"""What operators ask, of real workers in real states."""

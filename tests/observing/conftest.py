@@ -1,0 +1,25 @@
+"""Answers about a deployment whose workers run `tests/pipelines_of_states.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from taskbridge import LatencyNeutral
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.handlers.journal import journal
+from taskbridge.observing.answers import Answers
+from taskbridge.process.runtime import runtime_of
+from tests.deployment import Deployment
+
+PIPELINES: Final = {
+    name: Pipeline(name, journal, LatencyNeutral(), 100, max_runs=1 if name == "narrow" else 0)
+    for name in ("broken", "calls", "narrow", "orders", "slow")
+}
+"""As many as the module declares, without its handler: who asks does not handle."""
+
+
+@pytest.fixture
+def answers(deployment: Deployment) -> Answers:
+    return Answers(deployment.engine, runtime_of(deployment.app).gate, PIPELINES, deployment.settings)

@@ -1,0 +1,97 @@
+"""How all stands: the colour of each trouble, what fails by its error, and lists of tenants."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine
+
+from taskbridge import LatencyNeutral
+from taskbridge.observing.answers import Answers
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import record
+from tests.deployment import Deployment
+from tests.store.adopting import run
+
+LOOKED = (
+    "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) "
+    "SELECT p, 'tail', pg_current_snapshot() FROM unnest(ARRAY['broken', 'calls', 'narrow', 'orders', 'slow']) p "
+    "ON CONFLICT (pipeline, kind) DO UPDATE SET stored_at = now()"
+)
+FAILING = (
+    "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, runs, events, records, last_error, failed_at) "
+    "SELECT 'orders', 't' || n, n % 3, n, 10 - n, n, CASE WHEN n % 3 > 0 THEN 'ValueError: ' || n % 3 END, now() "
+    "FROM generate_series(1, 6) n"
+)
+
+
+def quarantined(engine: Engine) -> None:
+    record(engine, "orders", "q", "7", {})
+    run(
+        engine,
+        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+        "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'q'",
+    )
+
+
+def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, answers: Answers) -> None:
+    never = answers.health()
+    assert never.colour == "red"
+    assert never.sentence == "broken: no worker has ever looked for its records, and 4 more findings"
+    run(deployment.engine, LOOKED)
+    well = answers.health()
+    assert (well.colour, well.findings) == ("green", [])
+    assert well.sentence == "all is well: nobody has anything to do, nothing fails, and nothing is held up"
+
+    run(deployment.engine, FAILING)
+    quarantined(deployment.engine)
+    runtime_of(deployment.app).pauses.pause("orders", "acme")
+    troubled = answers.health()
+    assert (troubled.colour, troubled.failing, troubled.quarantined, troubled.paused) == ("yellow", 4, 1, 1)
+    assert [one.sentence for one in troubled.findings] == [
+        "orders: 4 tenants fail, such as 't1'",
+        "orders: 1 record is in quarantine",
+    ]
+    assert {one.pipeline for one in troubled.findings} == {"orders"}
+    run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
+    assert answers.health().sentence.startswith("calls: no worker has looked for records for ")
+    assert answers.health().colour == "red"
+
+
+def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answers) -> None:
+    assert answers.failing() == []
+    run(deployment.engine, FAILING)
+    quarantined(deployment.engine)
+    found = answers.failing("orders")
+    assert [(one.error, one.tenants, one.quarantined, one.sample) for one in found] == [
+        ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
+        ("ValueError: 2", 2, 0, ["t2", "t5"]),
+    ]
+    assert found[0].last is not None
+    assert answers.failing("calls") == []
+
+
+def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, answers: Answers) -> None:
+    run(deployment.engine, FAILING)
+    record(deployment.engine, "orders", "waits", "1", {})
+    runtime_of(deployment.app).pauses.pause("orders", "t3")
+    names = [one.tenant for one in answers.tenants("orders")]
+    assert names == ["t1", "t2", "t3", "t4", "t5", "t6", "waits"]
+    assert [one.tenant for one in answers.tenants("orders", after="t5")] == ["t6", "waits"]
+    assert [one.tenant for one in answers.tenants("orders", failing=True, limit=3)] == ["t1", "t2", "t4"]
+    assert [one.tenant for one in answers.tenants("orders", sort="runs", limit=2)] == ["t6", "t5"]
+    assert [one.tenant for one in answers.tenants("orders", sort="events", failing=True)] == ["t1", "t2", "t4", "t5"]
+    (oldest,) = answers.tenants("orders", sort="oldest", limit=1)
+    assert (oldest.tenant, oldest.pending, oldest.state) == ("waits", 1, "idle")
+    assert {one.tenant: one.state for one in answers.tenants("orders")}["t3"] == "paused"
+
+
+def test_the_pulse_shows_who_is_active(deployment: Deployment, answers: Answers) -> None:
+    for number in range(3):
+        deployment.gate.notify("orders", f"tenant {number}", LatencyNeutral().spacing)
+    runtime_of(deployment.app).pauses.pause("calls")
+    pulse = answers.pulse(most=2)
+    assert pulse.queued == 3
+    found = {one.pipeline: one for one in pulse.pipelines}
+    assert (found["orders"].runners, len(found["orders"].tenants)) == (3, 2)
+    assert {one.state for one in found["orders"].tenants} == {"queued"}
+    assert found["orders"].tenants[0].lease_seconds > 0
+    assert (found["calls"].paused, found["orders"].paused) == (True, False)

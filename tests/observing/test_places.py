@@ -1,0 +1,134 @@
+"""Where a record is and what became of it: found by what people know of it, and told step by step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from taskbridge import LatencyNeutral
+from taskbridge.observing import places
+from taskbridge.observing.answers import Answers
+from taskbridge.observing.shapes import Story
+from taskbridge.store import Incoming, receive, record, record_many
+from tests.deployment import Deployment
+from tests.store.adopting import run
+from tests.waiting import wait_until
+
+MODULE: Final = "tests.pipelines_of_states"
+SPACING: Final = LatencyNeutral().spacing
+
+
+def told(answers: Answers, tenant: str, key: str, state: str, pipeline: str = "orders") -> Story:
+    """Wait until a record has this state, and return its story."""
+
+    def asked() -> Story | None:
+        found = answers.story("orders", tenant, key, pipeline)
+        assert found is not None
+        return found if found.state == state else None
+
+    story = wait_until(asked, f"{key} is {state}", 20)
+    assert story is not None
+    return story
+
+
+def in_order(story: Story) -> list[str]:
+    """Return what happened, once it is seen that the times are in order."""
+    times = [step.at for step in story.steps if step.at is not None]
+    assert times == sorted(times), story
+    return [step.what for step in story.steps]
+
+
+@pytest.mark.e2e
+def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answers: Answers) -> None:
+    receive(deployment.engine, [Incoming("orders", "whk-1", "acme", "1", None, '{"seconds": 0.5}')])
+    record(deployment.engine, "orders", "bolt", "rejected", {"do": "reject"})
+    record(deployment.engine, "orders", "cask", "failing", {"do": "fail"})
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        handled = told(answers, "acme", "1", "handled")
+        assert in_order(handled) == ["received", "recorded", "started", "read", "handled"]
+        first, read = handled.steps[2], handled.steps[3]
+        assert first.token == read.token is not None
+        assert first.sentence == f"found without an event; it started run {first.token}"
+        assert read.sentence == f"read by run {read.token} on the worker worker-0@test"
+        assert handled.steps[0].sentence == "received as the webhook 'whk-1'"
+        assert handled.note is None
+
+        rejected = told(answers, "bolt", "rejected", "quarantined")
+        assert in_order(rejected) == ["recorded", "started", "read", "rejected"]
+        assert rejected.steps[-1].sentence == "rejected by the handler: the total is <b>negative</b>"
+
+        failed = told(answers, "cask", "failing", "quarantined")
+        # It failed with its batch and alone, and left with the run that put it into quarantine.
+        assert in_order(failed)[0:2] == ["recorded", "started"]
+        assert in_order(failed)[-1] == "quarantined"
+        assert "failed" in in_order(failed)
+        assert "no currency" in failed.steps[-1].sentence
+
+        for number in ("2", "3"):
+            record(deployment.engine, "orders", "acme", number, {"seconds": 1})
+            deployment.gate.notify("orders", "acme", SPACING)
+            told(answers, "acme", number, "handled")
+        absorbed = told(answers, "acme", "3", "handled")
+        assert in_order(absorbed) == ["recorded", "absorbed", "read", "handled"]
+        assert absorbed.steps[1].token != absorbed.steps[2].token
+
+
+def test_without_a_history_the_story_says_what_it_cannot_tell(deployment: Deployment, answers: Answers) -> None:
+    record(deployment.engine, "orders", "acme", "1", {})
+    story = answers.story("orders", "acme", "1", "orders")
+    assert story is not None
+    assert in_order(story) == ["recorded", "pending"]
+    assert story.note == (
+        "there is no run history (TASKBRIDGE_HISTORY_DAYS), so nothing tells which runs dealt with the record"
+    )
+    assert answers.story("orders", "acme", "2", "orders") is None
+    assert not answers.has_history
+
+
+def test_a_search_finds_tenants_keys_messages_and_deliveries(deployment: Deployment, answers: Answers) -> None:
+    engine = deployment.engine
+    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
+    receive(engine, [Incoming("orders", "evt-7", "Zürich AG", "inv-7", None, "{}")])
+    receive(engine, [Incoming("orders", f"evt-{n}", "acme", f"inv-{n}", None, "{}") for n in (8, 9)])
+    run(engine, "INSERT INTO taskbridge.messages (source, key) VALUES ('orders', 'msg-1')")
+    deployment.gate.notify("calls", "acme", SPACING)
+
+    assert [(one.kind, one.pipeline, one.tenant) for one in answers.find("acme")] == [
+        ("tenant", "calls", "acme"),
+        ("tenant", "orders", "acme"),
+    ]
+    assert [(one.kind, one.tenant) for one in answers.find("Zür")] == [("tenant", "Zürich AG")]
+    (found,) = answers.find("inv-7")
+    assert (found.kind, found.pipeline, found.tenant, found.key) == ("record", "orders", "Zürich AG", "inv-7")
+    assert found.sentence.endswith(": pending in orders")
+    (alone,) = answers.find("evt-7")
+    assert (alone.kind, alone.tenant, alone.key) == ("delivery", "Zürich AG", "inv-7")
+    assert {(one.key, "or another" in one.sentence) for one in answers.find("evt-8")} == {
+        ("inv-8", True),
+        ("inv-9", True),
+    }
+    (message,) = answers.find("msg-1")
+    assert message.kind == "message"
+    record(engine, "orders", "Zürich AG", "inv-7", {"changed": True})
+    (changed,) = answers.find("evt-7")
+    assert changed.sentence == "orders: the webhook was received; its record has changed since, or was pruned"
+    assert answers.find("") == answers.find("nothing") == answers.find("\n") == []
+
+
+def test_a_search_that_does_not_look_everywhere_says_so(
+    deployment: Deployment, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MOST_LOOKED", 50)
+    record_many(deployment.engine, "orders", [(f"tenant {number:02}", f"key {number}", {}) for number in range(90)])
+    assert [one.tenant for one in answers.records("key 1")] == ["tenant 01"]
+    last = answers.records("key 89")
+    assert last == []
+    assert last.note is not None
+    assert "only 11 tenants were looked through" in last.note, last.note
+    deployment.gate.notify("orders", "tenant 89", SPACING)
+    assert [one.tenant for one in answers.records("key 89")] == ["tenant 89"], "who has a runner is looked through"
+    assert [one.tenant for one in answers.records("key 88", tenant="tenant 88")] == ["tenant 88"]
+    run(deployment.engine, "CREATE INDEX ON taskbridge.records (key)")
+    found = answers.records("key 88")
+    assert ([one.tenant for one in found], found.note) == (["tenant 88"], None)

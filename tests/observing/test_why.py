@@ -1,0 +1,155 @@
+"""Why a tenant does not run: each cause is reached by a real worker, and said in one sentence."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Final
+
+import pytest
+
+from taskbridge import LatencyNeutral
+from taskbridge.observing.answers import Answers
+from taskbridge.observing.shapes import Cause, TenantAnswer
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import record
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+MODULE: Final = "tests.pipelines_of_states"
+
+
+def notify(deployment: Deployment, pipeline: str, tenant: str) -> None:
+    """Send one event, as a producer that declares the pipeline does."""
+    spacing = LatencyNeutral(lease=60, tick=30) if pipeline == "slow" else LatencyNeutral()
+    deployment.gate.notify(pipeline, tenant, spacing.spacing)
+
+
+def until(answers: Answers, pipeline: str, tenant: str, cause: Cause, seconds: float = 15.0) -> TenantAnswer:
+    """Ask until the cause is this one."""
+    seen: list[TenantAnswer] = []
+
+    def asked() -> bool:
+        seen[:] = [answers.tenant(pipeline, tenant)]
+        return seen[0].cause is cause
+
+    try:
+        wait_until(asked, f"{tenant} of {pipeline}: {cause}", seconds)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is {seen[0].cause}: {seen[0].sentence}") from None
+    return seen[0]
+
+
+def narrow_ones(answers: Answers) -> list[TenantAnswer]:
+    """Ask until one of the three tenants runs and the others wait for its slot."""
+    seen: list[TenantAnswer] = []
+
+    def asked() -> bool:
+        seen[:] = [answers.tenant("narrow", name) for name in ("first", "second", "third")]
+        if sorted(one.cause for one in seen) != [Cause.RUNNING, Cause.WAIT_QUEUE, Cause.WAIT_QUEUE]:
+            return False
+        # One may have come into the queue after the other was looked at.
+        return all(" of 2 in the wait queue" in one.sentence for one in seen if one.cause is Cause.WAIT_QUEUE)
+
+    wait_until(asked, "one runs and two wait")
+    return seen
+
+
+def said(answer: TenantAnswer, pattern: str) -> None:
+    assert re.search(pattern, answer.sentence), answer.sentence
+
+
+def test_what_holds_a_tenant_is_named(deployment: Deployment, answers: Answers) -> None:
+    pauses = runtime_of(deployment.app).pauses
+    pauses.pause("orders", "paused", "the price list is wrong", by="alice")
+    for name in ("paused", "quiet"):
+        record(deployment.engine, "orders", name, "1", {})
+    record(deployment.engine, "orders", "failing", "1", {"do": "fail"})
+    record(deployment.engine, "orders", "asked", "1", {"do": "wait"})
+    record(deployment.engine, "orders", "both", "1", {"do": "down"})
+    for number in range(3):
+        record(deployment.engine, "calls", "limited", str(number), {})
+    for tenant in ("one", "two", "three"):
+        record(deployment.engine, "broken", tenant, "1", {"do": "down"})
+    for name in ("first", "second", "third"):
+        record(deployment.engine, "narrow", name, "1", {"seconds": 5})
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        failing = until(answers, "orders", "failing", Cause.BACK_OFF)
+        said(failing, r"^back-off: it failed \d+ times? in a row, for .* next try .*; last error: .*no currency")
+        assert failing.pending == 1
+        assert failing.failing_since is not None
+
+        narrow = narrow_ones(answers)
+        (running,) = (one for one in narrow if one.cause is Cause.RUNNING)
+        said(running, r"^it is running: run \d{16}-\S+ on the worker worker-0@test, begun .*, last heartbeat \d")
+        assert running.holder is not None
+        assert (running.holder.alive, running.holder.worker) == (True, "worker-0@test")
+        places = sorted(one.sentence for one in narrow if one.cause is Cause.WAIT_QUEUE)
+        text = "it is number {} of 2 in the wait queue for a free run slot of narrow, of which there are 1"
+        assert places == [text.format(1), text.format(2)]
+
+        paused = until(answers, "orders", "paused", Cause.PAUSED)
+        said(paused, r"^paused by alice, \d+s ago \(the price list is wrong\)$")
+        assert paused.pause is not None
+        assert (paused.pause.by, paused.state, paused.pending) == ("alice", "paused", 1)
+        until(answers, "orders", "both", Cause.BACK_OFF)
+        record(deployment.engine, "orders", "both", "1", {"do": "wait"})
+        said(until(answers, "orders", "both", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
+        said(until(answers, "orders", "asked", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
+        said(until(answers, "calls", "limited", Cause.RATE), r"^its rate limit is used up; it may go on in \d")
+        for tenant in ("one", "two", "three"):
+            record(deployment.engine, "broken", tenant, "2", {"do": "down"})
+        broken = until(answers, "broken", "one", Cause.CIRCUIT, 30)
+        said(broken, r"^the circuit of broken has been open for .* number \d of \d in the wait queue.*nobody answers$")
+        quiet = until(answers, "orders", "quiet", Cause.NOTHING)
+        said(quiet, r"^idle: nothing is pending, and its last run began ")
+        assert (quiet.handled, quiet.counts["runs"]) == (1, 1)
+        assert answers.tenant("orders", "nobody").cause is Cause.UNKNOWN
+
+        pauses.pause("orders")
+        record(deployment.engine, "orders", "quiet", "2", {})
+        said(until(answers, "orders", "quiet", Cause.PAUSED), r"^its whole pipeline is paused, \d+s ago$")
+
+
+def test_a_tenant_that_waits_for_its_tick_or_lingers_is_told_so(deployment: Deployment, answers: Answers) -> None:
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        record(deployment.engine, "slow", "acme", "1", {})
+        notify(deployment, "slow", "acme")
+        said(until(answers, "slow", "acme", Cause.LINGERING), r"^all is handled; its runner waits .* ends, in ")
+        record(deployment.engine, "slow", "acme", "2", {})
+        notify(deployment, "slow", "acme")
+        tick = until(answers, "slow", "acme", Cause.TICK)
+        said(tick, r"^its next run waits for its time since the run before, and comes in \d+s$")
+        assert tick.due_at is not None
+
+
+def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, answers: Answers) -> None:
+    with deployment.worker("-P", "solo", TASKBRIDGE_PIPELINES=MODULE) as worker:
+        record(deployment.engine, "orders", "acme", "1", {"seconds": 20})
+        until(answers, "orders", "acme", Cause.RUNNING)
+        worker.signal_all(signal.SIGSTOP)
+        try:
+            frozen = until(answers, "orders", "acme", Cause.FROZEN)
+            said(
+                frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and gave its last heartbeat \d\.\d s ago: "
+            )
+            said(frozen, r"it died or is frozen, and another run takes its place in \ds$")
+            assert frozen.holder is not None
+            assert frozen.holder.alive is False
+            wait_until(
+                lambda: "no worker replaces it" in answers.tenant("orders", "acme").sentence, "nobody replaces it"
+            )
+        finally:
+            worker.signal_all(signal.SIGCONT)
+            worker.kill()
+
+
+def test_without_a_worker_the_answer_says_so(deployment: Deployment, answers: Answers) -> None:
+    record(deployment.engine, "orders", "found", "1", {})
+    notify(deployment, "orders", "queued")
+    said(answers.tenant("orders", "found"), r"^1 record is pending.* no worker has ever looked for records of orders")
+    queued = answers.tenant("orders", "queued")
+    said(queued, r"^its run message has been in the queue for \d+s, and no worker has ever looked for records")
+    assert (queued.cause, queued.events) == (Cause.NO_WORKER, 1)

@@ -1,0 +1,481 @@
+"""The run history says what runs did, exactly where it took effect, and it never keeps a run from its work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge.common.histogram import bucket
+from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.batch import Batch
+from taskbridge.gate import Begun
+from taskbridge.running import slot
+from taskbridge.running.delivery import Run
+from taskbridge.store import (
+    CursorLost,
+    Cursors,
+    RunNote,
+    connect,
+    forget_pipeline,
+    keep_runs,
+    record_invoice,
+    sum_runs,
+)
+from tests.deployment import Deployment
+from tests.inline import Inline
+from tests.store.test_cursor import OLD, claim, key, write
+
+NOTE = RunNote("event", "celery@here", 3, 1)
+
+
+def asked(engine: Engine, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.exec_driver_sql(statement, tuple(values)))
+
+
+def execute(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def history(engine: Engine, columns: str) -> list[tuple[Any, ...]]:
+    statement = f"SELECT {columns} FROM taskbridge.runs ORDER BY tenant, token"  # noqa: S608 - the test's own names
+    return [tuple(row) for row in asked(engine, statement)]
+
+
+def fail(batch: Batch) -> None:
+    raise RuntimeError(f"the service is away, at {batch[0].external_id}")
+
+
+@pytest.fixture
+def inline(deployment: Deployment) -> Inline:
+    made = Inline(deployment)
+    made.runtime.worker = "celery@here"
+    return made
+
+
+def run(inline: Inline, *numbers: str) -> None:
+    inline.deployment.save("acme", *numbers)
+    inline.run_all()
+
+
+def test_a_run_has_one_row_however_many_batches_it_takes(inline: Inline) -> None:
+    inline.handle(lambda _: None, batch_size=2)
+    run(inline, *map(str, range(5)))
+    columns = "reason, worker, events, burst_run, records, rejected, outcome, error, began_sweeps, sweeps"
+    assert history(inline.deployment.engine, columns) == [("event", "celery@here", 5, 1, 5, 0, "handled", None, 0, 3)]
+    ((first, took),) = history(inline.deployment.engine, "first_event_ms, ended_at > began_at")
+    assert first >= 0
+    assert took
+
+
+def test_a_run_that_fails_says_so_and_a_record_that_goes_to_quarantine_is_counted(inline: Inline) -> None:
+    inline.handle(fail)
+    inline.deployment.save("acme", "1")
+    with pytest.raises(RuntimeError):
+        inline.run_all()
+    ((outcome, error, records),) = history(inline.deployment.engine, "outcome, error, records")
+    assert (outcome, records) == ("failed", 0)
+    assert error == "RuntimeError: the service is away, at 1"
+
+    def reject(batch: Batch) -> None:
+        batch.reject(batch[0], "no address")
+
+    inline.handle(reject, pipeline="orders", source="invoices")
+    inline.deployment.app.tasks["taskbridge.notify_event"].delay("acme", "orders")
+    inline.run_all()
+    found = asked(
+        inline.deployment.engine, "SELECT outcome, records, rejected FROM taskbridge.runs WHERE pipeline = 'orders'"
+    )
+    assert [tuple(row) for row in found] == [("handled", 1, 1)]
+
+
+def test_a_run_that_took_something_and_then_fails_counts_as_failed(inline: Inline) -> None:
+    def second_fails(batch: Batch) -> None:
+        if batch[0].external_id == "2":
+            fail(batch)
+
+    inline.handle(second_fails, batch_size=1)
+    inline.deployment.save("acme", "1", "2")
+    with pytest.raises(RuntimeError):
+        inline.run_all()
+    assert history(inline.deployment.engine, "outcome, records, began_sweeps, sweeps") == [("failed", 1, 0, 1)]
+
+
+def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
+    inline.handle(lambda _: None, batch_size=2)
+    for numbers in ("abc", "d", "ef"):
+        run(inline, *numbers)
+    engine = inline.deployment.engine
+    found = asked(
+        engine,
+        "SELECT r.key, (SELECT min(h.began_sweeps) FROM taskbridge.runs h WHERE h.pipeline = 'invoices' "
+        "AND h.tenant = r.tenant AND taskbridge.is_handled(r.xid, r.id, h.snapshot, h.target, h.at_xid, h.at_id)) "
+        "FROM taskbridge.records r ORDER BY r.key",
+    )
+    assert [tuple(row) for row in found] == [("a", 0), ("b", 0), ("c", 0), ("d", 2), ("e", 3), ("f", 3)]
+    assert history(engine, "sweeps") == [(2,), (3,), (5,)]
+
+
+@pytest.mark.parametrize(
+    ("begun", "reason"),
+    [
+        (Begun(1, 1, 1, 0, 5), "event"),
+        (Begun(4, 3, 2, 0, None), "burst"),
+        (Begun(1, 1, 1, 0, 5, found=True), "record"),
+        (Begun(4, 0, 2, 0, None), "more"),
+        (Begun(4, 1, 2, 3, None), "retry"),
+        (Begun(4, 1, 2, 3, None, probe=0), "probe"),
+        (Begun(4, 1, 2, 3, None, died=True), "died"),
+    ],
+)
+def test_why_a_run_began_is_said_once(begun: Begun, reason: str, inline: Inline) -> None:
+    pipeline = inline.runtime.pipelines["invoices"]
+    assert Run(inline.runtime, pipeline, key(), begun, 0.0, None).note.reason == reason  # type: ignore[arg-type]
+
+
+def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inline) -> None:
+    inline.handle(lambda _: None)
+    inline.deployment.save("acme", "1")
+    first = inline.runtime.gate.now_ms() - 40 * 86_400_000
+    inline.deployment.redis.hset(inline.runtime.keys.runner("invoices", "acme"), "first", first)
+    inline.run_all()
+    assert history(inline.deployment.engine, "outcome, first_event_ms") == [("handled", 2**31 - 1)]
+    assert inline.seen == ["1"]
+
+
+def test_a_record_without_an_event_is_the_reason_of_its_run(inline: Inline) -> None:
+    from taskbridge.running.tail import tail_round  # noqa: PLC0415 - of this test alone
+
+    inline.handle(lambda _: None)
+    tail_round(inline.runtime, "invoices")
+    inline.deployment.save("acme", "1", notify=False)
+    tail_round(inline.runtime, "invoices")
+    inline.run_all()
+    assert history(inline.deployment.engine, "reason, records") == [("record", 1)]
+
+
+def test_runs_that_advance_together_have_a_row_each(inline: Inline) -> None:
+    inline.handle(lambda _: None)
+    for tenant in ("acme", "globex", "initech"):
+        inline.deployment.save(tenant, "1")
+    messages = list(iter(inline.message, None))
+    assert slot.run_together(inline.runtime, [RunKey(*message) for message in messages]) == [None] * 3
+    assert history(inline.deployment.engine, "tenant, records, worker") == [
+        (tenant, 1, "celery@here") for tenant in ("acme", "globex", "initech")
+    ]
+
+
+def test_with_0_days_nothing_is_written(inline: Inline) -> None:
+    inline.handle(lambda _: None)
+    inline.runtime.settings = replace(inline.runtime.settings, history_days=0)
+    run(inline, "1")
+    inline.handle(fail)
+    inline.deployment.save("acme", "2")
+    with pytest.raises(RuntimeError):
+        inline.run_all()
+    assert history(inline.deployment.engine, "*") == []
+
+
+def test_a_batch_that_took_no_effect_has_no_row(engine: Engine) -> None:
+    cursors = Cursors(engine)
+    write(engine, "1")
+    page = claim(cursors)
+    with pytest.raises(CursorLost), cursors.transaction(key(), NOTE) as transaction:
+        transaction.advance(replace(page, sweeps=page.sweeps + 1))
+    with suppress(ZeroDivisionError), cursors.transaction(key(), NOTE) as transaction:
+        transaction.connect()
+        raise ZeroDivisionError
+    assert history(engine, "*") == []
+    with cursors.transaction(key(), NOTE) as transaction:
+        transaction.connect()
+        transaction.advance(page)
+    assert history(engine, "token, events, records") == [(OLD, 3, 1)]
+
+
+def partitions(engine: Engine) -> list[str]:
+    statement = (
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'taskbridge.runs'::regclass ORDER BY 1"
+    )
+    return [name for (name,) in asked(engine, statement)]
+
+
+def named(engine: Engine, *ahead: int) -> list[str]:
+    statement = "SELECT 'taskbridge.runs_' || to_char((now() AT TIME ZONE 'UTC')::date + %s, 'YYYYMMDD')"
+    return [asked(engine, statement, [days])[0][0] for days in ahead]
+
+
+OTHER = "taskbridge.runs_other"
+
+
+def insert(engine: Engine, days_ago: float, **columns: Any) -> None:
+    values = {
+        "pipeline": "invoices",
+        "tenant": "acme",
+        "token": OLD,
+        "reason": "event",
+        "worker": "celery@here",
+        "outcome": "handled",
+        "events": 1,
+        "burst_run": 1,
+        "records": 1,
+        "rejected": 0,
+        "began_sweeps": 0,
+        "sweeps": 1,
+        **columns,
+    }
+    names = ", ".join(values)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"INSERT INTO taskbridge.runs (began_at, ended_at, {names}) "  # noqa: S608 - the test's own names
+            f"SELECT at, at + interval '20 ms', {', '.join(['%s'] * len(values))} "
+            "FROM (SELECT now() - %s * interval '1 day' AS at) t",
+            (*values.values(), days_ago),
+        )
+
+
+def test_partitions_are_made_ahead_and_dropped_when_their_days_are_over(engine: Engine) -> None:
+    assert partitions(engine) == [OTHER]
+    keep_runs(engine, 7)
+    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER]
+    ((old,),) = asked(engine, "SELECT to_char((now() AT TIME ZONE 'UTC')::date - 8, 'YYYYMMDD')")
+    execute(
+        engine,
+        f"CREATE TABLE taskbridge.runs_{old} PARTITION OF taskbridge.runs "
+        f"FOR VALUES FROM ('{old} 00:00+00') TO ('{old} 23:59:59+00')",
+    )
+    keep_runs(engine, 9)
+    assert f"taskbridge.runs_{old}" in partitions(engine)
+    keep_runs(engine, 7)
+    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER]
+    keep_runs(engine, 0)
+    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER], "today goes when it is over"
+
+
+def test_a_run_of_a_day_without_a_partition_is_kept_and_goes_when_it_is_old(engine: Engine) -> None:
+    insert(engine, 0, tenant="today")
+    insert(engine, 9, tenant="old")
+    keep_runs(engine, 7)
+    assert partitions(engine) == [*named(engine, 1, 2), OTHER], "a day that has rows elsewhere stays there"
+    assert history(engine, "tenant, tableoid::regclass::text") == [("today", OTHER)]
+    insert(engine, 0, tenant="later")
+    assert [tenant for (tenant,) in history(engine, "tenant")] == ["later", "today"]
+
+
+def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> None:
+    cursors = Cursors(engine)
+    write(engine, "1")
+    page = claim(cursors)
+    insert(engine, 20 * MINUTE, tenant="summed")
+    sum_runs(engine, "invoices")
+    execute(engine, "UPDATE taskbridge.run_minutes SET minute = minute - interval '30 days'")
+    with engine.connect() as looking:
+        looking.exec_driver_sql("SELECT FROM taskbridge.runs")
+        keep_runs(engine, 7)
+        assert partitions(engine) == [OTHER]
+        assert minutes(engine, "minute") == [], "what needs no lock is done"
+        with cursors.transaction(key(), NOTE) as transaction:
+            transaction.advance(page)
+    keep_runs(engine, 7)
+    assert {*named(engine, 1, 2)} <= {*partitions(engine)}
+    assert ("acme", 1) in history(engine, "tenant, records")
+
+
+def test_only_who_may_drops_the_history(engine: Engine) -> None:
+    execute(engine, "CREATE ROLE stranger_of_a_test; GRANT USAGE ON SCHEMA taskbridge TO stranger_of_a_test")
+    try:
+        with (
+            engine.connect() as connection,
+            pytest.raises(Exception, match="permission denied for function keep_runs"),
+        ):
+            connection.exec_driver_sql("SET ROLE stranger_of_a_test; SELECT taskbridge.keep_runs(0)")
+    finally:
+        execute(engine, "DROP OWNED BY stranger_of_a_test; DROP ROLE stranger_of_a_test")
+
+
+def minutes(engine: Engine, columns: str) -> list[tuple[Any, ...]]:
+    statement = f"SELECT {columns} FROM taskbridge.run_minutes ORDER BY minute"  # noqa: S608 - the test's own names
+    return [tuple(row) for row in asked(engine, statement)]
+
+
+MINUTE = 1 / 1440
+
+
+def test_the_sums_of_a_minute_are_those_of_its_runs(engine: Engine) -> None:
+    insert(engine, 0, tenant="now")
+    insert(engine, 20 * MINUTE, tenant="a", first_event_ms=7, events=3)
+    sum_runs(engine, "invoices")
+    columns = "runs, failed, events, bursts, records, rejected, run_ms, first_event_ms_sum"
+    assert minutes(engine, columns) == [(1, 0, 3, 1, 1, 0, 20, 7)], "a minute that is not over has no sums"
+
+    # given runs that are written after the sums were, and another pipeline's
+    insert(engine, 5 * MINUTE, tenant="b", first_event_ms=10, records=4, rejected=1)
+    insert(engine, 5 * MINUTE, tenant="c", burst_run=2, outcome="failed", records=0)
+    insert(engine, 5 * MINUTE, tenant="d", pipeline="orders")
+    sum_runs(engine, "invoices")
+    sum_runs(engine, "invoices")
+    found = minutes(engine, columns)
+    assert found[0] == (1, 0, 3, 1, 1, 0, 20, 7)
+    # the two may lie on both sides of a minute
+    assert [sum(column) for column in zip(*found[1:], strict=True)] == [2, 1, 2, 1, 4, 1, 40, 10]
+    counts = [
+        sum(column) for column in zip(*(counts for (counts,) in minutes(engine, "first_event_counts")), strict=True)
+    ]
+    assert counts[bucket(7)] == 2
+    assert sum(counts) == 2
+
+
+def test_a_run_that_took_long_counts_where_it_began_when_it_has_ended(engine: Engine) -> None:
+    insert(engine, 25 * MINUTE, tenant="a")
+    sum_runs(engine, "invoices")
+    insert(engine, 40 * MINUTE, tenant="long", records=7)
+    execute(engine, "UPDATE taskbridge.runs SET ended_at = now() WHERE tenant = 'long'")
+    insert(engine, 40 * MINUTE, tenant="early", records=5)
+    sum_runs(engine, "invoices")
+    # the minute is summed whole, so what was written into it before counts too
+    assert [records for (records,) in minutes(engine, "records")] == [12, 1]
+
+
+def test_minutes_before_all_workers_stood_still_are_summed_when_one_is_back(engine: Engine) -> None:
+    insert(engine, 600 * MINUTE)
+    insert(engine, 500 * MINUTE, tenant="b")
+    sum_runs(engine, "invoices")
+    assert len(minutes(engine, "minute")) == 2
+
+
+def test_a_forgotten_pipeline_has_no_history(engine: Engine) -> None:
+    insert(engine, 20 * MINUTE)
+    insert(engine, 20 * MINUTE, pipeline="orders")
+    for pipeline in ("invoices", "orders"):
+        sum_runs(engine, pipeline)
+    execute(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('invoices', 'invoices')")
+    forget_pipeline(engine, "invoices")
+    assert history(engine, "pipeline") == minutes(engine, "pipeline") == [("orders",)]
+
+
+LOCKED = "LOCK TABLE taskbridge.runs IN ACCESS EXCLUSIVE MODE"
+
+
+@pytest.fixture
+def unwritable(inline: Inline, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """A history that cannot be written, for one of several reasons."""
+    engine = inline.deployment.engine
+    if request.param == "locked":
+        with engine.connect() as holding:
+            holding.exec_driver_sql(LOCKED)
+            yield engine
+        return
+    execute(engine, request.param)
+    yield engine
+
+
+UNWRITABLE = pytest.mark.parametrize(
+    "unwritable",
+    ["locked", "ALTER TABLE taskbridge.runs ADD CHECK (false) NOT VALID", "DROP TABLE taskbridge.runs"],
+    indirect=True,
+    ids=["locked", "refused", "gone"],
+)
+
+
+@UNWRITABLE
+def test_a_history_that_cannot_be_written_keeps_nobody_from_work(
+    inline: Inline, unwritable: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    inline.runtime.engine = connect(unwritable.url.render_as_string(hide_password=False), statement_timeout=0.5)
+    try:
+        inline.handle(lambda _: None)
+        for tenant in ("acme", "globex", "initech"):
+            inline.deployment.save(tenant, "1")
+        messages = list(iter(inline.message, None))
+        assert slot.run_together(inline.runtime, [RunKey(*message) for message in messages]) == [None] * 3
+        run(inline, "2")
+        assert inline.seen == ["1", "1", "1", "2"], "each once"
+        assert caplog.text.count("the run history cannot be written") == 1
+    finally:
+        inline.runtime.engine.dispose()
+
+
+@UNWRITABLE
+def test_a_failure_is_stored_whatever_becomes_of_the_history(inline: Inline, unwritable: Engine) -> None:
+    inline.handle(fail)
+    inline.deployment.save("acme", "1")
+    with pytest.raises(RuntimeError):
+        inline.run_all()
+    found = asked(unwritable, "SELECT failures, last_error FROM taskbridge.sync_cursors")
+    assert [tuple(row) for row in found] == [(1, "RuntimeError: the service is away, at 1")]
+
+
+@UNWRITABLE
+def test_what_a_handler_writes_commits_at_the_next_try(unwritable: Engine) -> None:
+    bounded = connect(unwritable.url.render_as_string(hide_password=False), statement_timeout=0.5)
+    cursors = Cursors(bounded)
+    write(bounded, "1")
+    page = claim(cursors)
+    try:
+        for ends in (pytest.raises(DBAPIError), nullcontext()):
+            with ends, cursors.transaction(key(), NOTE) as transaction:
+                transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
+                transaction.advance(page)
+        assert asked(bounded, "SELECT count(*) FROM ledger")[0][0] == 1
+    finally:
+        bounded.dispose()
+
+
+def test_a_worker_without_rights_on_the_history_works_and_says_so(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(engine, "1")
+    cursors = Cursors(engine)
+    page = claim(cursors)
+    execute(engine, "CREATE ROLE worker_of_a_test; GRANT USAGE ON SCHEMA taskbridge TO worker_of_a_test")
+    execute(engine, "GRANT SELECT, INSERT, UPDATE ON taskbridge.sync_cursors, taskbridge.pipelines TO worker_of_a_test")
+    url = engine.url.update_query_dict({"options": "-c role=worker_of_a_test"})
+    poor = connect(url.render_as_string(hide_password=False))
+    try:
+        with Cursors(poor).transaction(key(), NOTE) as transaction:
+            transaction.advance(page)
+        assert "permission denied for table runs" in caplog.text
+        assert Cursors(poor).fail(key(), "an error", note=NOTE) == 1
+    finally:
+        poor.dispose()
+        execute(engine, "DROP OWNED BY worker_of_a_test; DROP ROLE worker_of_a_test")
+    assert history(engine, "*") == []
+
+
+def test_a_worker_keeps_the_history(deployment: Deployment) -> None:
+    insert(deployment.engine, 20 * MINUTE, pipeline="invoices")
+    with deployment.worker():
+        deployment.save("acme", "1")
+        deployment.wait_until_idle()
+        status = deployment.gate.look("invoices", ["acme"])[0]
+    ((reason, worker, records),) = [
+        row for row in history(deployment.engine, "reason, worker, records") if row[1] != "celery@here"
+    ]
+    assert (reason, worker, records) == ("event", "worker-0@test", 1)
+    assert status.worker in (None, "worker-0@test")
+    assert {*named(deployment.engine, 1, 2)} <= {*partitions(deployment.engine)}
+    assert len(minutes(deployment.engine, "minute")) == 1
+
+
+def test_a_history_of_another_cluster_keeps_its_runs_without_their_places(engine: Engine) -> None:
+    insert(engine, 1, snapshot="5:5:")
+    from taskbridge.store.rebasing import rebase  # noqa: PLC0415 - of this test alone
+
+    execute(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
+    engine.dispose()
+    rebase(engine)
+    assert history(engine, "records, snapshot") == [(1, None)]
+
+
+def test_the_first_invoice_of_a_tenant_is_noted(engine: Engine) -> None:
+    record_invoice(engine, "acme", "1", {})
+    page = claim(Cursors(engine))
+    with Cursors(engine).transaction(key(), NOTE) as transaction:
+        transaction.advance(page, first_event_ms=4)
+    assert history(engine, "first_event_ms") == [(4,)]

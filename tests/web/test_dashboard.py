@@ -1,0 +1,358 @@
+"""Every page of the dashboard answers, from what real workers left, and says so where a server is away."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import Engine
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.routing import Mount
+
+from taskbridge.errors import Unavailable
+from taskbridge.integration.app import make_app
+from taskbridge.observing.answers import Answers
+from taskbridge.observing.shapes import Health
+from taskbridge.process.runtime import runtime_of
+from taskbridge.settings import Settings
+from taskbridge.store import record_invoice
+from taskbridge.web import dashboard
+from taskbridge.web.pages import live as live_pages
+from taskbridge.web.pages.reading import Reading
+from tests.deployment import Deployment
+from tests.quarantined import put_in_quarantine
+from tests.transactions.black_hole import nobody_accepts
+from tests.waiting import wait_until
+from tests.web.serving import served
+from tests.web.visiting import Visitor, declare, visiting
+
+MARKUP = "<script>alert(1)</script>\"'&"
+PAGES = ("", "tenants", "failing", "noisy", "saved", "over-time", "runs", "audit", "checks", "search?q=acme")
+
+
+@pytest.fixture
+def visitor(deployment: Deployment) -> Iterator[Visitor]:
+    declare(deployment, "invoices", "orders")
+    with visiting(deployment) as one:
+        yield one
+
+
+def records_and_quarantine(engine: Engine, tenant: str, reason: str) -> None:
+    """A record of a tenant that is in quarantine."""
+    record_invoice(engine, tenant, "in-1", {"secret": "of a document"})
+    put_in_quarantine(engine, tenant, "in-1", reason=reason, cause="failed", attempts=3)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_of_an_empty_deployment_is_no_error(visitor: Visitor, path: str) -> None:
+    answer = visitor.get(f"/{path}")
+    assert answer.status_code == 200, answer.text
+    assert "<h1>" in answer.text
+    assert answer.text.count("<h1") == 1
+    assert "Traceback" not in answer.text
+
+
+def test_what_is_not_there_is_said(visitor: Visitor) -> None:
+    for path, status, said in (
+        ("/nowhere", 404, "there is no such page"),
+        ("/tenants?pipeline=none", 404, "none"),
+        ("/record?source=invoices&tenant=acme&key=x&pipeline=invoices", 404, "there is no such record"),
+        ("/record?source=invoices&tenant=acme", 400, "key"),
+        ("/tenant?pipeline=invoices&tenant=%0a", 400, "tenant"),
+        ("/runs?before=yesterday", 400, "is no time"),
+        ("/runs?before=0001-01-01T00:00:00", 400, "the time of no run"),
+        ("/audit?before=x", 400, "is no number"),
+        ("/search?q=%00", 200, "Nothing has this name"),
+        ("/tenants?sort=none&pipeline=", 200, "No such tenant"),
+        ("/over-time?hours=1e9", 200, "What happened last night"),
+        ("/static/../app.py", 404, "no such page"),
+        ("/live?pipeline=none&tenant=acme", 404, "none"),
+        ("/live?pipeline=invoices&tenant=%0a", 400, "tenant"),
+    ):
+        answer = visitor.get(path)
+        assert (answer.status_code, said in answer.text) == (status, True), (path, answer.text)
+
+
+def test_a_page_is_read_by_get_alone(visitor: Visitor) -> None:
+    assert visitor.client.post("/tenants").status_code == 405
+    assert visitor.client.get("/do/pause").status_code == 405
+
+
+def test_names_and_errors_with_markup_are_text(visitor: Visitor, deployment: Deployment) -> None:
+    records_and_quarantine(deployment.engine, MARKUP, f"ValueError: {MARKUP}")
+    pages = [visitor.get(f"/{path}").text for path in (*PAGES, "tenants?sort=oldest", "tenants?failing=1")]
+    pages += [
+        visitor.get("/search", q=MARKUP).text,
+        visitor.get("/tenant", pipeline="invoices", tenant=MARKUP).text,
+        visitor.get("/record", source="invoices", tenant=MARKUP, key="in-1", pipeline="invoices").text,
+        visitor.get("/tenants", pipeline=MARKUP).text,
+        visitor.get("/runs", pipeline="invoices", tenant=MARKUP).text,
+        visitor.get("/saved", pipeline="invoices", tenant=MARKUP).text,
+    ]
+    assert sum("&lt;script&gt;alert(1)" in page for page in pages) >= 7
+    assert not [page for page in pages if "<script>" in page or "alert(1)</script>" in page]
+    assert not [page for page in pages if re.search(r"<[^>]+\s(style|on\w+)\s*=", page)], "the policy would forbid it"
+
+
+def test_a_document_is_shown_only_where_that_is_allowed(visitor: Visitor, deployment: Deployment) -> None:
+    record_invoice(deployment.engine, "acme", "in-1", {"secret": "of a document"})
+    where = {"source": "invoices", "tenant": "acme", "key": "in-1", "pipeline": "invoices"}
+    hidden = visitor.get("/record", **where).text
+    assert "of a document" not in hidden
+    assert "Documents are hidden" in hidden
+    with visiting(deployment, show_documents=True) as other:
+        assert "of a document" in other.get("/record", **where).text
+
+
+def test_a_record_and_its_tenant_are_found_in_two_clicks(visitor: Visitor, deployment: Deployment) -> None:
+    with deployment.worker():
+        deployment.save("acme", "in-1", "in-2")
+        deployment.wait_until_idle()
+        found = visitor.get("/search", q="in-2").text
+        (path,) = {one for one in re.findall(r'href="(/record[^"]+)"', found) if "pipeline=invoices" in one}
+        record = visitor.client.get(path.replace("&amp;", "&")).text
+        for what in ("recorded", "read", "handled"):
+            assert f'<span class="what">{what}</span>' in record, record
+        tenant = visitor.get("/tenant", pipeline="invoices", tenant="acme").text
+    assert "nothing to do" in tenant
+    assert re.search(r"<dt>handled</dt><dd>2</dd>", tenant), tenant
+    runs = visitor.get("/runs").text
+    assert ">acme<" in runs
+    assert "worker-0@test" in runs
+
+
+def in_starlette(board: Any) -> Any:
+    return Starlette(routes=[Mount("/ops/board", board)])
+
+
+def in_fastapi(board: Any) -> Any:
+    app = pytest.importorskip("fastapi").FastAPI()
+    app.mount("/ops/board", board)
+    return app
+
+
+def beside_django(board: Any) -> Any:
+    """As the page of docs has it: what is not the dashboard's goes to Django's ASGI app."""
+    settings = pytest.importorskip("django.conf").settings
+    if not settings.configured:
+        settings.configure(ROOT_URLCONF=__name__, SECRET_KEY="x" * 50, ALLOWED_HOSTS=["*"])
+    django = importlib.import_module("django.core.asgi").get_asgi_application()
+    return Starlette(routes=[Mount("/ops/board", board), Mount("/", django)])
+
+
+urlpatterns: list[Any] = []
+
+
+@pytest.mark.parametrize("mounted", [in_starlette, in_fastapi, beside_django])
+def test_every_link_of_a_mounted_dashboard_stays_under_its_prefix(
+    deployment: Deployment, mounted: Callable[[Any], Any]
+) -> None:
+    declare(deployment)
+    record_invoice(deployment.engine, "acme", "in-1", {})
+    app = mounted(dashboard(deployment.app, actions=True))
+    with served(app) as url, Visitor(f"{url}/ops/board") as visitor:
+        for path in (*PAGES, "tenant?pipeline=invoices&tenant=acme"):
+            answer = visitor.get(f"/{path}")
+            assert answer.status_code == 200, answer.text
+            links = re.findall(r'(?:href|src|action|data-live)="([^"]*)"', answer.text)
+            assert len(links) > 8
+            assert not [link for link in links if not link.startswith(("/ops/board/", "#main"))], path
+        assert visitor.get("/static/dashboard.css").headers["content-type"].startswith("text/css")
+        paused = visitor.do(visitor.get("/tenant", pipeline="invoices", tenant="acme"), "pause")
+        assert "/ops/board/tenant?" in str(paused.url)
+        assert "Paused." in paused.text
+
+
+@pytest.mark.parametrize("name", ["علی\u200cپور", "👩\u200d👩\u200d👧", "x\u202eevil", "a\u00a0b", "100% /../x"])
+def test_a_name_of_any_script_is_found(visitor: Visitor, deployment: Deployment, name: str) -> None:
+    record_invoice(deployment.engine, name, name, {})
+    found = visitor.get("/search", q=name)
+    assert found.status_code == 200
+    assert "Nothing has this name" not in found.text
+    assert visitor.get("/tenant", pipeline="invoices", tenant=name).status_code == 200
+
+
+def test_a_look_under_two_prefixes_has_the_links_of_each(deployment: Deployment) -> None:
+    declare(deployment)
+    deployment.save("acme", "1")
+    board = dashboard(deployment.app)
+    app = Starlette(routes=[Mount("/one", board), Mount("/two", board)])
+    with served(app) as url:
+        for prefix in ("/one", "/two"):
+            with Visitor(f"{url}{prefix}") as visitor, visitor.client.stream("GET", "/live") as stream:
+                look = next(looks(stream, 1))
+            links = re.findall(r'href="([^"]*)"', "".join(look.values()))
+            assert links
+            assert all(link.startswith(f"{prefix}/") for link in links), links
+
+
+def test_whoever_waits_for_a_look_that_fails_waits_for_no_other(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(deployment)
+    app = make_app(replace(deployment.settings, postgres_url="postgresql://127.0.0.1:1/nowhere")).app
+    reading, tried = Reading(app, show_documents=False), 0
+    health = Answers.health
+
+    def counted(answers: Answers) -> Health:
+        nonlocal tried
+        tried += 1
+        return health(answers)
+
+    monkeypatch.setattr(Answers, "health", counted)
+    for _ in range(5):
+        with pytest.raises(Unavailable):
+            reading.ask(reading.now, QueryParams())
+    assert tried == 1
+
+
+@pytest.mark.parametrize("which", ["postgres_url", "redis_url"])
+def test_a_server_that_is_away_is_said_on_the_page(deployment: Deployment, which: str) -> None:
+    away = "postgresql://127.0.0.1:1/nowhere" if which == "postgres_url" else "redis://127.0.0.1:1/0"
+    changed: dict[str, Any] = {which: away}
+    app = make_app(replace(deployment.settings, **changed)).app
+    with served(dashboard(app)) as url, Visitor(url) as visitor:
+        of_both = ("tenants", "failing", "runs", "audit") if which == "redis_url" else ()
+        for path in of_both:
+            answer = visitor.get(f"/{path}")
+            assert (answer.status_code, "unknown" in answer.text) == (200, True), "it needs Postgres alone"
+        for path in {"", "tenants", "failing", "tenant?pipeline=invoices&tenant=acme"} - {*of_both}:
+            answer = visitor.get(f"/{path}")
+            assert answer.status_code == 503, path
+            assert "cannot be reached" in answer.text
+            assert "Traceback" not in answer.text
+            assert 'href="/tenants"' in answer.text, "the navigation is there all the same"
+            assert "Content-Security-Policy" in answer.headers
+        assert "cannot be reached" in visitor.get("/checks").text
+        with visitor.client.stream("GET", "/live") as stream:
+            lines = stream.iter_lines()
+            look = json.loads(next(line for line in lines if line.startswith("data:"))[5:])
+        assert "cannot be reached" in look["status"]
+
+
+def test_a_server_that_is_silent_holds_no_page_for_ever(deployment: Deployment) -> None:
+    with nobody_accepts() as silent:
+        settings = Settings(
+            postgres_url=f"postgresql://127.0.0.1:{urlsplit(silent).port}/x?connect_timeout=2",
+            redis_url=deployment.settings.redis_url,
+            statement_timeout=1,
+        )
+        with served(dashboard(make_app(settings).app)) as url, Visitor(url) as visitor:
+            assert visitor.get("/tenants").status_code == 503
+
+
+def looks(stream: Any, enough: int = 1) -> Iterator[dict[str, str]]:
+    """The looks that a stream brings."""
+    for line in stream.iter_lines():
+        if line.startswith("data:"):
+            yield json.loads(line[5:])
+            enough -= 1
+            if not enough:
+                return
+
+
+def test_an_open_page_is_told_what_changes(visitor: Visitor, deployment: Deployment) -> None:
+    with visitor.client.stream("GET", "/live", params={"pipeline": "invoices", "tenant": "acme"}) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.headers["cache-control"] == "no-store"
+        told = looks(stream, 100)
+        assert "Pause" not in next(told)["part"]
+        runtime_of(deployment.app).pauses.pause("invoices", "acme", "the price list is wrong")
+        assert any("the price list is wrong" in one["part"] for one in told)
+
+
+def test_all_viewers_share_one_look_and_none_is_made_for_nobody(deployment: Deployment) -> None:
+    declare(deployment)
+    made = dashboard(deployment.app)
+    with served(made) as url, ExitStack() as open_pages:
+        visitors = [open_pages.enter_context(Visitor(url)) for _ in range(5)]
+        streams = [open_pages.enter_context(one.client.stream("GET", "/live")) for one in visitors]
+        told = [looks(stream, 100) for stream in streams]
+        for one in told:
+            next(one)
+        (of_the_loop,) = made.state.site._live.values()
+        (live,) = of_the_loop.values()
+        assert live.viewers == 5
+        before = live.looks
+        wait_until(lambda: live.looks >= before + 2, "looks go on")
+        for page in streams:
+            page.close()
+        wait_until(lambda: live.viewers == 0, "they are gone", 30)
+        wait_until(live._task.done, "nobody looks")
+
+
+@pytest.mark.slow
+def test_a_viewer_that_reads_nothing_holds_no_other(deployment: Deployment) -> None:
+    declare(deployment)
+    with served(dashboard(deployment.app)) as url, Visitor(url) as visitor:
+        place = urlsplit(url)
+        with socket.create_connection((str(place.hostname), int(place.port or 0))) as slow:
+            slow.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with visitor.client.stream("GET", "/live") as stream:
+                told = looks(stream, 100)
+                next(told)
+                for number in range(3):
+                    runtime_of(deployment.app).pauses.pause("invoices", f"t{number}")
+                    assert next(told)
+            assert visitor.get("/").status_code == 200
+
+
+def test_more_viewers_than_there_is_room_for_are_told_so(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_pages, "MOST_VIEWERS", 1)
+    with visitor.client.stream("GET", "/live") as stream:
+        told = looks(stream, 100)
+        next(told)
+        answer = visitor.get("/live")
+        assert (answer.status_code, "does not change by itself" in answer.text) == (503, True)
+        assert visitor.get("/").status_code == 200
+
+
+def test_tenants_beyond_those_that_are_looked_at_are_told_so_and_the_first_page_never(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_pages, "MOST_TENANTS", 1)
+    acme = {"pipeline": "invoices", "tenant": "acme"}
+    with (
+        visitor.client.stream("GET", "/live", params=acme) as one,
+        visitor.client.stream("GET", "/live", params=acme) as another,
+        visitor.client.stream("GET", "/live") as first,
+    ):
+        told = [looks(stream, 100) for stream in (one, another, first)]
+        assert all("status" in next(one) for one in told)
+        assert visitor.get("/live", pipeline="invoices", tenant="zeta").status_code == 503
+
+
+@pytest.mark.parametrize("hours", ["1", "6", "24", "72", "168"])
+def test_a_chart_stays_within_its_frame_and_says_what_it_shows(
+    visitor: Visitor, deployment: Deployment, hours: str
+) -> None:
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.run_minutes (pipeline, minute, runs, failed, events, bursts, records, rejected, "
+            "run_ms, first_event_ms_sum, first_event_counts) "
+            "SELECT 'invoices', m, 1, 1, 123456, 1, 1, 0, 5, 5, ARRAY[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9] "
+            "FROM generate_series(date_trunc('minute', now()) - interval '8 days', now(), interval '7 minutes') m"
+        )
+    page = visitor.get("/over-time", hours=hours).text
+    charts = re.findall(r'<svg viewBox="0 0 (\d+) (\d+)"[^>]*aria-label="([^"]+)"[^>]*>(.*?)</svg>', page, re.DOTALL)
+    assert len(charts) == 2
+    assert re.search(
+        rf"\d+ events \d+ runs and \d+ failed runs in the last {hours} hours", charts[0][2].replace(",", "")
+    )
+    assert charts[1][2].startswith("delays of first events: half within")
+    for wide, high, _, drawn in charts:
+        lines = re.findall(r'class="line[^"]*" d="([^"]*)"', drawn)
+        points = [one for line in lines for one in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)]
+        bars = re.findall(r"M([\d.]+) (\d+)v-([\d.]+)h", drawn)
+        assert points or bars
+        assert all(0 <= float(x) <= float(wide) and 0 <= float(y) <= float(high) for x, y in points)
+        assert all(0 <= float(x) <= float(wide) and float(tall) <= float(foot) for x, foot, tall in bars)

@@ -1,0 +1,154 @@
+"""What people do by the dashboard is done, said, and written down with who did it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import record_invoice
+from tests.deployment import Deployment
+from tests.quarantined import put_in_quarantine
+from tests.waiting import wait_until
+from tests.web.visiting import Visitor, declare, visiting
+
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def ada(deployment: Deployment) -> Iterator[Visitor]:
+    """A visitor who signs in with this name."""
+    declare(deployment)
+    with visiting(deployment, password=PASSWORD, actions=True) as visitor:
+        visitor.client.auth = ("ada", PASSWORD)
+        yield visitor
+
+
+def audited(deployment: Deployment) -> list[tuple[str | None, ...]]:
+    statement = "SELECT who, action, pipeline, tenant, key, detail FROM taskbridge.audit ORDER BY id"
+    return [tuple(row) for row in deployment.rows(statement)]
+
+
+def tenant_page(visitor: Visitor, tenant: str = "acme"):  # type: ignore[no-untyped-def]
+    return visitor.get("/tenant", pipeline="invoices", tenant=tenant)
+
+
+def test_a_tenant_is_paused_and_goes_on_after_it_is_resumed(ada: Visitor, deployment: Deployment) -> None:
+    with deployment.worker():
+        record_invoice(deployment.engine, "acme", "in-0", {})
+        deployment.wait_until_idle()
+        page = ada.do(tenant_page(ada), "pause", reason="<b>the price list</b>")
+        assert "Paused." in page.text
+        assert "&lt;b&gt;the price list&lt;/b&gt;" in page.text
+        assert "ada" in page.text
+        deployment.save("acme", "in-1")
+        wait_until(lambda: "<dt>pending</dt><dd>1" in tenant_page(ada).text, "it waits")
+        again = ada.do(ada.get("/tenant", pipeline="invoices", tenant="acme"), "resume")
+        assert "Resumed." in again.text
+        wait_until(lambda: ("acme", "in-1") in deployment.deliveries(), "handled")
+    assert audited(deployment) == [
+        ("ada", "pause", "invoices", "acme", None, "<b>the price list</b>"),
+        ("ada", "resume", "invoices", "acme", None, None),
+    ]
+    shown = ada.get("/audit").text
+    assert shown.count("<bdi>ada</bdi>") == 3, "twice in the table, once below the page"
+
+
+def test_a_pipeline_is_paused_and_resumed_as_a_whole(ada: Visitor, deployment: Deployment) -> None:
+    paused = ada.do(ada.get("/"), "pause", pipeline="invoices", reason="")
+    assert "paused" in paused.text
+    assert runtime_of(deployment.app).pauses.of("invoices").whole is not None
+    with deployment.worker():
+        record_invoice(deployment.engine, "acme", "in-1", {})
+        ada.do(ada.get("/"), "resume")
+        wait_until(lambda: ("acme", "in-1") in deployment.deliveries(), "handled")
+    assert [row[:4] for row in audited(deployment)] == [
+        ("ada", "pause", "invoices", None),
+        ("ada", "resume", "invoices", None),
+    ]
+
+
+def test_a_tenant_is_notified(ada: Visitor, deployment: Deployment) -> None:
+    record_invoice(deployment.engine, "acme", "in-1", {})
+    assert "Its runner is started." in ada.do(tenant_page(ada), "notify").text
+    assert deployment.gate.active("invoices") == ["acme"]
+    assert "takes this event along" in ada.do(tenant_page(ada), "notify").text
+    assert [row[1] for row in audited(deployment)] == ["notify", "notify"]
+
+
+def states(deployment: Deployment) -> dict[str, str]:
+    statement = "SELECT external_id, state FROM taskbridge.record_states WHERE pipeline = 'invoices'"
+    return {row[0]: row[1] for row in deployment.rows(statement)}
+
+
+def quarantine(deployment: Deployment, **reasons: str) -> None:
+    for key, reason in reasons.items():
+        record_invoice(deployment.engine, "acme" if key < "c" else "zeta", key, {})
+        put_in_quarantine(
+            deployment.engine, "acme" if key < "c" else "zeta", key, reason=reason, cause="failed", attempts=3
+        )
+
+
+def test_one_record_is_retried_or_discarded(ada: Visitor, deployment: Deployment) -> None:
+    quarantine(deployment, a="ValueError: no customer", b="ValueError: no customer")
+    where = {"source": "invoices", "tenant": "acme", "pipeline": "invoices"}
+    discarded = ada.do(ada.get("/record", key="a", **where), "discard")
+    assert "Discarded: 1 record of 1 tenant." in discarded.text
+    assert states(deployment) == {"a": "discarded", "b": "quarantined"}
+    retried = ada.do(ada.get("/record", key="a", **where), "retry")
+    assert "Tried again: 1 record of 1 tenant." in retried.text
+    assert states(deployment)["a"] not in ("discarded", "quarantined")
+    assert [row[1:5] for row in audited(deployment)] == [
+        ("discard", "invoices", "acme", "a"),
+        ("retry", "invoices", "acme", "a"),
+    ]
+
+
+def test_a_group_of_equal_errors_is_retried_and_no_other(ada: Visitor, deployment: Deployment) -> None:
+    reason = "ValueError: no customer\r\nsee <the list>\n"
+    quarantine(deployment, a=reason, b="ValueError: another", c=reason, d=f"{reason} of mine")
+    page = ada.get("/failing")
+    assert page.text.count("<button>Retry ") == 3
+    (chosen,) = [one for one in page.text.split("<section") if "Retry 2 records" in one]
+    # As browsers send line ends.
+    form = {name: text.replace("\r", "").replace("\n", "\r\n") for name, text in ada.form(chosen, "retry").items()}
+    answer = ada.send("retry", form)
+    assert answer.status_code == 303, answer.text
+    assert "Tried again: 2 records of 2 tenants." in ada.client.get(answer.url.join(answer.headers["location"])).text
+    after = states(deployment)
+    assert {after["b"], after["d"]} == {"quarantined"}
+    assert "quarantined" not in {after["a"], after["c"]}
+    assert sorted(deployment.gate.active("invoices")) == ["acme", "zeta"]
+    assert audited(deployment)[0][:5] == ("ada", "retry", "invoices", None, None)
+
+
+def test_a_group_without_a_reason_is_retried(ada: Visitor, deployment: Deployment) -> None:
+    quarantine(deployment, bolt="no price")
+    record_invoice(deployment.engine, "acme", "acme-1", {})
+    put_in_quarantine(deployment.engine, "acme", "acme-1", reason="")
+    form = ada.form(ada.get("/failing").text, "retry") | {"pipeline": "invoices", "reason": ""}
+    assert ada.send("retry", form).status_code == 303
+    retried = deployment.rows("SELECT tenant FROM taskbridge.quarantine WHERE retry_at IS NOT NULL")
+    assert [tenant for (tenant,) in retried] == ["acme"]
+
+
+def test_a_group_of_equal_errors_is_discarded(ada: Visitor, deployment: Deployment) -> None:
+    quarantine(deployment, a="ValueError: no customer", c="ValueError: no customer")
+    assert "Discarded: 2 records of 2 tenants." in ada.do(ada.get("/failing"), "discard").text
+    assert set(states(deployment).values()) == {"discarded"}
+    assert "Nothing fails" in ada.get("/failing").text
+
+
+def test_an_action_that_cannot_be_written_down_is_not_done(ada: Visitor, deployment: Deployment) -> None:
+    record_invoice(deployment.engine, "acme", "in-1", {})
+    page = tenant_page(ada)
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE taskbridge.audit RENAME TO gone")
+    assert ada.send("pause", ada.form(page.text, "pause")).status_code == 503
+    assert deployment.rows("SELECT 1 FROM taskbridge.pauses") == []
+
+
+def test_what_is_said_after_an_action_cannot_be_chosen_by_a_link(ada: Visitor) -> None:
+    assert "evil" not in ada.get("/", did="evil").text
+    assert "Tried again: 0 records of 0 tenants." in ada.get("/", did="retried", records="<b>", of="²").text
