@@ -6,10 +6,12 @@ overdue, one probe at a time, and an end to all waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 from typing import Any, cast
 
+import pytest
 import redis
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,12 +22,15 @@ from taskbridge.gate import Answer, Blame, Keys, Outcome, State, admission
 from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE
 from taskbridge.gate.transitions import TRANSITIONS, Condition
 from tests.gate.test_gate_agrees_with_model import (
+    DRAWS,
     EXAMPLES,
     SETTINGS,
+    WALKS,
     GateAndModel,
     LossyGateAndModel,
     Published,
     Subject,
+    walk,
 )
 from tests.model.reference import AnyRow, Circuit, Event, Shared
 
@@ -39,7 +44,8 @@ FEWER = settings(SETTINGS, max_examples=(EXAMPLES or 40) // 2, stateful_step_cou
 """These examples are longer than the others: a quiet end alone is a hundred events."""
 
 tenants = st.integers(0, len(TENANTS) - 1)
-blames = st.sampled_from((Blame.DOWNSTREAM, Blame.DOWNSTREAM, Blame.RECORD, Blame.PIPELINE))
+BLAMES = (Blame.DOWNSTREAM, Blame.DOWNSTREAM, Blame.RECORD, Blame.PIPELINE)
+blames = st.sampled_from(BLAMES)
 
 
 class Admission(GateAndModel):
@@ -47,23 +53,24 @@ class Admission(GateAndModel):
 
     everybody = tuple((pipeline, tenant) for pipeline in PIPELINES for tenant in TENANTS)
     loses_keys = False
+    draws = DRAWS | {
+        "all_wait": (False, True),
+        "blame": (Blame.NOBODY, *BLAMES),
+        "failed": (False, True),
+        "handled": (0, 1),
+        "more": (0, 1),
+        "order": ([0, 1], [1, 0, 2], [2, 1, 0, 3], [3, 0, 1, 2]),
+    }
 
     def __init__(self, client: redis.Redis, keys: Keys, rows: set[AnyRow]) -> None:
         super().__init__(client, keys, rows)
         self.overdue: set[Subject] = set()
         self.probing: set[Subject] = set()
 
-    def choose(self, data: st.DataObject) -> list[Subject]:
-        self.most_runs = data.draw(st.sampled_from((1, 2, 0)))
-        pipeline = data.draw(st.sampled_from(PIPELINES))
+    def choose(self, one_of: Callable[[Sequence[Any]], Any]) -> list[Subject]:
+        self.most_runs = one_of((1, 2, 0))
+        pipeline = one_of(PIPELINES)
         return [(pipeline, tenant) for tenant in TENANTS]
-
-    def go_the_rare_way(self) -> None:
-        """What few random courses come to: a run has more to do while another waits for its slot."""
-        self.most_runs, self.active = 1, [(PIPELINES[0], tenant) for tenant in TENANTS]
-        self._share()
-        self.a_run_with_more_to_do_ends_while_another_is_in_the_wait_queue(0, 1, Outcome.MORE)
-        self.teardown()
 
     @rule(which=tenants)
     def a_run_begins(self, which: int) -> None:
@@ -126,12 +133,12 @@ class Admission(GateAndModel):
         for which in order:
             self.begin(which, 0)
 
-    @rule(which=tenants, events=st.integers(0, 1))
-    def a_run_has_more_to_do(self, which: int, events: int) -> None:
+    @rule(which=tenants, more=st.integers(0, 1))
+    def a_run_has_more_to_do(self, which: int, more: int) -> None:
         self.a_run_begins(which)
-        for _ in range(events):
+        for _ in range(more):
             self.notify(which, 0)
-        self.a_run_ends(which, Outcome.DONE if events else Outcome.MORE, 1, False, Blame.NOBODY, 0)
+        self.a_run_ends(which, Outcome.DONE if more else Outcome.MORE, 1, False, Blame.NOBODY, 0)
 
     @rule(first=tenants, second=tenants, outcome=st.sampled_from((Outcome.DONE, Outcome.MORE)))
     def a_run_with_more_to_do_ends_while_another_is_in_the_wait_queue(
@@ -306,11 +313,17 @@ def _run(machine: Callable[[], GateAndModel]) -> None:
     run_state_machine_as_test(cast(type[GateAndModel], machine), settings=FEWER)
 
 
+@pytest.mark.slow
 def test_gate_and_model_agree_on_circuit_slots_and_wait_queue(redis_client: redis.Redis, keys: Keys) -> None:
-    rows: set[AnyRow] = set()
+    _run(partial(Admission, redis_client, keys, set()))
 
-    Admission(redis_client, keys, rows).go_the_rare_way()
-    _run(partial(Admission, redis_client, keys, rows))
+
+def test_whoever_waits_for_a_run_slot_does_what_the_table_says(redis_client: redis.Redis, keys: Keys) -> None:
+    rows: set[AnyRow] = set()
+    draw = Random(1)  # noqa: S311
+
+    for _ in range(WALKS // 2):
+        walk(Admission(redis_client, keys, rows), draw)
 
     expected = {row for row in TRANSITIONS if {Condition.NO_SLOT, Condition.OTHERS_IN_QUEUE} & set(row.when)}
     assert expected - rows == set(), "these rows were never taken, so nothing was shown about them"
