@@ -201,6 +201,8 @@ def _views(
     runtime: LightRuntime, pipeline: str, names: Sequence[str], most: int | None, paused: Paused
 ) -> list[TenantView]:
     """Return those of `names` that have records, a cursor, a runner or a pause; up to `most` records of each count."""
+    # A run stores its failure before the gate holds its tenant: who is held here has one below.
+    runners = runtime.gate.look(pipeline, names)
     counts = {row["tenant"]: row for row in runtime.tenants_of(pipeline).counts(pipeline, names, most)}
     now_ms = runtime.gate.now_ms()
     views = [
@@ -212,7 +214,7 @@ def _views(
             now_ms,
             paused.holding(name),
         )
-        for name, runner in zip(names, runtime.gate.look(pipeline, names), strict=True)
+        for name, runner in zip(names, runners, strict=True)
     ]
     return [
         one

@@ -26,6 +26,8 @@ LATE_MS: Final = 1_000
 """A worker acts on a deadline within this time, unless it is busy or there is none."""
 NO_WORKER_SECONDS: Final = 15.0
 """A worker notes at least every few seconds how far it has looked for records."""
+LOOKS: Final = 3
+"""A runner that goes on each time that it is looked at is looked at so many times."""
 BEATS: Final = 3
 """A run beats so many times in its TTL."""
 
@@ -77,9 +79,7 @@ class _Seen(NamedTuple):
 def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
     """Return how a tenant stands in a pipeline; raises as `Reach.pipeline`."""
     declared = reach.pipeline(pipeline)
-    (counts,) = reach.tenants(pipeline).counts(pipeline, [name], MOST_RECORDS)
-    pause = reach.looks.pause(pipeline, name)
-    (runner,) = reach.inspector.look(pipeline, [name])
+    runner, counts, pause = _at_one_time(reach, pipeline, name)
     seen = _Seen(
         pipeline,
         name,
@@ -134,6 +134,23 @@ def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
         runs_shown=runs,
         history=bool(runs) or reach.past.exists,
     )
+
+
+def _at_one_time(reach: Reach, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
+    """Return its runner, its counts and its pause, read while the runner stayed as it is, if it ever does.
+
+    Redis has the one and Postgres the others. A run that ends between two looks stores its failure before it gives up
+    the runner: who asked Postgres first would see a tenant that is held, and no failure.
+    """
+    (runner,) = reach.inspector.look(pipeline, [name])
+    for _ in range(LOOKS):
+        before = runner
+        (counts,) = reach.tenants(pipeline).counts(pipeline, [name], MOST_RECORDS)
+        pause = reach.looks.pause(pipeline, name)
+        (runner,) = reach.inspector.look(pipeline, [name])
+        if (runner.token, runner.state, runner.hold) == (before.token, before.state, before.hold):
+            break
+    return runner, counts, pause
 
 
 def _pause_row(pipeline: str, pause: Pause) -> PauseRow:

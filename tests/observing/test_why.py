@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from taskbridge import LatencyNeutral
+from taskbridge.gate import Hold
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.shapes import Cause, TenantAnswer
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import record
+from taskbridge.store import Tenants, record
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -123,6 +124,25 @@ def test_a_tenant_that_waits_for_its_tick_or_lingers_is_told_so(deployment: Depl
         tick = until(answers, "slow", "acme", Cause.TICK)
         said(tick, r"^its next run waits for its time since the run before, and comes in \d+s$")
         assert tick.due_at is not None
+
+
+def test_a_tenant_that_fails_while_it_is_looked_at_has_failed(
+    deployment: Deployment, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = Tenants.counts
+    gate = runtime_of(deployment.app).gate
+
+    def then_it_fails(self: Tenants, *asked: Any) -> list[dict[str, Any]]:
+        found = counts(self, *asked)
+        if not gate.active("orders"):
+            record(deployment.engine, "orders", "acme", "1", {"do": "fail"})
+            notify(deployment, "orders", "acme")
+            wait_until(lambda: gate.look("orders", ["acme"])[0].hold is Hold.RETRY, "held after its failure")
+        return found
+
+    monkeypatch.setattr(Tenants, "counts", then_it_fails)
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        said(answers.tenant("orders", "acme"), r"^back-off: it failed \d+ times? in a row")
 
 
 def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, answers: Answers) -> None:
