@@ -28,7 +28,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 opentelemetry-sdk standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check lint format types imports bench flames torture fuzz search docs clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench flames torture fuzz search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,13 @@ run: $(RUNNABLE) ## Push a day of real invoices through embedded Postgres and Re
 whole-way: $(RUNNABLE) ## Webhooks in, batches out over HTTP, with embedded Postgres and Redis; then the account
 	$(BIN)/python -m examples.whole_way
 
-test: check ## What CI runs: lint, types, import directions, all tests but the slow ones
-	$(BIN)/pytest -n 4 --dist loadgroup $(PYTEST_FLAGS)
+test: $(READY) ## What CI runs: lint, types, import directions, all tests but the slow ones
+	@$(MAKE) --no-print-directory -j 3 check collected
+	$(BIN)/pytest -n 6 --dist loadgroup $(PYTEST_FLAGS)
+
+# Else each of pytest's processes rewrites the asserts of all tests.
+collected: $(READY)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -q >/dev/null
 
 test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)

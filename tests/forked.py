@@ -22,29 +22,36 @@ __all__ = ["CELERY", "PROGRAM", "Forked"]
 PROGRAM: Final = "taskbridge.cli.main"
 CELERY: Final = "celery.__main__"
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        PROGRAM,
-        *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
-        *(f"taskbridge.cli.{module}" for module in ("checks", "messages", "report", "monitor", "workers")),
-        "alembic.util",
-        "rich.progress",
-        "taskbridge.integration.app",
-        "taskbridge.producing.recording",
-        "taskbridge.process.translation",
-        # What a worker imports besides.
-        "celery.bin.celery",
-        "celery.bin.worker",
-        "celery.apps.worker",
-        "celery.concurrency.prefork",
-        "celery.concurrency.thread",
-        "celery.worker.consumer",
-        "taskbridge.integration.transport",
-        "taskbridge.running.slot",
-        "taskbridge.running.ticker",
-    ]
+PRELOADED: Final = (
+    PROGRAM,
+    *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
+    *(f"taskbridge.cli.{module}" for module in ("asking", "delays", "messages", "report", "monitor", "workers")),
+    "alembic.command",
+    "alembic.util",
+    "jsonpath_rfc9535",
+    "rich.progress",
+    "taskbridge.integration.app",
+    "taskbridge.integration.checks",
+    "taskbridge.observing.answers",
+    "taskbridge.observing.metrics",
+    "taskbridge.producing.recording",
+    "taskbridge.process.translation",
+    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "engine", "pruning", "quarantine", "where")),
+    # What a worker imports besides.
+    "celery.bin.celery",
+    "celery.bin.worker",
+    "celery.apps.worker",
+    "celery.concurrency.prefork",
+    "celery.concurrency.thread",
+    "celery.worker.consumer",
+    "taskbridge.integration.transport",
+    "taskbridge.running.slot",
+    "taskbridge.running.ticker",
 )
+"""The fork server leaves out what is not there, and says nothing; `test_forked.py` imports each."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([*PRELOADED])
 
 
 class Forked:

@@ -139,16 +139,16 @@ def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
 def _at_one_time(reach: Reach, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
     """Return its runner, its counts and its pause, read while the runner stayed as it is, if it ever does.
 
-    Redis has the one and Postgres the others. A run that ends between two looks stores its failure before it gives up
-    the runner: who asked Postgres first would see a tenant that is held, and no failure.
+    Redis has the one and Postgres the others. A run stores its failure before it gives the runner up. So who is held
+    has its failure in counts that were read later, and need not have it in those that were read before.
     """
-    (runner,) = reach.inspector.look(pipeline, [name])
+    (after,) = reach.inspector.look(pipeline, [name])
     for _ in range(LOOKS):
-        before = runner
+        runner = after
         (counts,) = reach.tenants(pipeline).counts(pipeline, [name], MOST_RECORDS)
         pause = reach.looks.pause(pipeline, name)
-        (runner,) = reach.inspector.look(pipeline, [name])
-        if (runner.token, runner.state, runner.hold) == (before.token, before.state, before.hold):
+        (after,) = reach.inspector.look(pipeline, [name])
+        if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):
             break
     return runner, counts, pause
 

@@ -20,8 +20,16 @@ AT_WORK = (
 )
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["through batch.connection", "through its own engine"])
-@pytest.mark.parametrize("deployment", [{}, {"transaction_timeout": 1.0}], indirect=True, ids=["limit", "timeout"])
+@pytest.mark.parametrize(
+    ("deployment", "own"),
+    [
+        pytest.param({}, False, id="limit-through batch.connection"),
+        pytest.param({}, True, id="limit-through its own engine", marks=pytest.mark.slow),
+        pytest.param({"transaction_timeout": 1.0}, False, id="timeout-through batch.connection", marks=pytest.mark.slow),
+        pytest.param({"transaction_timeout": 1.0}, True, id="timeout-through its own engine"),
+    ],
+    indirect=["deployment"],
+)
 def test_locks_of_an_interrupted_statement_keep_no_other_record_from_being_tried(drill: Drill, own: bool) -> None:
     url = drill.deployment.engine.url.render_as_string(hide_password=False)
     with drill.deployment.engine.begin() as connection:
