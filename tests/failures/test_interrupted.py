@@ -20,13 +20,16 @@ AT_WORK = (
 )
 
 
+TIMEOUT = {"transaction_timeout": 1.0}
+
+
 @pytest.mark.parametrize(
     ("deployment", "own"),
     [
         pytest.param({}, False, id="limit-through batch.connection"),
         pytest.param({}, True, id="limit-through its own engine", marks=pytest.mark.slow),
-        pytest.param({"transaction_timeout": 1.0}, False, id="timeout-through batch.connection", marks=pytest.mark.slow),
-        pytest.param({"transaction_timeout": 1.0}, True, id="timeout-through its own engine"),
+        pytest.param(TIMEOUT, False, id="timeout-through batch.connection", marks=pytest.mark.slow),
+        pytest.param(TIMEOUT, True, id="timeout-through its own engine"),
     ],
     indirect=["deployment"],
 )
