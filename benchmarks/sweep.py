@@ -46,10 +46,14 @@ ALTER TABLE bench_flagged ADD PRIMARY KEY (id);
 CREATE INDEX ix_bench_flagged ON bench_flagged (tenant, id) WHERE NOT done;
 """
 FILL: Final = """
-INSERT INTO taskbridge.records (source, tenant, key, document)
-SELECT 'invoices', %(tenant)s, to_char(n, 'FM0000000000'), %(document)s::jsonb
-FROM generate_series(%(first)s::bigint, %(last)s::bigint) n
+INSERT INTO taskbridge.records (id, source, tenant, key, revision, xid, document, recorded_at, changed_at)
+SELECT i.id, 'invoices', %(tenant)s, to_char(n, 'FM0000000000'), i.id, pg_current_xact_id(), %(document)s::jsonb,
+       now(), now()
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) n,
+     LATERAL (SELECT nextval('taskbridge.revisions') AS id WHERE n >= 0) i
 """
+FILLED_AT_ONCE: Final = 1_000_000
+"""Rows of one statement, so that it ends within the time that a statement may take."""
 BARE: Final = """
 SELECT id, key, revision, document FROM taskbridge.records WHERE tenant = %s AND id > %s ORDER BY id LIMIT %s
 """
@@ -227,7 +231,12 @@ def _sample(sweeps: _Sweeps, bare: psycopg.Connection[Any], there: int) -> tuple
 
 
 def _fill(runtime: Runtime, tenant: str, first: int, last: int, document: str, *, vacuum: bool = True) -> None:
-    _execute(runtime, FILL, tenant=tenant, document=document, first=first, last=last)
+    for begin in range(first, last + 1, FILLED_AT_ONCE):
+        end = min(last, begin + FILLED_AT_ONCE - 1)
+        with runtime.engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
+            values = {"tenant": tenant, "document": document, "first": begin, "last": end}
+            connection.exec_driver_sql(FILL, values)
     if vacuum:
         _execute(runtime, "VACUUM ANALYZE taskbridge.records")
 
