@@ -20,6 +20,9 @@ LONGEST_INTEGER: Final = 4_300
 
 # A float that overflows has 309 digits before its point: jsonb writes no exponents.
 _LONG_NUMBER: Final = re.compile(r"[0-9]{309}")
+# Wherever it begins, ten of every thirtieth character are in it. To look at those first takes a twentieth of the time.
+_STRIDE: Final = 30
+_SAMPLED: Final = re.compile(r"[0-9]{10}")
 _LONGEST_INTEGER: Final = re.compile(rf"[0-9]{{{LONGEST_INTEGER + 1}}}")
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NO_BRACKETS: Final = re.compile(r"[^][{}]+")
@@ -28,7 +31,8 @@ _NO_BRACKETS: Final = re.compile(r"[^][{}]+")
 def decoded(text: str) -> tuple[Any, str | None]:
     """Return the document that jsonb gave as `text`, and None; or an empty one, and why it cannot be decoded."""
     try:
-        return (_CAREFUL if _LONG_NUMBER.search(text) else _DECODE)(text)[0], None
+        careful = _SAMPLED.search(text[::_STRIDE]) and _LONG_NUMBER.search(text)
+        return (_CAREFUL if careful else _DECODE)(text)[0], None
     except (ValueError, RecursionError) as error:
         return {}, f"the document cannot be decoded: {error_text(error)}"
 

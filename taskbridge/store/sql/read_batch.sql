@@ -11,7 +11,7 @@
 -- is the version of the source's adoption; the process must have made this statement for that one.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
-       coalesce(p.target, pg_current_snapshot())::text AS target,
+       p.target_text AS target,
        p.target IS NOT NULL AS resumed,
        (SELECT a.version FROM {schema}.adopted a WHERE a.source = %(source)s) AS adopted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
@@ -22,6 +22,7 @@ SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revi
        ) AS quarantined, d.deleted
 FROM (
     SELECT c.*, h.paused, h.quarantined,
+           coalesce(c.target, pg_current_snapshot())::text AS target_text, -- here, since it is costly for each record
            CASE WHEN h.paused THEN 0 ELSE least(%(limit)s, CASE WHEN %(bisecting)s THEN c.batch_limit END) END AS size
     FROM {schema}.sync_cursors c
     CROSS JOIN LATERAL (
