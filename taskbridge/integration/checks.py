@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from kombu.exceptions import ChannelError
 
-from taskbridge.common.texts import counted
+from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, TRANSPORTS, bounded
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
 from taskbridge.store import (
+    Looks,
     check_adoptions,
     check_cluster,
     check_schema,
@@ -37,6 +38,8 @@ __all__ = ["Finding", "Level", "examine", "worst"]
 SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
+MOST_PAUSED: Final = 2_000
+"""Paused tenants are counted up to this."""
 WAITS_SECONDS: Final = 300.0
 """A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
 ANSWER_SECONDS: Final = 1.0
@@ -79,6 +82,11 @@ def examine(runtime: Runtime) -> list[Finding]:
         except TaskBridgeError as error:
             found.append(Finding(Level.PROBLEM, name, error.what, error.remedy))
             return False
+        except Exception as error:
+            # Nothing that the other checks found may be lost.
+            text = f"this check failed: {error_line(error)}"
+            found.append(Finding(Level.PROBLEM, name, text, "a check that fails so is a bug: report it"))
+            return False
         return True
 
     postgres = usable(_postgres, "Postgres")
@@ -89,13 +97,16 @@ def examine(runtime: Runtime) -> list[Finding]:
     if postgres and redis:
         usable(_clocks, "clocks")
     pipelines = usable(_pipelines, "pipelines")
-    if usable(_queues, "broker"):
+    broker = usable(_queues, "broker")
+    if broker:
         usable(_workers, "workers")
     if redis and pipelines:
         usable(_overdue, "deadlines")
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
         usable(_work, "work")
         usable(_rounds, "tail")
+        if broker:
+            usable(_parked, "work")
     return found
 
 
@@ -312,22 +323,20 @@ def _work(runtime: Runtime) -> Findings:
             f"{name}: {counted(count, 'message matches', 'messages match')} no criterion",
             f"taskbridge unmatched list {name}",
         )
-    with runtime.app.connection_for_write() as connection, connection.channel() as channel:
-        parked = count_parked(runtime.app, channel)
-    if parked:
-        sound = False
-        yield Finding(
-            Level.WARNING,
-            "work",
-            f"{counted(parked, 'message waits', 'messages wait')} to be recorded",
-            "a worker's log says what keeps them",
-        )
     if sound:
         yield Finding(
             Level.OK,
             "work",
             "no circuit is open, no tenant fails, nothing is in quarantine and no message is unmatched",
         )
+
+
+def _parked(runtime: Runtime) -> Findings:
+    with runtime.app.connection_for_write() as connection, connection.channel() as channel:
+        parked = count_parked(runtime.app, channel)
+    if parked:
+        messages = counted(parked, "message waits", "messages wait")
+        yield Finding(Level.WARNING, "work", f"{messages} to be recorded", "a worker's log says what keeps them")
 
 
 def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
@@ -337,6 +346,13 @@ def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
         waiting = counted(circuit.waiting, "tenant is", "tenants are")
         line = f"the circuit is open, {counted(circuit.probes, 'probe')} failed, {waiting} in the wait queue"
         yield line, "look at what the handler calls; `taskbridge status` shows the errors"
+    paused = Looks(runtime.engine).paused(pipeline, MOST_PAUSED)
+    if paused.whole:
+        yield "the whole pipeline is paused, so its records wait", f"taskbridge resume --pipeline {pipeline}"
+    if paused.tenants:
+        more = " or more" if paused.tenants >= MOST_PAUSED else ""
+        tenants = counted(paused.tenants, f"tenant{more} is", f"tenants{more} are")
+        yield f"{tenants} paused", f"`taskbridge status --pipeline {pipeline}` says who; `taskbridge resume` ends it"
     declared = runtime.pipelines[pipeline]
     first = runtime.gate.survey([pipeline], OVERDUE_LOOK)[pipeline].tenants
     seen = read_backlogs(runtime.engine, {pipeline: declared.source}, {pipeline: first})[pipeline]

@@ -104,3 +104,20 @@ def test_each_server_that_cannot_be_used_is_named_without_its_password(
     }
     assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
     assert str(engine.url.password) not in json.dumps(ended.json)
+
+
+def test_a_broker_of_another_kind_that_is_away_costs_no_other_finding(taskbridge: Program) -> None:
+    ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL="amqp://guest@127.0.0.1:1//")
+    assert ended.status == 1
+    found = findings(ended)
+    assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker"]
+    assert "cannot be reached" in found["broker"][0]
+    assert {"Postgres", "Redis", "work", "tail"} <= found.keys()
+
+
+def test_what_is_paused_is_named(taskbridge: Program) -> None:
+    for arguments in ([], ["acme"], ["bolt"]):
+        assert taskbridge("pause", *arguments, "--pipeline", "invoices").status == 0
+    work = findings(taskbridge("doctor", "--json"))["work"]
+    assert "warning: invoices: the whole pipeline is paused, so its records wait" in work
+    assert "warning: invoices: 2 tenants are paused" in work

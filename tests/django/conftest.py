@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import django
 import pytest
 from django.apps import apps
-from django.conf import settings
 from django.db import connections
 
 from taskbridge.django import borrowing, configuration
 from taskbridge.running.around import AROUND
 from taskbridge.settings import GIVEN
 from tests.deployment import Deployment
+from tests.django import settled  # noqa: F401 - before any model is imported
 from tests.failures.drill import Drill
 
 
@@ -28,24 +27,6 @@ def database(url: Any) -> dict[str, Any]:
         "PASSWORD": url.password or "",
         **where,
     }
-
-
-def load() -> None:
-    """Load the project; models cannot be imported before."""
-    nowhere = {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}
-    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-    settings.configure(
-        DATABASES={"default": dict(nowhere), "other": dict(nowhere), "lite": lite},
-        INSTALLED_APPS=["taskbridge.django", "tests.django.shop"],
-        USE_TZ=True,
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-    )
-    django.setup()
-    GIVEN.clear()
-    AROUND.clear()
-
-
-load()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Final
 
 import asyncpg
-import django.conf
 import psycopg
 from django.db import connections, transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
@@ -17,12 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from taskbridge.producing.producer import Bridge
+from tests.django import settled  # noqa: F401 - before a connection of Django's is made
 
 __all__ = ["KINDS", "TELLING", "Held", "opened"]
-
-if not django.conf.settings.configured:
-    django.conf.settings.configure(LOGGING_CONFIG=None)
-    django.setup()
 
 
 class Held:

@@ -142,9 +142,8 @@ def in_fastapi(board: Any) -> Any:
 
 def beside_django(board: Any) -> Any:
     """As the page of docs has it: what is not the dashboard's goes to Django's ASGI app."""
-    settings = pytest.importorskip("django.conf").settings
-    if not settings.configured:
-        settings.configure(ROOT_URLCONF=__name__, SECRET_KEY="x" * 50, ALLOWED_HOSTS=["*"])
+    pytest.importorskip("django")
+    importlib.import_module("tests.django.settled")
     django = importlib.import_module("django.core.asgi").get_asgi_application()
     return Starlette(routes=[Mount("/ops/board", board), Mount("/", django)])
 
