@@ -105,7 +105,7 @@ class Monitor:
             self.announce(f"{error}. Trying again")
         elif self._ours and now - self._lost_since > LOST_SECONDS:
             raise Unavailable(
-                f"the embedded servers have not answered for {LOST_SECONDS:.0f} s ({str(error).partition(':')[0]}): "
+                f"the embedded servers have not answered for {LOST_SECONDS:.0f} s ({error.what}): "
                 "start `taskbridge up` again; their logs are in the data directory"
             ) from error
 

@@ -11,7 +11,7 @@ import click
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option, stored_text
 from taskbridge.common.names import check_tenant
-from taskbridge.common.texts import one_line
+from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, iso
 from taskbridge.errors import InvalidName
 
@@ -132,9 +132,8 @@ def _sentence(one: dict[str, Any]) -> str:
         return f"{what}: no pipeline reads this source"
     stands = f"{what}: {one['state']} in {one['pipeline']}"
     if one["reason"]:
-        return f"{stands} after {one['attempts']} attempts: {one_line(one['reason'])}"
+        return f"{stands} after {counted(one['attempts'], 'attempt')}: {one_line(one['reason'])}"
     if one["state"] == "pending" and one["failures"]:
-        return (
-            f"{stands}; its tenant failed {one['failures']} times in a row, last: {one_line(one['last_error'] or '')}"
-        )
+        times = counted(one["failures"], "time")
+        return f"{stands}; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
     return stands

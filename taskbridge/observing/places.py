@@ -91,9 +91,10 @@ def _found(row: dict[str, Any]) -> Found:
     else:
         said = f"{what}: {row['state']} in {row['pipeline']}"
         if row["reason"]:
-            said += f" after {row['attempts']} attempts: {one_line(row['reason'])}"
+            said += f" after {counted(row['attempts'], 'attempt')}: {one_line(row['reason'])}"
         elif row["state"] == "pending" and row["failures"]:
-            said += f"; its tenant failed {row['failures']} times in a row: {one_line(row['last_error'] or '')}"
+            times = counted(row["failures"], "time")
+            said += f"; its tenant failed {times} in a row: {one_line(row['last_error'] or '')}"
     return Found(kind, *place, said, row["changed_at"])
 
 
@@ -236,7 +237,7 @@ def _quarantine(row: dict[str, Any], token: str | None) -> Iterator[Step]:
     if row["cause"] == "rejected":
         yield Step(row["quarantined_at"], "rejected", f"rejected by the handler: {reason}", token)
     else:
-        said = f"quarantined after {row['attempts']} attempts: {reason}"
+        said = f"quarantined after {counted(row['attempts'], 'attempt')}: {reason}"
         yield Step(row["quarantined_at"], "quarantined", said, token)
     if row["discarded_at"] is not None:
         yield Step(row["discarded_at"], "discarded", "somebody gave it up")

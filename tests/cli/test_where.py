@@ -22,7 +22,7 @@ def test_a_record_is_found_by_its_key_alone(taskbridge: Program, engine: Engine)
     shown = taskbridge("where", "7")
     lines = [line for line in shown.stdout.splitlines() if not line.startswith(" ")]
     assert [line.rpartition(": ")[2] if "bad" not in line else line[-30:] for line in lines] == [
-        "ned in gone after 1 attempts: bad row"[-30:],
+        "ned in gone after 1 attempt: bad row"[-30:],
         "pending in invoices",
         "no pipeline reads this source",
     ]
