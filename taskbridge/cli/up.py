@@ -57,7 +57,13 @@ class _Request:
     metavar="SECONDS",
     help="With --exit-when-idle: end after waiting this long in any case.",
 )
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "--workers",
+    type=click.IntRange(0, 64),
+    default=1,
+    show_default=True,
+    help="Worker processes; 0: servers and schema alone, for workers of your own.",
+)
 @click.option(
     "--concurrency", type=click.IntRange(1, 1024), default=2, show_default=True, help="Runs at a time of each worker."
 )
@@ -78,6 +84,8 @@ def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **o
     """
     if not options["exit_when_idle"] and (as_json or options["timeout"]):
         raise click.UsageError("--json and --timeout go with --exit-when-idle")
+    if options["exit_when_idle"] and not options["workers"]:
+        raise click.UsageError("--exit-when-idle needs a worker: leave --workers 0 out")
     from taskbridge.cli import report, sending
     from taskbridge.cli.csv_invoices import InvoiceFile
 

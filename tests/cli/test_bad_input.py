@@ -231,7 +231,7 @@ def test_what_an_earlier_up_has_left_is_not_taken_for_the_database_that_was_mean
 
 
 def test_a_wrong_option_is_a_matter_of_usage(bare: Program) -> None:
-    for arguments in (("up", "--workers", "0"), ("up", "--json"), ("nix",), ("import",), ("migrate", "--to", "base")):
+    for arguments in (("up", "--workers", "65"), ("up", "--json"), ("nix",), ("import",), ("migrate", "--to", "base")):
         assert_one_clear_line(bare(*arguments), status=2)
 
 

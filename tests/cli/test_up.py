@@ -179,6 +179,22 @@ def test_sigterm_ends_the_workers_of_configured_servers_and_a_second_up_would_ha
         assert_all_ends(running, signal.SIGTERM, 0)
 
 
+def test_servers_alone_serve_workers_of_ones_own(bare: Program) -> None:
+    with bare.started("up", "--workers", "0") as running:
+        wait_for(running, READY)
+        ended = bare("doctor", "--json")
+        problems = [one["text"] for one in ended.json["findings"] if one["level"] == "problem"]
+        assert problems == ["no worker answers within 1 s, so nothing is handled"]
+        assert not [*(bare.directory / ".taskbridge").glob("worker-*.log")]
+        assert_all_ends(running, signal.SIGTERM, 0)
+
+
+def test_who_waits_for_the_end_needs_a_worker(bare: Program) -> None:
+    ended = bare("up", "--workers", "0", "--exit-when-idle")
+    assert ended.status == 2
+    assert "leave --workers 0 out" in ended.stderr
+
+
 def test_a_second_ctrl_c_does_not_wait_for_a_run_that_hangs(taskbridge: Program, gate_redis: redis.Redis) -> None:
     (taskbridge.directory / "handlers.py").write_text(
         "import time\nfrom taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): time.sleep(600)\n",
