@@ -14,6 +14,7 @@ from kombu.exceptions import ChannelError
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, TRANSPORTS, bounded
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
@@ -38,10 +39,6 @@ __all__ = ["Finding", "Level", "examine", "worst"]
 SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
-MOST_PAUSED: Final = 2_000
-"""Paused tenants are counted up to this."""
-WAITS_SECONDS: Final = 300.0
-"""A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
 ANSWER_SECONDS: Final = 1.0
 TAIL_SECONDS: Final = 60.0
 """A tail is stored every 5 s; after a time-out it may rest for half a minute."""
@@ -311,10 +308,18 @@ def _work(runtime: Runtime) -> Findings:
             f"{source}: no pipeline reads this source, so its records lie there",
             "declare a pipeline with this source; if the name was mistyped, write them under the right one",
         )
-    for name in runtime.pipelines.names():
-        for trouble, remedy in _troubles(runtime, name):
+    surveys = runtime.gate.survey(runtime.pipelines.names(), MOST_RUNNERS)
+    backlogs = read_backlogs(
+        runtime.engine,
+        {name: runtime.pipelines[name].source for name in surveys},
+        {name: one.tenants for name, one in surveys.items()},
+        MOST_COUNTED,
+    )
+    for name, survey in surveys.items():
+        paused = Looks(runtime.engine).paused(name, MOST_COUNTED)
+        for one in troubles(runtime.pipelines[name], survey, backlogs[name], paused):
             sound = False
-            yield Finding(Level.WARNING, "work", f"{name}: {trouble}", remedy)
+            yield Finding(Level.WARNING, "work", f"{name}: {one.sentence}", one.remedy)
     for name, count in unmatched_sources(runtime.engine).items():
         sound = False
         yield Finding(
@@ -337,36 +342,6 @@ def _parked(runtime: Runtime) -> Findings:
     if parked:
         messages = counted(parked, "message waits", "messages wait")
         yield Finding(Level.WARNING, "work", f"{messages} to be recorded", "a worker's log says what keeps them")
-
-
-def _troubles(runtime: Runtime, pipeline: str) -> Iterator[tuple[str, str]]:
-    """Return what is wrong with the work of a pipeline, each with the remedy."""
-    circuit = runtime.gate.circuit(pipeline)
-    if circuit.open:
-        waiting = counted(circuit.waiting, "tenant is", "tenants are")
-        line = f"the circuit is open, {counted(circuit.probes, 'probe')} failed, {waiting} in the wait queue"
-        yield line, "look at what the handler calls; `taskbridge status` shows the errors"
-    paused = Looks(runtime.engine).paused(pipeline, MOST_PAUSED)
-    if paused.whole:
-        yield "the whole pipeline is paused, so its records wait", f"taskbridge resume --pipeline {pipeline}"
-    if paused.tenants:
-        more = " or more" if paused.tenants >= MOST_PAUSED else ""
-        tenants = counted(paused.tenants, f"tenant{more} is", f"tenants{more} are")
-        yield f"{tenants} paused", f"`taskbridge status --pipeline {pipeline}` says who; `taskbridge resume` ends it"
-    declared = runtime.pipelines[pipeline]
-    first = runtime.gate.survey([pipeline], OVERDUE_LOOK)[pipeline].tenants
-    seen = read_backlogs(runtime.engine, {pipeline: declared.source}, {pipeline: first})[pipeline]
-    if seen.oldest_seconds > WAITS_SECONDS + declared.policy.spacing.last_ttl / 1000:
-        yield (
-            f"records wait, the oldest for {seen.oldest_seconds / 60:,.0f} min",
-            f"`taskbridge status --pipeline {pipeline}` says who is paused or fails; if nobody is, start more workers",
-        )
-    if seen.failing:
-        failing = counted(seen.failing, "tenant fails", "tenants fail")
-        yield f"{failing}, such as {seen.fails!r}", "`taskbridge status` shows the errors"
-    if seen.quarantined:
-        records = counted(seen.quarantined, "record is", "records are")
-        yield f"{records} in quarantine", f"taskbridge quarantine list --pipeline {pipeline}"
 
 
 def _overdue(runtime: Runtime) -> Findings:

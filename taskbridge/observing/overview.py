@@ -22,15 +22,12 @@ from taskbridge.observing.shapes import (
     Sort,
     TenantLine,
 )
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles
 from taskbridge.observing.why import NO_WORKER_SECONDS, text_of_state
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
 
 __all__ = ["failing", "health", "pulse", "tenants"]
 
-MOST_RUNNERS: Final = 100
-"""Of so many tenants whose runners are due first pending records are counted."""
-MOST_COUNTED: Final = 2_000
-"""Records, failing tenants and paused tenants of a pipeline are counted up to this."""
 MOST_ERRORS: Final = 1_000
 MOST_SORTED: Final = 100
 """Tenants of each kind that are looked at to sort them."""
@@ -38,8 +35,6 @@ MOST_OF_A_TENANT: Final = 100
 OVERDUE_YELLOW: Final = 2.0
 OVERDUE_RED: Final = 30.0
 """Seconds. Workers act on a deadline within a fraction of one, unless they are busy."""
-OLD_SECONDS: Final = 300.0
-"""A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
 RATE_SECONDS: Final = 5.0
 
 
@@ -101,34 +96,12 @@ def _findings(
     elif tail_seconds > NO_WORKER_SECONDS + interval:
         said = f"{name}: no worker has looked for records for {tail_seconds:,.0f} s"
         yield Finding("red", said, "start a worker that declares the pipeline; if one runs, read its log", name)
-    if survey.circuit.open:
-        said = f"{name}: the circuit is open, so everything fails; {_tenants(survey.circuit.waiting, 'wait')} for it"
-        yield Finding("red", said, "look at what the handler calls; the errors say what fails", name)
     if survey.overdue_seconds > OVERDUE_YELLOW:
         colour: Colour = "red" if survey.overdue_seconds > OVERDUE_RED else "yellow"
         said = f"{name}: a run was due {survey.overdue_seconds:,.0f} s ago, and no worker has begun it"
         yield Finding(colour, said, "start more workers, or see whether one is frozen", name)
-    delay = reach.pipelines[name].policy.spacing.last_ttl / 1000
-    if backlog.oldest_seconds > OLD_SECONDS + delay:
-        said = f"{name}: the oldest pending record waits for {backlog.oldest_seconds / 60:,.0f} min"
-        yield Finding("yellow", said, f"taskbridge status --sort age --pipeline {name}", name)
-    if backlog.failing:
-        said = f"{name}: {_tenants(backlog.failing, 'fail')}, such as {backlog.fails!r}"
-        yield Finding("yellow", said, f"taskbridge status --failing --pipeline {name}", name)
-    if backlog.quarantined:
-        records = "1 record is" if backlog.quarantined == 1 else f"{_up_to(backlog.quarantined)} records are"
-        said = f"{name}: {records} in quarantine"
-        yield Finding("yellow", said, f"taskbridge quarantine list --pipeline {name}", name)
-    if paused.whole:
-        yield Finding("yellow", f"{name}: the whole pipeline is paused", f"taskbridge resume --pipeline {name}", name)
-
-
-def _tenants(count: int, do: str) -> str:
-    return f"1 tenant {do}s" if count == 1 else f"{_up_to(count)} tenants {do}"
-
-
-def _up_to(count: int) -> str:
-    return f"{count:,} or more" if count >= MOST_COUNTED else f"{count:,}"
+    for one in troubles(reach.pipelines[name], survey, backlog, paused):
+        yield Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name)
 
 
 def _workers(reach: Reach, surveys: Mapping[str, Survey]) -> list[str]:

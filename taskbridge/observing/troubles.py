@@ -1,0 +1,66 @@
+"""What is wrong with the work of a pipeline: `taskbridge doctor`, the dashboard and `Answers.health` say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from taskbridge.common.texts import counted
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.gate import Survey
+from taskbridge.store import Backlog, PausedCount
+
+__all__ = ["MOST_COUNTED", "MOST_RUNNERS", "Trouble", "troubles"]
+
+MOST_RUNNERS: Final = 100
+"""Of so many tenants whose runners are due first pending records are counted."""
+MOST_COUNTED: Final = 2_000
+"""Records, failing tenants and paused tenants of a pipeline are counted up to this."""
+OLD_SECONDS: Final = 300.0
+"""A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
+
+
+class Trouble(NamedTuple):
+    """What is wrong, and what to do. `grave`: nothing of the pipeline is handled."""
+
+    sentence: str
+    remedy: str
+    grave: bool = False
+
+
+def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: PausedCount) -> Iterator[Trouble]:
+    """Yield what is wrong with the work of a pipeline, what stops most of it first."""
+    name = pipeline.name
+    if survey.circuit.open:
+        probes = counted(survey.circuit.probes, "probe")
+        waiting = counted(survey.circuit.waiting, "tenant is", "tenants are")
+        yield Trouble(
+            f"the circuit is open, {probes} failed, {waiting} in the wait queue",
+            "look at what the handler calls; `taskbridge status` shows the errors",
+            grave=True,
+        )
+    if paused.whole:
+        yield Trouble("the whole pipeline is paused, so its records wait", f"taskbridge resume --pipeline {name}")
+    if backlog.oldest_seconds > OLD_SECONDS + pipeline.policy.spacing.last_ttl / 1000:
+        yield Trouble(
+            f"records wait, the oldest for {backlog.oldest_seconds / 60:,.0f} min",
+            f"`taskbridge status --sort age --pipeline {name}` says whose; if nobody is paused or fails, start more "
+            "workers",
+        )
+    if backlog.failing:
+        fail = f"{_up_to(backlog.failing, 'tenant', 'fails', 'fail')}, such as {backlog.fails!r}"
+        yield Trouble(fail, f"taskbridge status --failing --pipeline {name}")
+    if backlog.quarantined:
+        records = _up_to(backlog.quarantined, "record", "is")
+        yield Trouble(f"{records} in quarantine", f"taskbridge quarantine list --pipeline {name}")
+    if paused.tenants:
+        yield Trouble(
+            f"{_up_to(paused.tenants, 'tenant', 'is')} paused",
+            f"`taskbridge status --pipeline {name}` says who; `taskbridge resume` ends it",
+        )
+
+
+def _up_to(count: int, what: str, does: str, several_do: str = "are") -> str:
+    if count >= MOST_COUNTED:
+        return f"{count:,} or more {what}s {several_do}"
+    return counted(count, f"{what} {does}", f"{what}s {several_do}")
