@@ -11,7 +11,7 @@ __all__ = ["begin", "settle"]
 
 def begin(gate: Gate, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
     """Take the runner for a run; see `Gate.begin_many`."""
-    (found,) = gate.begin_many([(run, most_runs)])
+    (found,) = gate.begin_many([(run, most_runs)], "worker-1")
     return found
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskbridge.gate.values import (
         Begun,
         Blame,
+        DeadRun,
         Due,
         Message,
         Notified,
@@ -37,7 +38,7 @@ if not TYPE_CHECKING:
             "inspector": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
             "state": "State",
             "transitions": "Answer",
-            "values": "Begun Blame Due Message Notified Outcome Reminder Settlement TailHold Timing",
+            "values": "Begun Blame DeadRun Due Message Notified Outcome Reminder Settlement TailHold Timing",
             "wire": "client hurry",
         },
     )

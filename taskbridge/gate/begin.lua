@@ -13,7 +13,6 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swep
   "began", "runs", "joined", "died", "reminded", "traceparent")
 local state, current, events, swept, failures, first, last, runs, joined =
   runner[1], runner[2], tonumber(runner[3]), runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
-local died = runner[10] and 1 or 0
 if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
@@ -102,4 +101,4 @@ if most_runs > 0 then
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
 return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
-  first and math.max(0, now - first) or -1, probe, died, runner[12] or "", found }
+  first and math.max(0, now - first) or -1, probe, runner[10] or "", runner[12] or "", found }

@@ -61,12 +61,12 @@ if state == "queued" then
   end
   answer, wait_ms = REPUBLISHED, math.min(waited_ms * 2, LONGEST_REPUBLISH_MS)
 else
-  token = new_token(us, token, nonce)
   if state == "running" then
     answer = REISSUED
     -- The next run is told: what this one delivered may be why it died.
-    redis.call("HSET", runner_key, "died", 1)
+    redis.call("HSET", runner_key, "died", token .. " " .. (redis.call("HGET", runner_key, "worker") or ""))
   end
+  token = new_token(us, token, nonce)
 end
 if held then
   redis.call("HDEL", runner_key, "held", "queue")

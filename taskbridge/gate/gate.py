@@ -21,7 +21,7 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.transitions import Answer
-from taskbridge.gate.values import Begun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
+from taskbridge.gate.values import Begun, DeadRun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
 from taskbridge.gate.wire import Call, Wire
 
 __all__ = ["Gate"]
@@ -375,7 +375,8 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
         return Answer(answer)
     events, new_events, runs, failures, age_ms, probe, died, traceparent, found = counts
     age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
-    return Begun(events, new_events, runs, failures, age, probed, bool(died), traceparent, bool(found))
+    dead = DeadRun(*died.split(" ", 1)) if " " in died else None
+    return Begun(events, new_events, runs, failures, age, probed, dead, traceparent, bool(found))
 
 
 def _nonce() -> str:

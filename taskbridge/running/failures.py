@@ -92,14 +92,25 @@ def after_death(run: Run, page: Page) -> Ending | None:
         CursorLost: the cursor is another run's.
     """
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
-    log.error("%s, tenant %r: %s", run.pipeline.name, run.tenant, DIED)
+    text = _death(run)
     # Errors do not count: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
-    ending, failures = _judged(run, page, bisection, DIED, enough=enough, died=True)
+    ending, failures = _judged(run, page, bisection, text, enough=enough, died=True)
     if ending is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
-        return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(DIED))
+        return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(text))
     return ending
+
+
+def _death(run: Run) -> str:
+    """Say in the log that the run before this one did not end, and return what is stored of it.
+
+    That names the worker and not the run, so that what one worker did has one text.
+    """
+    dead = run.begun.died
+    text = f"{DIED}; it was on the worker {dead.worker}" if dead and dead.worker else DIED
+    log.error("%s, tenant %r: %s (run %s)", run.pipeline.name, run.tenant, text, dead and dead.token)
+    return text
 
 
 def after_unread(run: Run, unread: Unread) -> Ending:
@@ -164,9 +175,10 @@ def probe(run: Run) -> Steps[Ending]:
         return PAUSED
     if run.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
-        run.cursors.fail(run.key, DIED, note=run.note)
+        text = _death(run)
+        run.cursors.fail(run.key, text, note=run.note)
         run.counted_death = True
-        return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(DIED))
+        return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(text))
     _, wait_ms = permitted(run, page.first(1))
     if wait_ms:
         return Ending(Outcome.RETRY, retry_ms=wait_ms)

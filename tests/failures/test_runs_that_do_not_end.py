@@ -36,6 +36,7 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM taskbridge.sync_cursors")
     assert failed == 1
     assert error.startswith("the run before this one did not end: its process died")
+    assert error.endswith("; it was on the worker worker-1")
     assert drill.errors == []
 
 

@@ -366,13 +366,14 @@ def test_a_probe_that_fails_because_of_its_record_lets_the_next_try_another(brok
 
 def test_a_run_learns_once_that_the_one_before_it_died(crowd: Crowd) -> None:
     assert not crowd.start("a").died
+    dead = crowd.tokens["a"]
     assert crowd.deadline_passes("a") is Answer.REISSUED
     assert crowd.deadline_passes("a") is Answer.REPUBLISHED
 
     begun = crowd.begin("a")
 
     assert isinstance(begun, Begun)
-    assert begun.died
+    assert begun.died == (dead, "worker-1")
     crowd.settle("a", Outcome.RETRY, retry_ms=10, counted=True)
     assert not crowd.start("b").died
     crowd.come("a")
@@ -393,7 +394,7 @@ def test_a_death_is_told_until_a_run_has_counted_it(crowd: Crowd, outcome: Outco
 
     begun = crowd.begin("a")
     assert isinstance(begun, Begun)
-    assert begun.died is not counted
+    assert (begun.died is None) is counted
 
 
 def test_a_run_under_a_closed_circuit_is_no_probe(crowd: Crowd) -> None:

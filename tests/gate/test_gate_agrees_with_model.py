@@ -48,7 +48,7 @@ from tests.model.reference import (
 )
 from tests.runs import begin, settle
 
-TEXTS = ("state", "token", "held", "queue", "worker")
+TEXTS = ("state", "token", "held", "queue", "worker", "died")
 """The fields of a runner that are no numbers."""
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -228,17 +228,18 @@ class GateAndModel(RuleBasedStateMachine):
         if isinstance(begun, Begun):
             assert token not in self.holding[subject], "two runs hold one token"
             self.holding[subject].add(token)
-            assert begun == (
+            assert begun._replace(died=None) == (
                 before.events - before.uncounted,
                 before.events - before.uncounted - before.swept,
                 before.runs + 1,
                 before.failures,
                 None if before.first is None else max(0, now_ms - before.first),
                 shared.circuit.record,
-                before.died,
+                None,
                 "",
                 before.reminded and (not before.uncounted or before.events - 1 == before.swept),
             )
+            assert (begun.died is not None) is before.died
         self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
 
     @rule(which=subjects, age=token_ages)
@@ -613,9 +614,9 @@ class GateAndModel(RuleBasedStateMachine):
             "reminded": int(model.reminded) or None,
             "lease": model.lease,
             "failures": model.failures or None,
-            "died": int(model.died) or None,
             "patience": model.republish if model.state is State.QUEUED else None,
         }
+        assert ("died" in fields) is model.died
         assert fields.get("queue") == ("first" if model.first_queue else None)
         if model.state is not State.QUEUED:
             found.pop("patience", None)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
-from taskbridge.gate import Begun
+from taskbridge.gate import Begun, DeadRun
 from taskbridge.running import slot
 from taskbridge.running.delivery import Run
 from taskbridge.store import (
@@ -132,7 +132,7 @@ def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
         (Begun(4, 0, 2, 0, None), "more"),
         (Begun(4, 1, 2, 3, None), "retry"),
         (Begun(4, 1, 2, 3, None, probe=0), "probe"),
-        (Begun(4, 1, 2, 3, None, died=True), "died"),
+        (Begun(4, 1, 2, 3, None, died=DeadRun("1-a", "w")), "died"),
     ],
 )
 def test_why_a_run_began_is_said_once(begun: Begun, reason: str, inline: Inline) -> None:
