@@ -535,7 +535,7 @@ COMMENT ON COLUMN taskbridge.runs.events IS 'Events since the run before it.';
 COMMENT ON COLUMN taskbridge.runs.burst_run IS 'Which run of its burst it was, from 1.';
 COMMENT ON COLUMN taskbridge.runs.rejected IS 'Records that went to quarantine, of those that it took.';
 COMMENT ON COLUMN taskbridge.runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
-COMMENT ON COLUMN taskbridge.runs.reason IS 'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit).';
+COMMENT ON COLUMN taskbridge.runs.reason IS 'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit), unknown (it did not end, and was replaced).';
 COMMENT ON COLUMN taskbridge.runs.outcome IS 'handled or failed.';
 COMMENT ON COLUMN taskbridge.runs.snapshot IS 'Where the cursor stood when it ended: this, target, at_xid and at_id as in sync_cursors. Null: before a rebase.';
 

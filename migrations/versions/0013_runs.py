@@ -52,7 +52,8 @@ COMMENT ON COLUMN runs.rejected IS 'Records that went to quarantine, of those th
 COMMENT ON COLUMN runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
 COMMENT ON COLUMN runs.reason IS
     'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records '
-    'were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit).';
+    'were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit), '
+    'unknown (it did not end, and was replaced).';
 COMMENT ON COLUMN runs.outcome IS 'handled or failed.';
 
 CREATE TABLE run_minutes (

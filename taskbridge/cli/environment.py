@@ -102,21 +102,24 @@ def kept(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def session(data_dir: Path, opened: Callable[[], R]) -> R:
+def session(data_dir: Path, opened: Callable[[], R], *, redis: bool = True) -> R:
     """Choose the servers, see that they can be used, and return `opened()`.
 
-    `opened` is `runtime`, or `light_runtime` where the command neither notifies nor runs.
+    `opened` is `runtime`, or `light_runtime` where the command neither notifies nor runs. Without `redis` that is left
+    alone: the command's answer is in Postgres.
 
     Raises: as `existing` and `ready`.
     """
     existing(data_dir)
     lent = opened()
-    ready(lent, migrate=False)
+    ready(lent, migrate=False, redis=redis)
     return lent
 
 
-def ready(runtime: LightRuntime, *, migrate: bool) -> None:
+def ready(runtime: LightRuntime, *, migrate: bool, redis: bool = True) -> None:
     """See that everything can be used; with `migrate` the schema is brought up to date, else it must be.
+
+    Without `redis` that is left alone.
 
     Raises:
         TaskBridgeError: it cannot; the message says what to do.
@@ -126,7 +129,7 @@ def ready(runtime: LightRuntime, *, migrate: bool) -> None:
 
         store.check_version(runtime.engine)
         store.migrate(runtime.engine)
-    runtime.check()
+    runtime.check(redis=redis)
 
 
 @contextmanager

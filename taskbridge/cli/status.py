@@ -52,6 +52,7 @@ class _Standing:
     delays: Delays | None
     pause: Pause | None
     circuit: CircuitStatus
+    unserved: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """Return what is true of the pipeline itself."""
@@ -62,6 +63,7 @@ class _Standing:
             "next": self.tenants[-1].tenant if self.more and self.order == BY_NAME else None,
             "paused": self.pause is not None,
             "circuit": self._circuit_as_json(),
+            "unserved": self.unserved,
             **unmatched,
         }
 
@@ -79,6 +81,8 @@ class _Standing:
 
     def sentences(self) -> Iterator[str]:
         """Say what an operator may have to do something about, the pipeline first."""
+        for sentence in self.unserved:
+            yield f"{self.pipeline}: {sentence}"
         if self.pause is not None:
             yield _paused(self.pipeline, self.pause, _command("resume", self.pipeline))
         if self.circuit.open:
@@ -107,18 +111,15 @@ class _Standing:
             return None
         if one.pause is not None:
             return f"paused{f' ({one.pause.reason})' if one.pause.reason else ''}"
+        late = (one.now_ms - (one.runner.deadline_ms or one.now_ms)) / 1000
+        if late > 1 and (self.unserved or one.runner.hold is Hold.RATE):
+            return f"its run was due {late:,.0f} s ago, and no worker has begun it"
         if one.runner.hold is Hold.TURN:
             return "others had less of the workers so far: its turn comes"
         if one.runner.hold is Hold.RATE:
             return "its rate limit"
         if one.runner.hold is Hold.WAIT_QUEUE:
-            if self.circuit.open:
-                opened = span(moment(self.circuit.opened_at_ms))
-                return f"the circuit has been open for {opened}, and it is in the wait queue"
-            rest = self.circuit.rests_until_ms
-            if rest is not None and rest > one.now_ms:
-                return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
-            return "it waits in the queue for a free run slot of its pipeline"
+            return self._queued_because(one)
         if one.counts["failures"] and one.runner.hold is Hold.RETRY:
             return f"back-off after a failure: {_last_error(one)}"
         if one.runner.hold is not Hold.ASKED:
@@ -126,6 +127,16 @@ class _Standing:
 
             return UNTOLD
         return f"its handler asked to wait until {iso(one.due_at)} (RetryAfter)"
+
+    def _queued_because(self, one: TenantView) -> str:
+        """Say why a tenant is in the wait queue."""
+        if self.circuit.open:
+            opened = span(moment(self.circuit.opened_at_ms))
+            return f"the circuit has been open for {opened}, and it is in the wait queue"
+        rest = self.circuit.rests_until_ms
+        if rest is not None and rest > one.now_ms:
+            return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
+        return "it waits in the queue for a free run slot of its pipeline"
 
     def _failures(self) -> Iterator[str]:
         """Say which tenants fail: those of one error together, the first errors by how many tenants have them."""
@@ -272,8 +283,12 @@ def _look(
     runtime: LightRuntime, pipeline: str, named: tuple[str, ...], after: str, limit: int, order: str, *, failing: bool
 ) -> _Standing:
     from taskbridge.cli.tenants import page, page_of_failing, sorted_by, totals, view
+    from taskbridge.observing.troubles import unserved
+    from taskbridge.store import read_ages
 
     whole = totals(runtime, pipeline)
+    tail, interval = read_ages(runtime.database, [pipeline])[pipeline].tail, runtime.settings.tail_interval
+    served = unserved(tail, interval, whole.survey.overdue_seconds)
     if named:
         tenants, more = [one for tenant in dict.fromkeys(named) for one in view(runtime, pipeline, tenant)], False
     elif order == BY_NAME and failing:
@@ -292,6 +307,7 @@ def _look(
         _delays(runtime, pipeline, tenants),
         whole.paused.whole,
         whole.survey.circuit,
+        [f"{one.sentence}: {one.remedy}" for one in served],
     )
 
 

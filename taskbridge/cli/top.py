@@ -48,7 +48,7 @@ def top(pipeline: str | None, by: str, hours: float, limit: int, once: bool, dat
     On a terminal it is shown anew every 2 s, until Ctrl-C; elsewhere once. The figures come from the run history; where
     that has more than 10,000 runs, they are estimated from as many, drawn by chance, and the line below says so.
     """
-    runtime = environment.session(data_dir, environment.light_runtime)
+    runtime = environment.session(data_dir, environment.light_runtime, redis=False)
     if pipeline is not None:
         pipeline = runtime.pipelines[pipeline].name
     from taskbridge.cli.asking import answers_of

@@ -50,7 +50,7 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
     """
     from taskbridge.store import where_is
 
-    runtime = environment.session(data_dir, environment.light_runtime)
+    runtime = environment.session(data_dir, environment.light_runtime, redis=False)
     found = where_is(runtime.database, key, source, tenant)
     stories = _stories(runtime, found)
     if as_json:
@@ -109,13 +109,15 @@ def _show(terminal: Console | console.Pipe, story: Story | None) -> None:
 
 def _pipelines_of(runtime: LightRuntime, name: str) -> list[str]:
     """Return the pipelines that have a tenant of this name."""
+    from redis import RedisError
+
     from taskbridge.cli.tenants import view
 
     try:
         check_tenant(name)
-    except InvalidName:
+        return [pipeline for pipeline in runtime.pipelines.names() if view(runtime, pipeline, name)]
+    except (InvalidName, RedisError):
         return []
-    return [pipeline for pipeline in runtime.pipelines.names() if view(runtime, pipeline, name)]
 
 
 def _plain(value: Any) -> Any:
@@ -136,4 +138,6 @@ def _sentence(one: dict[str, Any]) -> str:
     if one["state"] == "pending" and one["failures"]:
         times = counted(one["failures"], "time")
         return f"{stands}; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
+    if one["state"] == "pending":
+        return f"{stands}; `{shlex.join(('taskbridge', 'why', one['tenant']))}` says when it is taken"
     return stands

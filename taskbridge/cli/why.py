@@ -82,7 +82,9 @@ def _show(terminal: Console | console.Pipe, answer: TenantAnswer) -> None:
     for line in _figures(answer):
         terminal.print(console.plain(f"  {line}"))
     if not answer.history:
-        terminal.print("  there is no run history (TASKBRIDGE_HISTORY_DAYS), so its last runs are not known")
+        terminal.print(
+            "  there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0, so its last runs are not known"
+        )
     if not answer.runs_shown:
         return
     columns = ("run began", "took", "reason", "outcome", "worker", "events", "records", "rejected")

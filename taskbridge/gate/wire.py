@@ -37,7 +37,13 @@ Call = tuple[Sequence[str], Sequence[str | float]]
 """Keys and arguments of one call."""
 
 
-def client(url: str, hurried: float | None = None) -> redis.Redis:
+TIMEOUT: Final = 10.0
+"""Seconds that a worker waits for an answer of Redis, up to four times."""
+PEOPLES_TIMEOUT: Final = 2.0
+"""Seconds that a command or a page waits for an answer of Redis, up to twice."""
+
+
+def client(url: str, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
     """Return a client for `url`. It times out rather than hang where Redis does not answer.
 
     Where the server is not the one to talk to any more, its connection is made anew. With `max_connections` in the URL,
@@ -46,15 +52,17 @@ def client(url: str, hurried: float | None = None) -> redis.Redis:
     Args:
         url: where Redis is.
         hurried: seconds that its user has at the most; it waits no longer than the block of `hurry` around the call.
+        for_people: somebody waits for what is asked here, so it gives up sooner than a worker.
 
     Raises:
         ValueError: the URL cannot be read.
     """
+    tries_once_more = for_people or hurried is not None
     options: dict[str, Any] = {
         "decode_responses": True,
-        "socket_timeout": 10,
-        "socket_connect_timeout": 5,
-        "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 3) if hurried is None else Retry(NoBackoff(), 1),
+        "socket_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT,
+        "socket_connect_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT / 2,
+        "retry": Retry(NoBackoff(), 1) if tries_once_more else Retry(ExponentialBackoff(cap=1, base=0.05), 3),
         "retry_on_error": list(REDIS_SWITCHED),
     }
     kind: type[redis.ConnectionPool] = redis.ConnectionPool

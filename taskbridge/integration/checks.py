@@ -13,8 +13,8 @@ from kombu.exceptions import ChannelError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
-from taskbridge.integration.transport import BROKER_SECONDS, TRANSPORTS, bounded
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles
+from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unserved
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
@@ -40,8 +40,6 @@ SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
 ANSWER_SECONDS: Final = 1.0
-TAIL_SECONDS: Final = 60.0
-"""A tail is stored every 5 s; after a time-out it may rest for half a minute."""
 BASE_SECONDS: Final = 300.0
 """A base is stored every 5 s of a round, and rests for half a minute at the most; a page may wait for its time-outs."""
 INTERVALS: Final = 10
@@ -246,8 +244,26 @@ def _workers(runtime: Runtime) -> Findings:
             )
     ours = [name for name, queues in answers.items() if {one["name"] for one in queues} & {*runtime.keys.queues}]
     # Celery takes an empty list of workers for all.
+    if ours:
+        yield from _declarations(runtime, ours)
     if ours and runtime.publishes_in_gate:
         yield from _transports(runtime, ours)
+
+
+def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
+    """Say which workers take runs of pipelines that they do not declare."""
+    control: Any = runtime.app.control
+    bounds = {"destination": workers, "timeout": ANSWER_SECONDS, "limit": len(workers)}
+    answers: list[dict[str, Any]] = control.broadcast(DECLARED_COMMAND, reply=True, **bounds) or []
+    for worker, declared in sorted((worker, found) for answer in answers for worker, found in answer.items()):
+        lacks = sorted(set(runtime.pipelines.names()) - set(declared)) if isinstance(declared, list) else []
+        if lacks:
+            yield Finding(
+                Level.WARNING,
+                "workers",
+                f"{worker} does not declare {', '.join(lacks)}, and may take a run of it, which then waits",
+                "name the same modules in TASKBRIDGE_PIPELINES of every worker",
+            )
 
 
 def _transports(runtime: Runtime, workers: list[str]) -> Findings:
@@ -267,23 +283,18 @@ def _transports(runtime: Runtime, workers: list[str]) -> Findings:
 def _rounds(runtime: Runtime) -> Findings:
     """Look for pipelines whose records nobody looks for."""
     settings, sound = runtime.settings, True
-    longest = {
-        "tail": max(TAIL_SECONDS, INTERVALS * settings.tail_interval),
-        "base": max(BASE_SECONDS, INTERVALS * settings.base_interval),
-    }
-    what = {"tail": "nobody looks for new records", "base": "nobody looks for what Redis may have forgotten"}
+    longest = max(BASE_SECONDS, INTERVALS * settings.base_interval)
     for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
-        late = [kind for kind, seconds in ages._asdict().items() if seconds > longest[kind]]
-        for kind in late[:1]:
-            sound = False
-            seconds = getattr(ages, kind)
-            since = "ever since it was declared" if math.isinf(seconds) else f"for {seconds:,.0f} s"
-            yield Finding(
-                Level.WARNING,
-                "tail",
-                f"{name}: {what[kind]}, {since}",
+        found = next(unserved(ages.tail, settings.tail_interval, 0.0), None)
+        if found is None and ages.base > longest:
+            since = "ever since it was declared" if math.isinf(ages.base) else f"for {ages.base:,.0f} s"
+            found = Trouble(
+                f"nobody looks for what Redis may have forgotten, {since}",
                 "start a worker that declares the pipeline; if one runs, its log says what keeps it",
             )
+        if found is not None:
+            sound = False
+            yield Finding(Level.WARNING, "tail", f"{name}: {found.sentence}", found.remedy)
     if sound:
         yield Finding(Level.OK, "tail", "new records of every pipeline are looked for")
 

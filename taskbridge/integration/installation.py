@@ -16,7 +16,7 @@ from taskbridge.gate import Queue
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
-from taskbridge.integration.transport import check_versions, transport_of
+from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import keys_of, runtime_of, serves
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
@@ -159,6 +159,16 @@ def check_pool(pool: Any) -> None:
             )
 
 
+def _answer_doctor() -> None:
+    """Let this worker tell which pipelines it declares, as a command of Celery's remote control."""
+    from celery.worker.control import inspect_command  # noqa: PLC0415 - only workers need it
+
+    def declared(state: Any, **_: Any) -> list[str]:
+        return sorted(runtime_of(state.app).pipelines.names())
+
+    inspect_command(name=DECLARED_COMMAND)(declared)
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
@@ -171,6 +181,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         check_pool(sender.pool_cls)
         check_versions(app)
         runtime_of(app).check()
+        _answer_doctor()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")
         raise SystemExit(error.exit_status) from None

@@ -25,6 +25,7 @@ from taskbridge.process.translation import translated_errors
 
 __all__ = [
     "BROKER_SECONDS",
+    "DECLARED_COMMAND",
     "TRANSPORTS",
     "SentinelTransport",
     "Transport",
@@ -33,6 +34,8 @@ __all__ = [
     "transport_of",
 ]
 
+DECLARED_COMMAND: Final = "taskbridge_pipelines"
+"""The command of Celery's remote control by which a worker tells what pipelines it declares."""
 BROKER_SECONDS: Final = 5
 
 

@@ -221,6 +221,7 @@ def _noisy_now(reach: Reach, pipelines: Sequence[str], by: By, limit: int) -> No
     found.sort(key=lambda one: (-getattr(one, keys[by]), one.pipeline, one.tenant))
     return NoisyTenants(
         found[:limit],
-        "there is no run history (TASKBRIDGE_HISTORY_DAYS): counts since the first run of tenants that have a runner "
-        "or fail; failures are those in a row, and run times are not known",
+        "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0; counts are those "
+        "since the first run of tenants that have a runner or fail; failures are those in a row, and run times "
+        "are not known",
     )

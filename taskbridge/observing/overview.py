@@ -22,8 +22,8 @@ from taskbridge.observing.shapes import (
     Sort,
     TenantLine,
 )
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles
-from taskbridge.observing.why import NO_WORKER_SECONDS, text_of_state
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles, unserved
+from taskbridge.observing.why import text_of_state
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
 
 __all__ = ["failing", "health", "pulse", "tenants"]
@@ -32,9 +32,6 @@ MOST_ERRORS: Final = 1_000
 MOST_SORTED: Final = 100
 """Tenants of each kind that are looked at to sort them."""
 MOST_OF_A_TENANT: Final = 100
-OVERDUE_YELLOW: Final = 2.0
-OVERDUE_RED: Final = 30.0
-"""Seconds. Workers act on a deadline within a fraction of one, unless they are busy."""
 RATE_SECONDS: Final = 5.0
 
 
@@ -85,22 +82,8 @@ def _sentence(findings: list[Finding], runners: int) -> str:
 def _findings(
     reach: Reach, name: str, survey: Survey, backlog: Backlog, tail_seconds: float, paused: PausedCount
 ) -> Iterator[Finding]:
-    interval = reach.settings.tail_interval
-    if math.isinf(tail_seconds):
-        yield Finding(
-            "red",
-            f"{name}: no worker has ever looked for its records",
-            "start a worker that declares the pipeline",
-            name,
-        )
-    elif tail_seconds > NO_WORKER_SECONDS + interval:
-        said = f"{name}: no worker has looked for records for {tail_seconds:,.0f} s"
-        yield Finding("red", said, "start a worker that declares the pipeline; if one runs, read its log", name)
-    if survey.overdue_seconds > OVERDUE_YELLOW:
-        colour: Colour = "red" if survey.overdue_seconds > OVERDUE_RED else "yellow"
-        said = f"{name}: a run was due {survey.overdue_seconds:,.0f} s ago, and no worker has begun it"
-        yield Finding(colour, said, "start more workers, or see whether one is frozen", name)
-    for one in troubles(reach.pipelines[name], survey, backlog, paused):
+    served = unserved(tail_seconds, reach.settings.tail_interval, survey.overdue_seconds)
+    for one in (*served, *troubles(reach.pipelines[name], survey, backlog, paused)):
         yield Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name)
 
 

@@ -157,7 +157,7 @@ def _runs(
     if not reach.past.exists:
         return (
             [],
-            "there is no run history (TASKBRIDGE_HISTORY_DAYS), so nothing tells which runs dealt with the record",
+            "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0, so nothing tells which runs had it",
         )
     found = [(run_row(one), one["read"]) for one in reach.past.readers(pipeline, tenant, row)]
     if any(read for _, read in found) or state == "pending" or (row["cause"] == "failed" and found):
@@ -209,12 +209,13 @@ def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
 
 def _end(row: dict[str, Any], state: str, runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
     reader = next((run for run, read in runs if read), None)
+    is_read = reader is not None
     if row["cause"] == "failed" and (reader is None or row["quarantined_at"] < reader.began_at):
         # A run that failed put it into quarantine, and a later one moves the cursor past it.
         reader = next((run for run, _ in reversed(runs) if run.outcome == "failed"), None)
     at: datetime | None = None if reader is None else reader.ended_at
     token = None if reader is None else reader.token
-    if reader is not None and reader.outcome == "handled":
+    if reader is not None and (is_read or reader.outcome == "handled"):
         where = f" on the worker {reader.worker}" if reader.worker else ""
         yield Step(reader.began_at, "read", f"read by run {token}{where}", token)
     elif row["delivered_at"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -10,7 +11,7 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Survey
 from taskbridge.store import Backlog, PausedCount
 
-__all__ = ["MOST_COUNTED", "MOST_RUNNERS", "Trouble", "troubles"]
+__all__ = ["MOST_COUNTED", "MOST_RUNNERS", "Trouble", "nobody_looks", "troubles", "unserved"]
 
 MOST_RUNNERS: Final = 100
 """Of so many tenants whose runners are due first pending records are counted."""
@@ -18,6 +19,11 @@ MOST_COUNTED: Final = 2_000
 """Records, failing tenants and paused tenants of a pipeline are counted up to this."""
 OLD_SECONDS: Final = 300.0
 """A record that waits for so long, beside its pipeline's longest delay, is worth a word."""
+NO_WORKER_SECONDS: Final = 15.0
+"""A worker notes at least every few seconds how far it has looked for records."""
+OVERDUE_SECONDS: Final = 2.0
+OVERDUE_GRAVE: Final = 30.0
+"""Workers act on a deadline within a fraction of a second, unless they are busy."""
 
 
 class Trouble(NamedTuple):
@@ -26,6 +32,35 @@ class Trouble(NamedTuple):
     sentence: str
     remedy: str
     grave: bool = False
+
+
+def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
+    """Whether no worker has looked for records of a pipeline for long; `tail_seconds`: since the last look."""
+    return tail_seconds > NO_WORKER_SECONDS + tail_interval
+
+
+def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) -> Iterator[Trouble]:
+    """Yield what tells that no worker serves a pipeline, or that they are too few.
+
+    Args:
+        tail_seconds: since a worker has looked for its records.
+        tail_interval: how often one does.
+        overdue_seconds: since the first of its deadlines that passed.
+    """
+    if math.isinf(tail_seconds):
+        yield Trouble("no worker has ever looked for its records", "start a worker that declares the pipeline", True)
+    elif nobody_looks(tail_seconds, tail_interval):
+        yield Trouble(
+            f"no worker has looked for records for {tail_seconds:,.0f} s",
+            "start a worker that declares the pipeline; if one runs, read its log",
+            True,
+        )
+    if overdue_seconds > OVERDUE_SECONDS:
+        yield Trouble(
+            f"a run was due {overdue_seconds:,.0f} s ago, and no worker has begun it",
+            "start more workers, or see whether one is frozen",
+            overdue_seconds > OVERDUE_GRAVE,
+        )
 
 
 def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: PausedCount) -> Iterator[Trouble]:

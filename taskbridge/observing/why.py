@@ -13,6 +13,7 @@ from taskbridge.gate.inspector import CircuitStatus, Hold, Place
 from taskbridge.observing.history import tenant_runs
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import Cause, Holder, PauseRow, QuarantineRow, TenantAnswer
+from taskbridge.observing.troubles import nobody_looks
 from taskbridge.store import Pause, Quarantine, read_ages
 
 __all__ = ["tenant", "text_of_state"]
@@ -24,8 +25,6 @@ SHOWN_QUARANTINE: Final = 10
 UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
 LATE_MS: Final = 1_000
 """A worker acts on a deadline within this time, unless it is busy or there is none."""
-NO_WORKER_SECONDS: Final = 15.0
-"""A worker notes at least every few seconds how far it has looked for records."""
 LOOKS: Final = 3
 """A runner that goes on each time that it is looked at is looked at so many times."""
 BEATS: Final = 3
@@ -50,7 +49,7 @@ class _Seen(NamedTuple):
     @property
     def nobody_looks(self) -> bool:
         """Whether no worker has looked for records of the pipeline for long."""
-        return self.tail_seconds > NO_WORKER_SECONDS + self.tail_interval
+        return nobody_looks(self.tail_seconds, self.tail_interval)
 
     @property
     def late_ms(self) -> int:
@@ -248,6 +247,9 @@ def _idle(seen: _Seen) -> tuple[Cause, str]:
 
 def _held(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
     runner, circuit, place = seen.runner, seen.circuit, seen.place
+    # What it waits for may be over, and then only a worker is missing.
+    if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
+        return _late(seen)
     number = "it is" if place.in_wait_queue is None else f"it is number {place.in_wait_queue:,} of {place.waiting:,}"
     in_line = f"{number} in the wait queue"
     if runner.hold is Hold.TURN:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["LightRuntime", "redis_of"]
 
 
-def redis_of(settings: Settings, hurried: float | None = None) -> redis.Redis:
-    """Return a client of the gate's Redis; `hurried` is as in `taskbridge.gate.client`.
+def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
+    """Return a client of the gate's Redis; `hurried` and `for_people` are as in `taskbridge.gate.client`.
 
     Raises:
         ConfigurationError: there is no URL, or it cannot be read.
@@ -35,7 +35,7 @@ def redis_of(settings: Settings, hurried: float | None = None) -> redis.Redis:
     if not settings.redis_url:
         raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
     try:
-        made = client(settings.redis_url, hurried)
+        made = client(settings.redis_url, hurried, for_people=for_people)
     except ValueError:
         # The text may hold a part of the password.
         raise ConfigurationError(
@@ -76,7 +76,7 @@ class LightRuntime:
     @cached_property
     def redis(self) -> redis.Redis:
         """The gate's client."""
-        return redis_of(self.settings)
+        return redis_of(self.settings, for_people=True)
 
     @property
     def keys(self) -> Keys:
@@ -154,8 +154,10 @@ class LightRuntime:
     def _known(self) -> dict[str, str]:
         return {}
 
-    def check(self) -> None:
+    def check(self, *, redis: bool = True) -> None:
         """Use every server and every pipeline once, so that a process that could not work says so at once.
+
+        Without `redis` it is left alone: what is asked for can be told without it.
 
         Raises:
             TaskBridgeError: a pipeline module does not import, a server is too old, the schema is not this version's,
@@ -163,7 +165,8 @@ class LightRuntime:
             Exception: of the driver, where a server cannot be used.
         """
         self.pipelines.names()
-        self.gate.check_version()
+        if redis:
+            self.gate.check_version()
         check_version(self.database)
         check_schema(self.database)
         check_cluster(self.database)

@@ -30,8 +30,8 @@ from taskbridge.settings import Settings
 from taskbridge.store import Cursors, Records, Tails
 
 if TYPE_CHECKING:
-    import redis
     from celery import Celery
+    from redis import Redis
     from sqlalchemy import Engine
 
     from taskbridge.declaring.batch import RetryAfter
@@ -95,12 +95,17 @@ class Runtime(LightRuntime):
         return self.make_gate(Gate)
 
     @cached_property
+    def redis(self) -> Redis:
+        """The gate's client."""
+        return redis_of(self.settings, for_people=self.patient)
+
+    @cached_property
     def event_gate(self) -> Gate:
         """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.hurry` says."""
         return self.gate if self.patient else self.make_gate(Gate, self.event_redis, self.publish_for_event)
 
     @cached_property
-    def event_redis(self) -> redis.Redis:
+    def event_redis(self) -> Redis:
         """The client of `event_gate`."""
         return redis_of(self.settings, self.settings.notify_timeout)
 
@@ -118,7 +123,7 @@ class Runtime(LightRuntime):
 
         return EventThreads(EVENT_THREADS, "taskbridge-delays")
 
-    def make_gate(self, kind: type[G], client: redis.Redis | None = None, publish: Publish | None = None) -> G:
+    def make_gate(self, kind: type[G], client: Redis | None = None, publish: Publish | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
         settings, conf = self.settings, self.app.conf
         prefix = conf.broker_transport_options.get("global_keyprefix", "")
@@ -219,14 +224,14 @@ class Runtime(LightRuntime):
         """Whether Celery runs tasks inline (`task_always_eager`), as it is at the first event."""
         return bool(self.app.conf.task_always_eager)
 
-    def check(self) -> None:
+    def check(self, *, redis: bool = True) -> None:
         """Connect everything, so that a worker that could not work says so before it takes a message.
 
         Raises:
             TaskBridgeError: as `LightRuntime.check`, or a server cannot be used.
         """
         with translated_errors():
-            super().check()
+            super().check(redis=redis)
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         """Publish a run the ordinary way.

@@ -127,6 +127,14 @@ class Run:
             return NOT_NOTED
         return RunNote(_reason(begun), self.runtime.worker, begun.new_events, begun.runs)
 
+    @property
+    def note_of_dead(self) -> RunNote:
+        """What the run history says of the run before, which did not end; of this one where its token is not known."""
+        dead = self.begun.died
+        if dead is None or not dead.token[:16].isdigit() or self.note.reason is None:
+            return self.note
+        return RunNote("unknown", dead.worker, dead=dead.token)
+
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""
         if self.trace is not None:

@@ -176,7 +176,7 @@ def probe(run: Run) -> Steps[Ending]:
     if run.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
         text = _death(run)
-        run.cursors.fail(run.key, text, note=run.note)
+        run.cursors.fail(run.key, text, note=run.note_of_dead)
         run.counted_death = True
         return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(text))
     _, wait_ms = permitted(run, page.first(1))
@@ -221,7 +221,7 @@ def _judged(
     """
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
-    failures = run.cursors.fail(run.key, text, bisection, note=run.note)
+    failures = run.cursors.fail(run.key, text, bisection, note=run.note_of_dead if died else run.note)
     run.counted_death = run.counted_death or died
     if evidence is None:
         return None, failures

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text
-from taskbridge.gate import Answer
+from taskbridge.gate import Answer, Queue
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
@@ -38,6 +38,13 @@ T = TypeVar("T")
 
 MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
+PASSED_ON_WITHIN: Final = 1.0
+"""Seconds for which a run goes from worker to worker until one declares its pipeline. Then its deadline counts."""
+PASSED_ON_AFTER: Final = 0.01
+"""Seconds that a worker keeps such a run: another one is quicker."""
+MOST_PASSING: Final = 1_000
+_passing: Final[dict[str, tuple[float, float]]] = {}
+"""By token, when this process passed a run on first, and last."""
 ADVANCED_WITHIN: Final = 0.01
 """Seconds after which what handlers have done is advanced before another handler is called."""
 
@@ -48,6 +55,8 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     Raises:
         Exception: what the handler raised in the message's run, after all runs. What others raised is logged.
     """
+    if pipeline not in runtime.pipelines.names() and _passed_on(runtime, pipeline, tenant, token):
+        return
     until = time.monotonic() + SLICE
     (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
     try:
@@ -71,6 +80,27 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
     if error is not None:
         raise error
+
+
+def _passed_on(runtime: Runtime, pipeline: str, tenant: str, token: str) -> bool:
+    """Publish a run again that this worker cannot do, for one that declares its pipeline; False: nobody took it so far.
+
+    While a new pipeline is deployed, workers of before serve its queues too.
+    """
+    now = time.monotonic()
+    since, last = _passing.get(token, (now, now))
+    if now - last > PASSED_ON_WITHIN:
+        # Its deadline has published it again.
+        since = now
+    if len(_passing) >= MOST_PASSING:
+        _passing.clear()
+    _passing[token] = since, now
+    if now - since > PASSED_ON_WITHIN:
+        return False
+    time.sleep(PASSED_ON_AFTER)
+    log.info("run of %s for tenant %r: this worker does not declare the pipeline; passed on", pipeline, tenant)
+    runtime.publish(Queue.NEXT, pipeline, tenant, token)
+    return True
 
 
 def _more(runtime: Runtime, left: float) -> list[RunKey]:

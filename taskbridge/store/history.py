@@ -38,13 +38,14 @@ LONG_LOOK: Final = 5.0
 class RunNote(NamedTuple):
     """What the history says of a run beside what moves its cursor; the columns of `runs` say what each is.
 
-    `reason` None: no history is kept.
+    `reason` None: no history is kept. `dead`: the token of the run before, where it is that one, which did not end.
     """
 
     reason: str | None
     worker: str = ""
     events: int = 0
     burst_run: int = 0
+    dead: str = ""
 
 
 NOT_NOTED: Final = RunNote(None)

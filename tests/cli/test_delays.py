@@ -13,7 +13,7 @@ from taskbridge.cli.tenants import has_pending, is_idle, view
 from taskbridge.common.times import ahead
 from taskbridge.gate import Keys
 from tests.cli.alerts import alert, declare, write
-from tests.cli.counts import CLOSED, TOTALS
+from tests.cli.counts import CLOSED, NO_WORKER, TOTALS
 from tests.cli.files import line
 from tests.cli.files import write as write_invoices
 from tests.cli.program import Program
@@ -81,7 +81,7 @@ def test_the_table_says_in_how_long_and_how_much_matched_nothing(alerts: Program
     record(alerts, alert(), alert(), alert("INFO"), alert("ERROR", "search"))
     shown = alerts("status").stdout.splitlines()
     assert shown[0].strip() == "alerts"
-    header, waiting, queued, last = shown[1:5]
+    header, waiting, queued, unserved, last = shown[1:6]
     assert header.split("  ")[0] == "tenant"
     name, state, minutes, *rest = waiting.replace("in 4m ", "in:4m:").split()
     assert (name, state) == ("billing", "waiting")
@@ -89,6 +89,7 @@ def test_the_table_says_in_how_long_and_how_much_matched_nothing(alerts: Program
     assert rest[:3] == ["2", "0", "0"]
     assert rest[-3:] == ["$.level", "=", '"ERROR"']
     assert queued.split()[:4] == ["search", "queued", "-", "1"]
+    assert unserved == f"alerts: {NO_WORKER}"
     assert last == "alerts: 1 record matches no criterion; `taskbridge unmatched list alerts` shows why"
     invoices = shown[shown.index(next(row for row in shown if row.strip() == "invoices")) + 1 :]
     assert invoices[0].split()[1:4] == ["state", "lease", "pending"]
@@ -109,10 +110,17 @@ def test_a_pipeline_of_invoices_has_no_delays_in_its_json(alerts: Program) -> No
     write_invoices(alerts.directory / "invoices.csv", [line("1")])
     alerts("import", "invoices.csv")
     found = alerts("status", "--json").json["pipelines"]
-    assert set(found["invoices"]) == {"tenants", "totals", "next", "paused", "circuit"}
+    assert set(found["invoices"]) == {"tenants", "totals", "next", "paused", "circuit", "unserved"}
     assert "due_at" not in found["invoices"]["tenants"]["France"]
     totals = {"totals": TOTALS, "next": None}
-    assert found["alerts"] == {"tenants": {}, **totals, "paused": False, "circuit": CLOSED, "unmatched": 0}
+    assert found["alerts"] == {
+        "tenants": {},
+        **totals,
+        "paused": False,
+        "circuit": CLOSED,
+        "unserved": [NO_WORKER],
+        "unmatched": 0,
+    }
 
 
 def test_a_tenant_that_has_a_runner_and_no_record_yet_is_shown(alerts: Program) -> None:

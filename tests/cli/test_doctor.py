@@ -30,7 +30,7 @@ def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: P
     assert ended.json["level"] == "problem"
     found = findings(ended)
     assert found.pop("workers") == ["problem: no worker answers within 1 s, so nothing is handled"]
-    assert found.pop("tail") == ["warning: invoices: nobody looks for new records, ever since it was declared"]
+    assert found.pop("tail") == ["warning: invoices: no worker has ever looked for its records"]
     assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
     servers = {"Postgres", "schema", "cluster", "Redis", "eviction", "clocks", "broker"}
     assert set(found) == servers | {"pipelines", "deadlines", "work"}
@@ -65,7 +65,7 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
     def found() -> list[str]:
         return findings(taskbridge("doctor", "--json"))["tail"]
 
-    stood(engine, "tail", 30)
+    stood(engine, "tail", 10)
     stood(engine, "base", 200)
     assert found() == ["ok: new records of every pipeline are looked for"], "rounds may rest as long"
     stood(engine, "base", 4000)
@@ -73,9 +73,10 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
     assert text.startswith("warning: invoices: nobody looks for what Redis may have forgotten, for 4,0")
     stood(engine, "tail", 100)
     (text,) = found()
-    assert text.startswith("warning: invoices: nobody looks for new records, for 1")
+    assert text.startswith("warning: invoices: no worker has looked for records for 10")
     shown = taskbridge("doctor").stdout
-    assert "-> start a worker that declares the pipeline; if one runs, its log says what keeps it" in shown
+    assert "-> start a worker that declares the pipeline; if one runs, read its log" in shown
+    assert "\ninvoices: no worker has looked for records for 10" in taskbridge("status").stdout
 
 
 def test_a_missing_schema_comes_with_its_remedy(taskbridge: Program) -> None:

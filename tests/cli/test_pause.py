@@ -107,7 +107,7 @@ def test_status_shows_what_is_paused_and_how_it_goes_on(invoices: Program) -> No
     assert shown[2].split()[:2] == ["Malta", "idle"]
     by = rf"France: paused \d+s ago by {getpass.getuser()} \(wrong \\x1b\[2Jprices\)"
     said = rf"{by}; `taskbridge resume France` lets it go on"
-    assert re.fullmatch(said, shown[3])
+    assert re.fullmatch(said, shown[4])
     invoices("resume", "France")
     invoices("pause")
     found = standing(invoices)

@@ -16,7 +16,7 @@ from taskbridge.cli import tenants
 from taskbridge.gate import Keys, Queue
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import Tenants
-from tests.cli.counts import CLOSED, TOTALS
+from tests.cli.counts import CLOSED, NO_WORKER, TOTALS
 from tests.cli.files import line, write
 from tests.cli.held import open_circuit
 from tests.cli.program import Program
@@ -235,9 +235,10 @@ def test_the_age_of_the_oldest_pending_record_is_shown(troubles: Program) -> Non
 
 
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
-    assert taskbridge("status").stdout == "invoices: no tenants\n"
+    assert taskbridge("status").stdout == f"invoices: no tenants\ninvoices: {NO_WORKER}\n"
+    nothing = {"tenants": {}, "totals": TOTALS, "next": None, "paused": False, "circuit": CLOSED}
     assert taskbridge("status", "--json").json == {
-        "pipelines": {"invoices": {"tenants": {}, "totals": TOTALS, "next": None, "paused": False, "circuit": CLOSED}},
+        "pipelines": {"invoices": nothing | {"unserved": [NO_WORKER]}},
         "parked": 0,
     }
 

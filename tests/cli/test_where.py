@@ -7,6 +7,7 @@ from sqlalchemy import Engine
 from taskbridge.store import record
 from tests.cli.program import Program
 from tests.cli.test_doctor import findings
+from tests.cli.test_why import RUNS
 from tests.store.adopting import ORDERS, run
 
 
@@ -23,7 +24,7 @@ def test_a_record_is_found_by_its_key_alone(taskbridge: Program, engine: Engine)
     lines = [line for line in shown.stdout.splitlines() if not line.startswith(" ")]
     assert [line.rpartition(": ")[2] if "bad" not in line else line[-30:] for line in lines] == [
         "ned in gone after 1 attempt: bad row"[-30:],
-        "pending in invoices",
+        "pending in invoices; `taskbridge why acme` says when it is taken",
         "no pipeline reads this source",
     ]
     assert [one["state"] for one in taskbridge("where", "7", "--tenant", "acme", "--json").json["records"]] == [
@@ -86,3 +87,13 @@ def test_a_pipeline_that_is_no_more_keeps_records_for_ever(taskbridge: Program, 
             count = f"SELECT count(*) FROM taskbridge.{table} WHERE pipeline = 'gone'"  # noqa: S608 - our constant
             assert connection.exec_driver_sql(count).scalar_one() == 0
     assert taskbridge("forget", "gone", "--yes").status == 2
+
+
+def test_where_and_top_answer_without_redis(taskbridge: Program, engine: Engine) -> None:
+    record(engine, "invoices", "acme", "7", {})
+    away = {"TASKBRIDGE_REDIS_URL": "redis://127.0.0.1:1/0"}
+    shown = taskbridge("where", "7", **away)
+    assert (shown.status, "pending in invoices" in shown.stdout) == (0, True)
+    assert taskbridge("where", "8", **away).status == 1
+    run(engine, RUNS)
+    assert taskbridge("top", **away).status == 0

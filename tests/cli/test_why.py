@@ -39,7 +39,9 @@ def test_why_says_one_sentence_and_then_the_figures(
         r"invoices, acme & co: its handler asked to wait \(RetryAfter\); next try in (5m 0s|4m \d+s)", first
     )
     assert any(line.startswith("  records: 1 pending (the oldest for ") for line in rest), rest
-    assert "  there is no run history (TASKBRIDGE_HISTORY_DAYS), so its last runs are not known" in rest
+    assert (
+        "  there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0, so its last runs are not known" in rest
+    )
     found = taskbridge("why", "acme & co", "--pipeline", "invoices", "--json").json["pipelines"]["invoices"]
     assert (found["cause"], found["pending"], found["holder"]) == ("asked to wait", 1, None)
     missing = taskbridge("why", "nobody")
@@ -91,10 +93,10 @@ def test_where_tells_the_story_and_says_what_is_not_known(taskbridge: Program, e
     record(engine, "invoices", "acme", "7", {})
     assert taskbridge("status").status == 0
     head, recorded, pending, note = taskbridge("where", "7").stdout.splitlines()
-    assert head.endswith(": pending in invoices")
+    assert head.endswith(": pending in invoices; `taskbridge why acme` says when it is taken")
     assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  recorded as revision \d+", recorded)
     assert pending == f"  {'-':23}  pending"
-    assert note.startswith("  there is no run history (TASKBRIDGE_HISTORY_DAYS)")
+    assert note.startswith("  there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0")
     (told,) = taskbridge("where", "7", "--json").json["records"]
     assert [step["what"] for step in told["steps"]] == ["recorded", "pending"]
 

@@ -7,6 +7,7 @@ import pytest
 from taskbridge.integration.checks import Finding, examine
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -32,3 +33,18 @@ def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_name
             assert [one.text for one in told(deployment, "workers")] == [f"2 serve {first}", f"1 serve {following}"]
             (kept,) = told(deployment, "transport")
             assert (kept.level, kept.text.split(":")[0]) == ("ok", "worker-1@test keeps that of kombu")
+
+
+def test_a_worker_that_lacks_a_pipeline_is_named_and_passes_its_runs_on(deployment: Deployment) -> None:
+    with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone") as lacking:
+        named = told(deployment, "workers")[2:]
+        assert [(one.level, one.text.split(",")[0]) for one in named] == [
+            ("warning", "worker-0@test does not declare invoices")
+        ]
+        deployment.save("acme", "1")
+        passed = "run of invoices for tenant 'acme': this worker does not declare the pipeline; passed on"
+        wait_until(lambda: lacking.text().count(passed) > 1, "the run passed on")
+        wait_until(lambda: "UnknownPipeline" in lacking.text(), "the run left to its deadline")
+        with deployment.worker():
+            assert told(deployment, "workers")[2:] == named
+            wait_until(lambda: deployment.delivered("acme"), "the other worker's run")

@@ -38,6 +38,10 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     assert error.startswith("the run before this one did not end: its process died")
     assert error.endswith("; it was on the worker worker-1")
     assert drill.errors == []
+    history = drill.deployment.rows(
+        "SELECT reason, worker, outcome, records, began_at <= ended_at FROM taskbridge.runs ORDER BY token"
+    )
+    assert history == [("unknown", "worker-1", "failed", 0, True), ("died", "", "handled", 20, True)]
 
 
 class Killer:

@@ -80,7 +80,7 @@ def test_without_a_history_the_story_says_what_it_cannot_tell(deployment: Deploy
     assert story is not None
     assert in_order(story) == ["recorded", "pending"]
     assert story.note == (
-        "there is no run history (TASKBRIDGE_HISTORY_DAYS), so nothing tells which runs dealt with the record"
+        "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0, so nothing tells which runs had it"
     )
     assert answers.story("orders", "acme", "2", "orders") is None
     assert not answers.has_history
