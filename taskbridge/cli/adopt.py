@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt", "unadopt"]
 
+ALL_COLUMNS: Final = "*"
 GOES_ON: Final = "Run the command again, with --backfill: it goes on there."
 FROM_NOW_ON: Final = (
     "A row that was there before is no record until it changes. The same command with --backfill makes records of "
@@ -35,18 +36,17 @@ TELLS_EVERY: Final = 5.0
         "taskbridge adopt orders --tenant customer_id --key id",
         "taskbridge adopt shop.lines --tenant customer_id --key order_id --key line --columns status,amount",
         "taskbridge adopt orders --tenant customer_id --key id --print-sql",
+        "taskbridge adopt --source orders --backfill",
     ),
 )
-@click.argument("table")
-@click.option("--tenant", required=True, metavar="COLUMN", help="The column whose value is the tenant.")
-@click.option(
-    "--key", "keys", required=True, multiple=True, metavar="COLUMN", help="The key's column; again for each of several."
-)
+@click.argument("table", required=False)
+@click.option("--tenant", metavar="COLUMN", help="The column whose value is the tenant.")
+@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The key's column; again for each of several.")
 @click.option("--source", metavar="NAME", help="What the source is called.  [default: the table's name]")
 @click.option(
     "--columns",
     metavar="COLUMN,...",
-    help="Only changes of these, of tenant and of key count.  [default: all]",
+    help="Only changes of these, of tenant and of key count; * for all.  [default: those of before, else all]",
 )
 @click.option("--backfill", is_flag=True, help="Make records of the rows that are there already.")
 @click.option("--again", is_flag=True, help="As --backfill, and make another record of each row that has one.")
@@ -56,8 +56,8 @@ TELLS_EVERY: Final = 5.0
 @click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
 @data_dir_option
 def adopt(
-    table: str,
-    tenant: str,
+    table: str | None,
+    tenant: str | None,
     keys: tuple[str, ...],
     source: str | None,
     columns: str | None,
@@ -72,6 +72,8 @@ def adopt(
     Triggers write the records, in the transaction that changes the row, whoever it is. TABLE is written as in SQL,
     with its schema and quotation marks where it needs them; columns are written as they are. The key has to be unique,
     alone or together with the tenant. The table stays as it is.
+
+    Without TABLE it is about the table that is adopted as --source already, such as by a migration: for its backfill.
 
     To run it again changes nothing, unless --columns or the table have changed; --backfill goes on where it was
     stopped.
@@ -92,10 +94,12 @@ def adopt(
         raise click.UsageError("--from-now-on is for who wants no backfill: leave out one of the two")
     from taskbridge import store
 
+    if (table is None and source is None) or (table is not None and not (tenant and keys)):
+        raise click.UsageError("name a TABLE with --tenant and --key, or the --source of one that is adopted already")
+
     environment.existing(data_dir)
     engine = _engine()
-    watched = [] if columns is None else columns.split(",")
-    found = store.adoption(engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql)
+    found = _described(engine, table, tenant, keys, source, columns, needs_rights=not print_sql)
     if print_sql:
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
@@ -113,6 +117,31 @@ def adopt(
         store.begin_again(engine, found.definition.source)
     if backfill or again:
         _backfill(engine, found, anew=again)
+
+
+def _described(
+    engine: Engine,
+    table: str | None,
+    tenant: str | None,
+    keys: tuple[str, ...],
+    source: str | None,
+    columns: str | None,
+    *,
+    needs_rights: bool,
+) -> Adopted:
+    """Look at the table; what was not said is as it was adopted before, of which the columns are told."""
+    from taskbridge import store
+
+    if table is None:
+        table, before = store.adopted_before(engine, source or "")
+        tenant, keys = tenant or before.tenant, keys or before.keys
+    watched: list[str] | None = None
+    if columns is not None:
+        watched = [] if columns == ALL_COLUMNS else columns.split(",")
+    found = store.adoption(engine, table, tenant or "", keys, source=source, watched=watched, needs_rights=needs_rights)
+    if columns is None and (kept := found.definition.watched):
+        console.tell(f"Only changes of {', '.join(kept)} count, as before; --columns '{ALL_COLUMNS}' lets all count.")
+    return found
 
 
 def _print(statements: Sequence[str]) -> None:

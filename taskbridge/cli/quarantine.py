@@ -142,7 +142,7 @@ def list_them(
     choice = _Choice(**chosen).check()
     records: list[tuple[str, QuarantinedRecord]] = []
     count = 0
-    runtime = environment.session(data_dir, environment.light_runtime)
+    runtime = environment.session(data_dir, environment.light_runtime, redis=False)
     names = runtime.pipelines.names() if pipeline is None else [pipeline]
     for name in names:
         there = runtime.quarantine_of(name)

@@ -37,6 +37,10 @@ class RetryAfter(Exception):
 
     It counts as no failure. Events meanwhile are absorbed.
 
+    A handler that returns it keeps what it did so far: what it wrote through the batch commits with the batch's first
+    records, up to the first that it did not mark with `batch.handled`. The others come again after `seconds`. Where it
+    marked none, returning is as raising.
+
     Args:
         seconds: how long; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date. None,
             where there is no header, and a text that is neither mean 30 s. More than a day is a day, and a date that is
@@ -194,7 +198,8 @@ class Batch(Sequence[Record]):
 
         Where the handler raises later, whatever it raises, the batch's first records up to the first that was neither
         handled nor rejected are not delivered again. Where its process is killed they may be: the mark is in memory.
-        Marks say nothing where `connection` was used: what was written through it is rolled back with the whole batch.
+        Marks say nothing where it raises and `connection` was used: what was written through it is rolled back with the
+        whole batch. What is to be kept then: return `RetryAfter`.
 
         Raises:
             ValueError: the record is not of this batch.

@@ -18,13 +18,13 @@ from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeu
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
 
 if TYPE_CHECKING:
-    from taskbridge.declaring.batch import Batch
+    from taskbridge.declaring.batch import Batch, RetryAfter
 
 __all__ = ["INVOICES", "Handler", "Pipeline", "Pipelines", "pipeline"]
 
 INVOICES: Final = "invoices"
 
-Handler: TypeAlias = "Callable[[Batch], Awaitable[None] | None]"
+Handler: TypeAlias = "Callable[[Batch], Awaitable[RetryAfter | None] | RetryAfter | None]"
 H = TypeVar("H", bound="Handler")
 
 

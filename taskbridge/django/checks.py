@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register  # n
 from django.db import connections
 
 from taskbridge import store
-from taskbridge.django.configuration import ALIAS, alias_of_handlers, url_of
+from taskbridge.django.configuration import ALIAS, alias_of_handlers, check_one_database, url_of
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
@@ -31,8 +32,14 @@ _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
 def _said(error: TaskBridgeError, number: str) -> CheckMessage:
     """Return an error's text as Django has it: what is wrong, and the hint apart."""
     kind = Error if number.startswith("E") else Warning
-    hint = error.remedy.replace("`taskbridge migrate`", "`manage.py migrate`")
-    return kind(error.what, hint=hint, id=f"taskbridge.{number}")
+    return kind(error.what, hint=_typed(error.remedy), id=f"taskbridge.{number}")
+
+
+def _typed(remedy: str) -> str:
+    """Return a remedy with its commands as they are typed in a project of Django's."""
+    return re.sub(
+        r"\btaskbridge (?=[a-z])", "manage.py taskbridge ", remedy.replace("taskbridge migrate", "manage.py migrate")
+    )
 
 
 def connect_checks() -> None:
@@ -86,6 +93,10 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
     engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
     try:
         with translated_errors():
+            try:
+                check_one_database(configured)
+            except TaskBridgeError as error:
+                return [_said(error, "E005")]
             for check, number in _CHECKS:
                 try:
                     check(engine)
@@ -101,4 +112,6 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
 def _of_tables(engine: Any) -> Iterator[CheckMessage]:
     for source, wrong in store.check_adoptions(engine).items():
         for fault in wrong:
-            yield Warning(f"the adopted table of {source}: {fault.what}", hint=fault.remedy, id="taskbridge.W003")
+            yield Warning(
+                f"the adopted table of {source}: {fault.what}", hint=_typed(fault.remedy), id="taskbridge.W003"
+            )

@@ -9,24 +9,71 @@ from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+import psycopg
 from django.apps import apps
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from taskbridge.errors import ConfigurationError
+from taskbridge.settings import Settings
+from taskbridge.store.address import parameters_of
+from taskbridge.store.queries import query
 
-__all__ = ["ALIAS", "alias_of_handlers", "url_of", "variables"]
+__all__ = ["ALIAS", "NAMES", "alias_of_handlers", "check_one_database", "note_names", "url_of", "variables"]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
 """Django's alias of the database in which handlers write; None: none, and their ORM has connections of its own."""
 _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "client_encoding")
 _REDIS: Final = ("redis://", "rediss://")
+_CONNECT_SECONDS: Final = 5
+NAMES: Final[dict[str, object]] = {}
+"""What the databases are called when the project is loaded: by then no test has given them other names."""
 
 
 def alias_of_handlers() -> str | None:
     """Return Django's alias of the database in which handlers write."""
     found: str | None = getattr(settings, ALIAS, DEFAULT_DB_ALIAS)
     return found
+
+
+def note_names() -> None:
+    """Note what the databases are called."""
+    NAMES.update({alias: connections[alias].settings_dict["NAME"] for alias in connections})
+
+
+def check_one_database(configured: Settings) -> None:
+    """See that records and what handlers write are in one database: TASKBRIDGE_POSTGRES_URL may name another.
+
+    Raises:
+        ConfigurationError: they are not, so nothing that Django writes would be seen.
+        psycopg.Error: one of them cannot be reached.
+    """
+    alias = alias_of_handlers()
+    if alias is None or alias not in connections or connections[alias].vendor != "postgresql":
+        return
+    urls, names = (configured.postgres_url, url_of(alias)), (NAMES.get(alias), connections[alias].settings_dict["NAME"])
+    if not urls[0] or urls[0] == urls[1]:
+        return
+    if names[0] != names[1]:
+        # A test made a database for itself, and TASKBRIDGE_POSTGRES_URL names that of the project.
+        name = parameters_of(urls[0]).get("dbname", "")
+        records, own = ("", str(name)), ("", str(name if name in names else names[1]))
+    else:
+        records, own = map(_where, urls)
+    if records != own:
+        raise ConfigurationError(
+            f"TASKBRIDGE_POSTGRES_URL names another database ({records[1]}) than DATABASES[{alias!r}] ({own[1]}), so "
+            "nothing that Django writes would be seen",
+            "unset TASKBRIDGE_POSTGRES_URL, or let both name one database",
+        )
+
+
+def _where(url: str) -> tuple[str, str]:
+    """Return the cluster and the name of a database."""
+    given: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, **parameters_of(url)}
+    with psycopg.connect(**given) as session:
+        cluster, name, _ = session.execute(query("where_connected")).fetchone() or ("", "", "")
+        return cluster, name
 
 
 def variables() -> dict[str, str]:

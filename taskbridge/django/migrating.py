@@ -5,41 +5,51 @@ So a migration that adopts a table finds it, also in a test's database.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
+from django.core.management.base import CommandError
 from django.db import connections
 
 from taskbridge import store
-from taskbridge.django.configuration import alias_of_handlers, url_of
+from taskbridge.django.configuration import alias_of_handlers, check_one_database, url_of
+from taskbridge.errors import TaskBridgeError
+from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
-from taskbridge.store.address import parameters_of
+from taskbridge.store.queries import query
 
-__all__ = ["Migrating"]
+__all__ = ["bring_up_to_date"]
 
 
-class Migrating:
-    """Made when the project is loaded: by then no test has given the databases other names."""
+def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
+    """Before the migrations of a database, if it is that of handlers.
 
-    def __init__(self) -> None:
-        alias = alias_of_handlers()
-        self._alias: Final = alias
-        self._name: Final = None if alias is None else connections[alias].settings_dict["NAME"]
+    Raises:
+        CommandError: TaskBridge's schema cannot be made, or its records are to be in another database.
+    """
+    if using != alias_of_handlers() or connections[using].vendor != "postgresql":
+        return
+    try:
+        with translated_errors():
+            _bring_up_to_date(using, verbosity)
+    except TaskBridgeError as error:
+        raise CommandError(str(error)) from error
+    # A role of the schema's own name would make the project's tables there. From its next session on it does not.
+    wrapper = connections[using]
+    with wrapper.cursor() as cursor:
+        cursor.execute(query("own_schema_first"))
+        is_in_ours = cursor.fetchone() is not None
+    if is_in_ours and not wrapper.in_atomic_block:
+        wrapper.close()
 
-    def __call__(self, using: str, verbosity: int = 1, **_: Any) -> None:
-        """Before the migrations of a database, if it is that of TaskBridge's tables."""
-        settings = Settings.read()
-        if using != self._alias or connections[using].vendor != "postgresql":
-            return
-        if parameters_of(settings.postgres_url).get("dbname") not in (
-            self._name,
-            connections[using].settings_dict["NAME"],
-        ):
-            return
-        if verbosity >= 1:
-            print("Bringing TaskBridge's schema up to date")  # noqa: T201 - as Django's own commands do
-        engine = store.connect(url_of(using), settings.schema)
-        try:
-            store.check_version(engine)
-            store.migrate(engine)
-        finally:
-            engine.dispose()
+
+def _bring_up_to_date(using: str, verbosity: int) -> None:
+    settings = Settings.read()
+    check_one_database(settings)
+    if verbosity >= 1:
+        print("Bringing TaskBridge's schema up to date")  # noqa: T201 - as Django's own commands do
+    engine = store.connect(url_of(using), settings.schema)
+    try:
+        store.check_version(engine)
+        store.migrate(engine)
+    finally:
+        engine.dispose()

@@ -6,6 +6,7 @@ saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` has
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,7 +17,7 @@ from django.db import connections, transaction
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 from sqlalchemy import Connection
 
-from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.django.configuration import alias_of_handlers, url_of
 from taskbridge.django.lending import lent
@@ -132,12 +133,14 @@ def _muted(connection: Connection, source: str, tenant: str) -> Iterator[None]:
 def _call(pipeline: Pipeline, batch: Batch) -> None:
     handler: Any = pipeline.handler
     returned = handler(batch)
-    if returned is not None:
+    if inspect.isawaitable(returned):
 
-        async def wait() -> None:
-            await returned
+        async def wait() -> Any:
+            return await returned
 
-        async_to_sync(wait)()
+        returned = async_to_sync(wait)()
+    if isinstance(returned, RetryAfter):
+        raise returned
 
 
 class Deployed:

@@ -15,6 +15,7 @@ from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unserved
+from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.parking import count_parked
@@ -111,6 +112,8 @@ def worst(findings: list[Finding]) -> Level:
 
 
 def _postgres(runtime: Runtime) -> Findings:
+    for one in ALSO_CHECKED:
+        one(runtime.settings)
     check_version(runtime.engine)
     with runtime.engine.connect() as connection:
         version = connection.exec_driver_sql(query("server_version")).scalar_one()

@@ -31,8 +31,10 @@ class EventLoop:
         self._starting: Final = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> None:
-        """Wait until `awaitable` has ended. If this wait is interrupted, cancel it and wait ten more seconds.
+    def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> Any:
+        """Wait until `awaitable` has ended, and return what it returned.
+
+        If this wait is interrupted, cancel it and wait ten more seconds.
 
         Raises:
             SoftTimeLimitExceeded: it took longer than `seconds`.
@@ -60,6 +62,7 @@ class EventLoop:
             raise
         if call.error is not None:
             raise call.error
+        return call.returned
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give later coroutines a new loop: one on this loop blocks it, or did not end when it was cancelled."""
@@ -88,6 +91,7 @@ class _Call:
         self._withdrawn = False
         self.ended: Final = threading.Event()
         self.error: BaseException | None = None
+        self.returned: Any = None
 
     def start(self) -> None:
         with self._beginning:
@@ -118,7 +122,7 @@ class _Call:
 
     async def _run(self) -> None:
         try:
-            await self._awaitable
+            self.returned = await self._awaitable
         except BaseException as error:
             self.error = error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from taskbridge.store import Quarantine
     from taskbridge.store.sessions import Database
 
-__all__ = ["LightRuntime", "redis_of"]
+__all__ = ["ALSO_CHECKED", "LightRuntime", "redis_of"]
+
+ALSO_CHECKED: Final[list[Callable[[Settings], None]]] = []
+"""What else has to hold before a process works, as in a framework; each raises what is wrong."""
 
 
 def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
@@ -167,6 +171,8 @@ class LightRuntime:
         self.pipelines.names()
         if redis:
             self.gate.check_version()
+        for one in ALSO_CHECKED:
+            one(self.settings)
         check_version(self.database)
         check_schema(self.database)
         check_cluster(self.database)

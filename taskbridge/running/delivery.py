@@ -17,7 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text
-from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.declaring.failures import is_caused_by
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
@@ -53,6 +53,10 @@ T = TypeVar("T")
 
 SLICE: Final = 0.05
 """Seconds from the start of a message's run in which its slot takes more runs: others wait so long, and one call."""
+OUT_OF_ORDER: Final = (
+    "the handler wrote through the batch, returned RetryAfter, and marked records after one that it did not mark: "
+    "handle them in the order of the batch, or raise RetryAfter, which rolls back what it wrote"
+)
 LONGEST_MS: Final = 2**31 - 1
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
@@ -203,15 +207,25 @@ class HandlerFailed(Exception):
     """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect.
 
     `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest. `waited`:
-    Postgres did not answer the batch's session, until a time limit or until the session was lost.
+    Postgres did not answer the batch's session, until a time limit or until the session was lost. `returned`: the
+    handler returned what it asks for, so what it wrote takes effect with what it said that it had handled.
     """
 
-    def __init__(self, page: Page, error: BaseException, *, progressed: bool = False, waited: bool = False) -> None:
+    def __init__(
+        self,
+        page: Page,
+        error: BaseException,
+        *,
+        progressed: bool = False,
+        waited: bool = False,
+        returned: bool = False,
+    ) -> None:
         super().__init__(error)
         self.page = page
         self.error = error
         self.progressed = progressed
         self.waited = waited
+        self.returned = returned
 
     @property
     def exception(self) -> Exception:
@@ -323,7 +337,9 @@ def _call_or_keep(
     try:
         return _call(run, page, batch, transaction, hooks)
     except HandlerFailed as failed:
-        rest = _keep_handled(run, page, batch, transaction, first_event_ms)
+        rest = _keep_handled(run, page, batch, transaction, first_event_ms, returned=failed.returned)
+        if rest is not page and failed.returned:
+            _after_commit(run, hooks)
         raise HandlerFailed(rest, failed.error, progressed=rest is not page, waited=failed.waited) from failed.error
     except BaseException:
         # The process was told to end, and its batch comes again elsewhere.
@@ -332,20 +348,32 @@ def _call_or_keep(
         raise
 
 
-def _keep_handled(run: Run, page: Page, batch: Batch, transaction: Transaction, first_event_ms: int | None) -> Page:
+def _keep_handled(
+    run: Run,
+    page: Page,
+    batch: Batch,
+    transaction: Transaction,
+    first_event_ms: int | None,
+    *,
+    returned: bool = False,
+) -> Page:
     """Move the cursor past the first records that the handler is done with, although it raised; return the others.
 
-    What it wrote through the batch's connection cannot be told apart by records, so then none is.
+    What it wrote through the batch's connection cannot be told apart by records, so then none is, unless it `returned`.
 
     Raises:
+        HandlerFailed: it wrote for records that it handled out of their order.
         CursorLost: the cursor is another run's.
     """
     done = batch.done | page.undecodable.keys()
     count = sum(1 for _ in takewhile(lambda record: record.external_id in done, page.records))
+    marked = batch.done - batch.rejected.keys()
     # A handler that marks nothing is all or nothing, its rejections too.
-    if transaction.used or not count or not batch.done - batch.rejected.keys():
+    if (transaction.used and not returned) or not count or not marked:
         return page
     part = page.first(count)
+    if transaction.used and not marked <= {record.external_id for record in part.records}:
+        raise HandlerFailed(page, HandlerMistake(OUT_OF_ORDER))
     bisection = page.bisection.handled(count, run.pipeline.batch_size)
     rejected = {record.external_id for record in part.records} & batch.rejected.keys()
     reasons = {**part.undecodable, **{name: batch.rejected[name] for name in rejected}}
@@ -390,17 +418,20 @@ def _batch(run: Run, records: tuple[Record, ...], transaction: Transaction) -> B
 
 def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> dict[str, str]:
     """Call the handler, note its pace, and return what it rejected; `hooks` gets the hooks for after the commit."""
-    started = time.monotonic()
+    started, returned = time.monotonic(), None
     try:
         # The time limit is inside, so that its error cannot interrupt what is around the call.
         with _traced(run, batch), around(batch, hooks.append), _limited(run):
-            _finish(run, run.pipeline.handler(batch), batch)
+            returned = _finish(run, run.pipeline.handler(batch), batch)
             transaction.flush()
+        if isinstance(returned, RetryAfter):
+            raise returned
     except BaseException as error:
         if ends_process(error):
             raise
         run.runtime.paces[run.pipeline.name].note_failed(time.monotonic() - started)
-        raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
+        waited = _has_waited(transaction, error)
+        raise HandlerFailed(page, error, waited=waited, returned=error is returned) from error
     run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)
 
@@ -426,14 +457,15 @@ def _limited(run: Run) -> Iterator[None]:
         run.ownership.ends_at = math.inf
 
 
-def _finish(run: Run, returned: Any, batch: Batch) -> None:
-    """Run to its end what the handler returned, if that is a coroutine or another awaitable."""
+def _finish(run: Run, returned: Any, batch: Batch) -> Any:
+    """Run to its end what the handler returned, if that is a coroutine or another awaitable; return what that does."""
     if inspect.isawaitable(returned):
         limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
         if limit is not None:
             disarm()
-        run.runtime.event_loop.run(returned, limit)
-    elif isinstance(returned, Iterator | AsyncIterator):
+        return run.runtime.event_loop.run(returned, limit)
+    if isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
             f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
         )
+    return returned

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Left,
         adopt,
         adopt_within,
+        adopted_before,
         adoption,
         adoption_statements,
         check_adoptions,
@@ -88,8 +89,8 @@ if not TYPE_CHECKING:
         {
             "adopted": "Adopted Definition described known",
             "adoptions": (
-                "Fault Left adopt adopt_within adoption adoption_statements check_adoptions choose_from_now_on "
-                "from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
+                "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
+                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
             "audit": "Action Audit",
             "backfills": "Due backfills_due",

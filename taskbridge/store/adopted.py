@@ -261,7 +261,11 @@ def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:
     )
     both = "take a role that has the rights of both owners, or give the statements of --print-sql to somebody who has"
     checks = (
-        (found.is_ours, "is a table of TaskBridge's own", "adopt one of yours"),
+        (
+            found.is_ours,
+            "is in TaskBridge's own schema",
+            "adopt one of yours; where this is one, move it with ALTER TABLE ... SET SCHEMA public",
+        ),
         (
             found.kind not in ("r", "p"),
             f"is {_KINDS.get(found.kind, 'no table')}",

@@ -25,6 +25,7 @@ __all__ = [
     "Left",
     "adopt",
     "adopt_within",
+    "adopted_before",
     "adoption",
     "adoption_statements",
     "check_adoptions",
@@ -80,10 +81,12 @@ def adoption(
     keys: Sequence[str],
     *,
     source: str | None = None,
-    watched: Sequence[str] = (),
+    watched: Sequence[str] | None = (),
     needs_rights: bool = True,
 ) -> Adopted:
     """Look at a table, as SQL writes its name, that is to be adopted; nothing is changed.
+
+    Only changes of the columns `watched` count; none: of all. None: of those that were chosen before.
 
     Raises:
         InvalidInput, InvalidName: it cannot be adopted so; the message says why, and what to do.
@@ -99,7 +102,7 @@ def _adoption(
     keys: Sequence[str],
     *,
     source: str | None,
-    watched: Sequence[str],
+    watched: Sequence[str] | None,
     needs_rights: bool,
 ) -> Adopted:
     """As `adoption`; the rest of the transaction has another search path."""
@@ -109,10 +112,26 @@ def _adoption(
             source = check_source_name(name)
         except InvalidName as error:
             raise InvalidName(f"{error}: give the source a name with --source") from None
+    if watched is None:
+        before = [one for one in known(connection, source) if one.relation == relation]
+        watched = before[0].definition.watched if before else ()
     definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
     found = described(connection, relation, definition, needs_rights=needs_rights)
     _check_source(connection, definition, relation)
     return found
+
+
+def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
+    """Return the table that is adopted as a source, as SQL writes its name, and how.
+
+    Raises:
+        InvalidInput: none is.
+    """
+    with engine.begin() as connection:
+        for one in known(connection, check_source_name(source)):
+            if one.called is not None and not one.ended:
+                return one.called, one.definition
+    raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
 
 
 def _named(connection: Connection, table: str) -> tuple[int, str]:

@@ -168,6 +168,22 @@ def test_who_chose_that_old_rows_get_no_record_is_not_reminded_until_changes_may
     assert "leave out one of the two" in refused.stderr
 
 
+def test_what_is_not_said_again_stays_as_the_table_was_adopted(taskbridge: Program, engine: Engine) -> None:
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    watched = "SELECT watched_columns FROM taskbridge.adopted"
+    assert taskbridge(*ADOPT, "--columns", "total").status == 0
+    again = taskbridge("adopt", "--source", "orders", "--backfill")
+    assert (again.status, again.stdout.splitlines()[-1]) == (0, "orders: 1 rows have their records")
+    assert "Only changes of total count, as before; --columns '*' lets all count." in again.stderr
+    assert taskbridge(*ADOPT).status == 0
+    assert rows(engine, watched) == [(["total"],)]
+    assert taskbridge("adopt", "--source", "orders", "--columns", "*").status == 0
+    assert rows(engine, watched) == [(None,)]
+    for wrong in (("--source", "typo"), ("orders",), ()):
+        refused = taskbridge("adopt", *wrong)
+        assert (refused.status, "--tenant and --key" in refused.stderr) == (2, True)
+
+
 def test_a_table_that_was_empty_needs_no_backfill(taskbridge: Program, engine: Engine) -> None:
     run(engine, ORDERS)
     assert taskbridge(*ADOPT).stderr == ""

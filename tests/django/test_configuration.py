@@ -11,15 +11,17 @@ import psycopg
 import pytest
 from django.core.checks import run_checks
 from django.core.management import call_command
+from django.core.management.base import CommandError
 from django.db import connections
 from django.test.utils import override_settings
 from sqlalchemy import make_url
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
-from taskbridge.django.configuration import url_of, variables
+from taskbridge.django.configuration import NAMES, url_of, variables
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
+from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
 from taskbridge.store.address import parameters_of
@@ -124,14 +126,23 @@ def test_migrate_brings_the_schema_before_the_project_s_own_tables(
         assert "TaskBridge" not in capsys.readouterr().out
 
 
-def test_a_database_that_is_not_taskbridge_s_gets_no_schema(
+def test_records_that_are_to_be_in_another_database_are_refused(
     taskbridge_servers: Servers, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", deployment.settings.postgres_url)
     with empty(taskbridge_servers, monkeypatch) as url:
-        call_command("migrate", run_syncdb=True, verbosity=0)
+        words = r"TASKBRIDGE_POSTGRES_URL names another database \(.+\) than DATABASES\['default'\] \(.+\).+: unset "
+        for name in (NAMES["default"], connections["default"].settings_dict["NAME"]):
+            monkeypatch.setitem(NAMES, "default", name)
+            with pytest.raises(CommandError, match=words):
+                call_command("migrate", run_syncdb=True, verbosity=0)
         with psycopg.connect(url) as connection:
             assert connection.execute("SELECT to_regnamespace('taskbridge')").fetchone() == (None,)
+        with override_settings(TASKBRIDGE_REDIS_URL="redis://localhost"):
+            (found,) = run_checks(databases=["default"])
+        assert found.id == "taskbridge.E005"
+        with pytest.raises(ConfigurationError, match=words):
+            LightRuntime(Settings.read()).check(redis=False)
 
 
 def test_checks_tell_what_is_wrong_with_the_settings() -> None:

@@ -33,11 +33,9 @@ def variables(url: str, redis_url: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TASKBRIDGE_", "DJANGO_", "PG"))}
     names = {"NAME": "PGDATABASE", "USER": "PGUSER", "PASSWORD": "PGPASSWORD", "HOST": "PGHOST", "PORT": "PGPORT"}
     of_libpq = {name: where[part] for part, name in names.items() if where[part]}
-    # The embedded role is called as the schema is, and would have its tables there.
     return {
         **kept,
         **of_libpq,
-        "PGOPTIONS": "-c search_path=public",
         "CELERY_BROKER_URL": redis_url,
         "PYTHONPATH": f"{ROOT}:{SHOP}",
     }

@@ -63,6 +63,57 @@ def test_requests_that_were_made_before_one_failed_are_made_again(drill: Drill, 
     assert drill.quarantine() == []
 
 
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_what_was_written_before_a_handler_returned_a_wait_is_kept(drill: Drill, is_coroutine: bool) -> None:
+    downstream = Downstream({"05": RetryAfter(2), "08": RetryAfter(2, scope="pipeline")})
+
+    def write(batch: Batch) -> RetryAfter | None:
+        for record in batch:
+            try:
+                downstream.take(record)
+            except RetryAfter as told:
+                return told
+            batch.connection.execute(text("INSERT INTO sent VALUES (:key)"), {"key": record.external_id})
+            batch.handled(record)
+        return None
+
+    async def write_in_a_coroutine(batch: Batch) -> RetryAfter | None:
+        return write(batch)
+
+    with drill.deployment.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE sent (key text PRIMARY KEY)"))
+    drill.handle(write_in_a_coroutine if is_coroutine else write, batch_size=100)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    assert downstream.accepted == dict.fromkeys(NUMBERS, 1)
+    assert drill.deployment.rows("SELECT key FROM sent ORDER BY key") == [(number,) for number in NUMBERS]
+    assert (drill.states(), drill.errors) == ({"handled": 12}, [])
+
+
+def test_what_was_written_out_of_order_before_a_wait_is_rolled_back(drill: Drill) -> None:
+    waits = [RetryAfter(2)]
+
+    def write(batch: Batch) -> RetryAfter | None:
+        *others, last = batch
+        batch.connection.execute(text("INSERT INTO sent VALUES (:key)"), {"key": last.external_id})
+        if not waits:
+            return None
+        batch.handled(last)
+        batch.handled(others[0])
+        return waits.pop()
+
+    with drill.deployment.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE sent (key text PRIMARY KEY)"))
+    drill.handle(write, batch_size=100)
+    drill.save("acme", *NUMBERS)
+    drill.go_on()
+
+    (error,) = drill.errors
+    assert "handle them in the order of the batch" in str(error)
+    assert drill.states() == {"handled": 12}
+
+
 def test_a_batch_shrinks_although_its_handler_says_how_far_it_came(drill: Drill) -> None:
     downstream = Downstream({"04": RetryAfter(2), "08": RetryAfter(2)})
     drill.handle(downstream.deliver, batch_size=4)

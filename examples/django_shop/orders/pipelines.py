@@ -18,17 +18,29 @@ __all__ = ["send_orders"]
 
 
 @pipeline("orders", rate_limit="50/s", downstream_errors=(HTTPError,))
-def send_orders(batch: Batch) -> None:
+def send_orders(batch: Batch) -> RetryAfter | None:
     """Send one customer's orders, oldest change first, and write down what was sent.
 
     All calls come first, since the first write opens the transaction that holds locks until the batch commits.
+    Where the warehouse asks to wait, what it took is written down and not sent again.
     """
-    for order in [order for order in batch if is_taken(batch, order)]:
+    taken: list[Record] = []
+    wait: RetryAfter | None = None
+    for order in batch:
+        try:
+            if is_taken(batch, order):
+                taken.append(order)
+        except RetryAfter as told:
+            wait = told
+            break
+    for order in taken:
+        batch.handled(order)
         amount = 0 if order.deleted else order.document["amount"]
         shipment, _ = Shipment.objects.get_or_create(
             customer=batch.tenant, order=order.external_id, defaults={"amount": amount}
         )
         Shipment.objects.filter(pk=shipment.pk).update(amount=amount, tellings=F("tellings") + 1)
+    return wait
 
 
 def is_taken(batch: Batch, order: Record) -> bool:
