@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "import": ("import_command", "Import invoices from a CSV file."),
     "metrics": ("metrics", "Print figures for Prometheus."),
     "migrate": ("migrate", "Bring the schema up to date."),
+    "failed": ("failed", "Show what failed lately, also what is well again."),
     "notify": ("notify", "Send one event."),
     "pause": ("pause", "Hold a tenant, or a pipeline."),
     "prune": ("prune", "Delete old records that are done with."),

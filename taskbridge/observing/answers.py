@@ -19,6 +19,7 @@ from taskbridge.observing.shapes import (
     By,
     DayRow,
     ErrorGroup,
+    FailedRuns,
     Finds,
     Health,
     Minute,
@@ -125,6 +126,13 @@ class Answers:
         Up to 1,000 failing tenants and 1,000 records in quarantine of each pipeline are looked at.
         """
         return overview.failing(self._reach, pipeline, limit)
+
+    def failed(self, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
+        """Return what failed in the last `hours`, also what is well again, grouped by the errors' texts.
+
+        The last 1,000 failed runs are looked at.
+        """
+        return history.failed(self._reach, pipeline, hours, limit)
 
     def over_time(self, pipeline: str | None = None, *, hours: float = 24) -> list[Minute]:
         """Return at most 500 points of the last `hours`, the first one first; minutes without a run are not in it."""

@@ -7,8 +7,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from taskbridge.common.histogram import BOUNDS_MS
+from taskbridge.common.texts import counted
 from taskbridge.observing.reach import Reach
-from taskbridge.observing.shapes import BurstRow, By, DayRow, Minute, Noisy, NoisyTenants, RunRow
+from taskbridge.observing.shapes import (
+    BurstRow,
+    By,
+    DayRow,
+    FailedGroup,
+    FailedRuns,
+    Minute,
+    Noisy,
+    NoisyTenants,
+    RunRow,
+)
 from taskbridge.store.past import MOST_DRAWN
 
 __all__ = ["bursts", "noisy", "over_time", "run_row", "runs", "saved", "tenant_runs"]
@@ -16,6 +27,10 @@ __all__ = ["bursts", "noisy", "over_time", "run_row", "runs", "saved", "tenant_r
 WINDOW_MS: Final = 500
 """What a burst is compared with: collecting events for so long before the first is acted on."""
 MOST_POINTS: Final = 500
+MOST_FAILED: Final = 1_000
+"""So many failed runs are grouped."""
+SHOWN_TENANTS: Final = 5
+NO_HISTORY: Final = "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0"
 MOST_MINUTES: Final = 400
 """So many minutes with runs are looked at for a page of runs."""
 FIRST_SPANS: Final = (timedelta(seconds=10), timedelta(minutes=2))
@@ -47,6 +62,30 @@ def runs(
             found = reach.past.of_tenant(pipeline, tenant, failed=failed, before=before, limit=limit)
             return [run_row(row) for row in found]
     return [run_row(row) for row in _lately(reach, pipeline, failed=failed, before=before, limit=limit)]
+
+
+def failed(reach: Reach, pipeline: str | None, hours: float, limit: int) -> FailedRuns:
+    """Return what failed; see `Answers.failed`."""
+    if not reach.past.exists:
+        return FailedRuns([], NO_HISTORY)
+    since = reach.looks.now() - timedelta(hours=hours)
+    found = runs(reach, pipeline, None, failed=True, before=None, limit=MOST_FAILED)
+    groups: dict[tuple[str, str], list[RunRow]] = {}
+    for run in found:
+        if run.began_at >= since:
+            groups.setdefault((run.pipeline, run.error or "no error was written down"), []).append(run)
+    made = [_failed_group(*what, failing) for what, failing in groups.items()]
+    made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
+    are_all = len(found) < MOST_FAILED or found[-1].began_at < since
+    count = counted(sum(one.runs for one in made), "failed run")
+    basis = f"from {count} of the last {hours:g} hours" if are_all else f"from the last {count}; there are more"
+    return FailedRuns(made[:limit], basis)
+
+
+def _failed_group(pipeline: str, error: str, failing: Sequence[RunRow]) -> FailedGroup:
+    tenants = list(dict.fromkeys(run.tenant for run in failing))
+    ended = [run.ended_at for run in failing]
+    return FailedGroup(pipeline, error, len(failing), len(tenants), min(ended), max(ended), tenants[:SHOWN_TENANTS])
 
 
 def _lately(
@@ -221,7 +260,6 @@ def _noisy_now(reach: Reach, pipelines: Sequence[str], by: By, limit: int) -> No
     found.sort(key=lambda one: (-getattr(one, keys[by]), one.pipeline, one.tenant))
     return NoisyTenants(
         found[:limit],
-        "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0; counts are those "
-        "since the first run of tenants that have a runner or fail; failures are those in a row, and run times "
-        "are not known",
+        f"{NO_HISTORY}; counts are those since the first run of tenants that have a runner or fail, failures are those "
+        "in a row, and run times are not known",
     )

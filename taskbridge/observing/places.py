@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import counted, one_line
 from taskbridge.errors import InvalidName
-from taskbridge.observing.history import run_row
+from taskbridge.observing.history import NO_HISTORY, run_row
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import Finds, Found, RunRow, Step, Story
 
@@ -157,7 +157,7 @@ def _runs(
     if not reach.past.exists:
         return (
             [],
-            "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0, so nothing tells which runs had it",
+            f"{NO_HISTORY}, so nothing tells which runs had it",
         )
     found = [(run_row(one), one["read"]) for one in reach.past.readers(pipeline, tenant, row)]
     if any(read for _, read in found) or state == "pending" or (row["cause"] == "failed" and found):

@@ -20,6 +20,8 @@ __all__ = [
     "Colour",
     "DayRow",
     "ErrorGroup",
+    "FailedGroup",
+    "FailedRuns",
     "Finding",
     "Finds",
     "Found",
@@ -365,6 +367,30 @@ class ErrorGroup:
     since: datetime | None
     last: datetime | None
     sample: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGroup:
+    """Runs that failed with the same error; `tenants` is a count, of whom `sample` has up to 5.
+
+    `first` and `last`: when the first and the last of them ended.
+    """
+
+    pipeline: str
+    error: str
+    runs: int
+    tenants: int
+    first: datetime
+    last: datetime
+    sample: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRuns:
+    """What failed in a time, that of the most runs first, and the `basis`: from what the figures come."""
+
+    groups: list[FailedGroup]
+    basis: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,3 +149,22 @@ def test_states_have_colours_on_a_terminal_alone(taskbridge: Program, engine: En
     without = on_a_terminal(taskbridge, "status", NO_COLOR="1")
     assert ("paused" in without, magenta in without) == (True, False)
     assert "\x1b" not in taskbridge("status").stdout
+
+
+def test_what_failed_lately_is_grouped_by_its_error(taskbridge: Program, engine: Engine) -> None:
+    assert taskbridge("failed").stdout.startswith("there is no run history")
+    run(engine, RUNS)
+    first, times, basis = taskbridge("failed").stdout.splitlines()
+    assert first == "invoices: 3 runs of 1 tenant ('bolt'): ValueError: no price"
+    assert re.fullmatch(r"  first [-\d]+ [\d:.]+, last [-\d]+ [\d:.]+", times)
+    assert basis == "from 3 failed runs of the last 24 hours"
+    (found,) = taskbridge("failed", "--json").json["errors"]
+    assert (found["error"], found["runs"], found["sample"], found["first"] < found["last"]) == (
+        "ValueError: no price",
+        3,
+        ["bolt"],
+        True,
+    )
+    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '2 hours'")
+    assert taskbridge("failed", "--hours", "1").stdout == "from 0 failed runs of the last 1 hours\n"
+    assert taskbridge("failed", "--pipeline", "typo").status == 2

@@ -209,7 +209,8 @@ class Reading:
 
     def failing(self, asked: QueryParams) -> Values:
         """What fails, since when."""
-        return {"groups": self.answers.failing(self._some_pipeline(asked), limit=ROWS)}
+        pipeline = self._some_pipeline(asked)
+        return {"groups": self.answers.failing(pipeline, limit=ROWS), "past": self.answers.failed(pipeline, limit=ROWS)}
 
     def saved(self, asked: QueryParams) -> Values:
         """What bursts saved."""
