@@ -143,6 +143,7 @@ class _Scene:
             "bursts": lambda: ask.bursts(PIPELINE),
             "saved": lambda: ask.saved(PIPELINE),
             "failing": ask.failing,
+            "what failed in a day": ask.failed,
             "over a day": ask.over_time,
             "over a week": lambda: ask.over_time(hours=24 * 7),
         }

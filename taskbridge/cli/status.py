@@ -193,10 +193,11 @@ def status(
 ) -> None:
     """Show how each pipeline and its tenants stand, or each TENANT alone.
 
-    The totals come first: runners, pending records, records in quarantine, and tenants whose last run failed. Pending
-    are those of the 1,000 tenants whose runners are due first, and those that are to be tried again. Each is counted up
-    to 100,000. Then the tenants come by name, a page at a time. On a page up to 10,000 records of each are counted, and
-    all of each TENANT that is named. `oldest` is the age of the oldest pending record.
+    Where there are more tenants than are shown, the totals come first: runners, pending records, records in quarantine,
+    and tenants whose last run failed. Pending are those of the 1,000 tenants whose runners are due first, and those
+    that are to be tried again. Each is counted up to 100,000. The tenants come by name, a page at a time. On a page up
+    to 10,000 records of each are counted, and all of each TENANT that is named. `oldest` is the age of the oldest
+    pending record.
 
     With --failing only tenants whose last run failed are shown. They come by name; with another --sort they are chosen
     from the 1,000 with the most failures.
@@ -256,7 +257,9 @@ def status(
     known = {one.tenant for of in found.values() for one in of.tenants}
     strange = [tenant for tenant in dict.fromkeys(tenants) if tenant not in known]
     for tenant in strange:
-        console.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
+        from taskbridge.cli.tenants import unknown
+
+        console.complain(unknown(runtime, tenant))
     if strange:
         raise click.exceptions.Exit(1)
 

@@ -28,6 +28,7 @@ __all__ = [
     "page_of_failing",
     "sorted_by",
     "totals",
+    "unknown",
     "view",
 ]
 
@@ -125,6 +126,20 @@ def totals(runtime: LightRuntime, pipeline: str) -> Totals:
     source = runtime.pipelines[pipeline].source
     backlogs = read_backlogs(runtime.database, {pipeline: source}, {pipeline: survey.tenants})
     return Totals(pipeline, survey, backlogs[pipeline], runtime.pauses.of(pipeline))
+
+
+def unknown(runtime: LightRuntime, tenant: str) -> str:
+    """Say that there is no such tenant, as far as this process can tell."""
+    from taskbridge.store import undeclared_pipelines
+
+    said = f"no tenant is called {tenant!r}: it has neither records nor a runner"
+    others = undeclared_pipelines(runtime.database, runtime.pipelines.names())
+    if not others:
+        return said
+    return (
+        f"{said} in {', '.join(runtime.pipelines.names())}; {', '.join(others)} cannot be asked here, where "
+        "TASKBRIDGE_PIPELINES names no module that declares it"
+    )
 
 
 def view(runtime: LightRuntime, pipeline: str, tenant: str) -> list[TenantView]:

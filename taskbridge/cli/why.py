@@ -57,7 +57,9 @@ def why(tenant: str, pipeline: str | None, data_dir: Path, as_json: bool) -> Non
         for one in found:
             _show(terminal, one)
     if not found:
-        console.complain(f"no tenant is called {tenant!r}: it has neither records nor a runner")
+        from taskbridge.cli.tenants import unknown
+
+        console.complain(unknown(runtime, tenant))
         raise click.exceptions.Exit(1)
 
 

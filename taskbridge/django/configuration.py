@@ -52,7 +52,8 @@ def check_one_database(configured: Settings) -> None:
     if alias is None or alias not in connections or connections[alias].vendor != "postgresql":
         return
     urls, names = (configured.postgres_url, url_of(alias)), (NAMES.get(alias), connections[alias].settings_dict["NAME"])
-    if not urls[0] or urls[0] == urls[1]:
+    # Who gave an app settings of its own, as a test does, chose the database.
+    if not urls[0] or urls[0] == urls[1] or urls[0] != Settings.read().postgres_url:
         return
     if names[0] != names[1]:
         # A test made a database for itself, and TASKBRIDGE_POSTGRES_URL names that of the project.

@@ -188,6 +188,7 @@ WITHOUT_SERVERS: dict[str, list[tuple[str, ...]]] = {
     "doctor": [(), ("--json",)],
     "drain": [("France",)],
     "env": [()],
+    "failed": [(), ("--json",)],
     "forget": [("others", "--yes")],
     "import": [("invoices.csv",)],
     "metrics": [()],

@@ -47,6 +47,14 @@ def test_why_says_one_sentence_and_then_the_figures(
     missing = taskbridge("why", "nobody")
     assert (missing.status, "no tenant is called 'nobody'" in missing.stderr, missing.stdout) == (1, True, "")
     assert taskbridge("why", "acme & co", "--pipeline", "typo").status == 2
+    run(
+        engine,
+        "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')",
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, snapshot) VALUES ('orders', 'nobody', '1:1:')",
+    )
+    for command in ("why", "status"):
+        missing = taskbridge(command, "nobody")
+        assert (missing.status, "in invoices; orders cannot be asked here" in missing.stderr) == (1, True)
 
 
 def test_who_paused_and_who_resumed_is_written_down(taskbridge: Program, engine: Engine) -> None:
