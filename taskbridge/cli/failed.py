@@ -31,7 +31,7 @@ def failed(pipeline: str | None, hours: float, limit: int, data_dir: Path, as_js
     """Show which errors runs ended with in the last hours: how many runs of which tenants, and when.
 
     What failed and is well again is shown too; `taskbridge status --failing` shows who fails now. The figures come from
-    the run history: from the last 1,000 failed runs, and the line below says so where there are more. Times are in UTC.
+    the run history: from the last 200 failed runs, and the line below says so where there are more. Times are in UTC.
 
     Exit status: 0, also where nothing failed.
     """

@@ -37,9 +37,8 @@ def _said(error: TaskBridgeError, number: str) -> CheckMessage:
 
 def _typed(remedy: str) -> str:
     """Return a remedy with its commands as they are typed in a project of Django's."""
-    return re.sub(
-        r"\btaskbridge (?=[a-z])", "manage.py taskbridge ", remedy.replace("taskbridge migrate", "manage.py migrate")
-    )
+    here = remedy.replace("taskbridge migrate", "manage.py migrate")
+    return re.sub(r"(?<!-A )\btaskbridge (?=(adopt|doctor|forget|rebase|status)\b)", "manage.py taskbridge ", here)
 
 
 def connect_checks() -> None:

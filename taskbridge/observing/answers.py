@@ -130,7 +130,7 @@ class Answers:
     def failed(self, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
         """Return what failed in the last `hours`, also what is well again, grouped by the errors' texts.
 
-        The last 1,000 failed runs are looked at.
+        The last 200 failed runs are looked at.
         """
         return history.failed(self._reach, pipeline, hours, limit)
 

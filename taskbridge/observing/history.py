@@ -27,7 +27,7 @@ __all__ = ["bursts", "noisy", "over_time", "run_row", "runs", "saved", "tenant_r
 WINDOW_MS: Final = 500
 """What a burst is compared with: collecting events for so long before the first is acted on."""
 MOST_POINTS: Final = 500
-MOST_FAILED: Final = 1_000
+MOST_FAILED: Final = 200
 """So many failed runs are grouped."""
 SHOWN_TENANTS: Final = 5
 NO_HISTORY: Final = "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0"
