@@ -79,14 +79,13 @@ def _plain(value: Any) -> Any:
 
 def _show(terminal: Console | console.Pipe, answer: TenantAnswer) -> None:
     from taskbridge.cli.asking import clock, seconds
+    from taskbridge.observing.history import NO_HISTORY
 
     terminal.print(console.plain(f"{answer.pipeline}, {answer.tenant}: {answer.sentence}"))
     for line in _figures(answer):
         terminal.print(console.plain(f"  {line}"))
     if not answer.history:
-        terminal.print(
-            "  there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0, so its last runs are not known"
-        )
+        terminal.print(f"  {NO_HISTORY}, so its last runs are not known")
     if not answer.runs_shown:
         return
     columns = ("run began", "took", "reason", "outcome", "worker", "events", "records", "rejected")

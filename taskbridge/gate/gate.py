@@ -375,7 +375,7 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
         return Answer(answer)
     events, new_events, runs, failures, age_ms, probe, died, traceparent, found = counts
     age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
-    dead = DeadRun(*died.split(" ", 1)) if " " in died else None
+    dead = DeadRun(*died.partition(" ")[::2]) if died else None
     return Begun(events, new_events, runs, failures, age, probed, dead, traceparent, bool(found))
 
 

@@ -176,3 +176,17 @@ def test_what_failed_lately_is_grouped_by_its_error(taskbridge: Program, engine:
     run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '2 hours'")
     assert taskbridge("failed", "--hours", "1").stdout == "from 0 failed runs of the last 1 hours\n"
     assert taskbridge("failed", "--pipeline", "typo").status == 2
+
+
+def test_what_held_a_tenant_is_no_cause_when_it_is_over(
+    taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    record(engine, "invoices", "acme", "7", {})
+    hold_back(gate_redis, keys, "acme", failed=False)
+    gate_redis.hset(keys.runner("invoices", "acme"), "permits", 0)
+    assert "acme: its rate limit is used up" in taskbridge("why", "acme").stdout
+    assert "acme: held, next try in 5m 0s: its rate limit" in taskbridge("status").stdout.replace("4m 59s", "5m 0s")
+    gate_redis.zincrby(keys.due("invoices"), -320_000, "acme")
+    late = r"acme: its run was due 2\d s ago, and no worker has ever looked for records"
+    assert re.search(late, taskbridge("why", "acme").stdout)
+    assert re.search(r"its run was due 2\d s ago, and no worker has begun it", taskbridge("status").stdout)

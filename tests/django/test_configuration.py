@@ -195,7 +195,7 @@ def test_checks_of_the_database_tell_what_to_do(deployment: Deployment) -> None:
         (found,) = run_checks(databases=["default"])
         assert found.id == "taskbridge.W003"
         assert "shop_order: public.shop_order has no trigger" in found.msg
-        assert "adopt public.shop_order --tenant customer_id --key id" in str(found.hint)
+        assert "manage.py taskbridge adopt public.shop_order --tenant customer_id --key id" in str(found.hint)
         assert run_checks(databases=["other"]) == []
         with deployment.engine.begin() as connection:
             connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
