@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskbridge.cli.delays import Delays
     from taskbridge.cli.tenants import TenantView, Totals
     from taskbridge.gate import CircuitStatus
+    from taskbridge.observing.shapes import Cause
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.store import Pause
 
@@ -41,7 +42,10 @@ SORTS: Final = (BY_NAME, "age", "failures", "pending", "quarantine", "runs")
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """A page of one pipeline's tenants, what is true of the `whole` of it, and `delays` where it has criteria."""
+    """A page of one pipeline's tenants, what is true of the `whole` of it, and `delays` where it has criteria.
+
+    `held` has why a tenant of the page is held, with the sentence that `taskbridge why` has.
+    """
 
     pipeline: str
     tenants: list[TenantView]
@@ -53,6 +57,7 @@ class _Standing:
     pause: Pause | None
     circuit: CircuitStatus
     unserved: list[str]
+    held: dict[str, tuple[Cause, str]]
 
     def as_json(self) -> dict[str, Any]:
         """Return what is true of the pipeline itself."""
@@ -103,41 +108,6 @@ class _Standing:
         if self.delays is not None and self.delays.unmatched:
             yield self.delays.sentence()
 
-    def held_because(self, one: TenantView) -> str | None:
-        """Say why a tenant is held; None: it is not."""
-        from taskbridge.gate import Hold
-
-        if one.runner.hold is None:
-            return None
-        if one.pause is not None:
-            return f"paused{f' ({one.pause.reason})' if one.pause.reason else ''}"
-        late = (one.now_ms - (one.runner.deadline_ms or one.now_ms)) / 1000
-        if late > 1 and (self.unserved or one.runner.hold is Hold.RATE):
-            return f"its run was due {late:,.0f} s ago, and no worker has begun it"
-        if one.runner.hold is Hold.TURN:
-            return "others had less of the workers so far: its turn comes"
-        if one.runner.hold is Hold.RATE:
-            return "its rate limit"
-        if one.runner.hold is Hold.WAIT_QUEUE:
-            return self._queued_because(one)
-        if one.counts["failures"] and one.runner.hold is Hold.RETRY:
-            return f"back-off after a failure: {_last_error(one)}"
-        if one.runner.hold is not Hold.ASKED:
-            from taskbridge.observing.why import UNTOLD
-
-            return UNTOLD
-        return f"its handler asked to wait until {iso(one.due_at)} (RetryAfter)"
-
-    def _queued_because(self, one: TenantView) -> str:
-        """Say why a tenant is in the wait queue."""
-        if self.circuit.open:
-            opened = span(moment(self.circuit.opened_at_ms))
-            return f"the circuit has been open for {opened}, and it is in the wait queue"
-        rest = self.circuit.rests_until_ms
-        if rest is not None and rest > one.now_ms:
-            return f"its handler asked the whole pipeline to wait until {iso(moment(rest))} (RetryAfter)"
-        return "it waits in the queue for a free run slot of its pipeline"
-
     def _failures(self) -> Iterator[str]:
         """Say which tenants fail: those of one error together, the first errors by how many tenants have them."""
         by_error: dict[tuple[str, bool], list[TenantView]] = {}
@@ -149,16 +119,27 @@ class _Standing:
         for group in alike[:SHOWN_ERRORS]:
             yield _failures_alike(self.pipeline, group)
         for one in alone:
-            yield _failure(one, self.held_because(one))
+            yield self._failure(one)
         if len(alike) > SHOWN_ERRORS:
             left = sum(len(group) for group in alike[SHOWN_ERRORS:])
             yield f"{self.pipeline}: {left:,} more tenants fail, with {len(alike) - SHOWN_ERRORS:,} other errors"
 
+    def _failure(self, one: TenantView) -> str:
+        from taskbridge.observing.shapes import Cause
+
+        times, error = one.counts["failures"], _last_error(one)
+        since = f", for {span(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
+        cause, sentence = self.held.get(one.tenant, (None, ""))
+        if cause is Cause.BACK_OFF:
+            return f"{one.tenant}: {sentence}"
+        now = "" if cause in (None, Cause.PAUSED) else f"; now {sentence}"
+        return f"{one.tenant}: failed {counted(times, 'time')} in a row{since}, last: {error}{now}"
+
     def _held(self) -> Iterator[str]:
-        """Say until when tenants are held that have no failure to tell of, the first few by name."""
-        held = [one for one in self.tenants if one.next_try_at is not None and not one.counts["failures"]]
-        for one in held[:SHOWN_HELD]:
-            yield f"{one.tenant}: held, next try {ahead(one.due_seconds)}: {self.held_because(one)}"
+        """Say why tenants are held that have no failure to tell of, the first few by name."""
+        held = [one.tenant for one in self.tenants if one.next_try_at is not None and not one.counts["failures"]]
+        for tenant in held[:SHOWN_HELD]:
+            yield f"{tenant}: {self.held[tenant][1]}"
         if len(held) > SHOWN_HELD:
             yield f"{self.pipeline}: {len(held) - SHOWN_HELD:,} more tenants are held"
 
@@ -300,6 +281,7 @@ def _look(
         tenants, more = page(runtime, whole, after, limit)
     else:
         tenants, more = sorted_by(runtime, whole, order, limit, failing=failing)
+    held = _held(runtime, whole, tenants, tail)
     return _Standing(
         pipeline,
         tenants,
@@ -311,7 +293,38 @@ def _look(
         whole.paused.whole,
         whole.survey.circuit,
         [f"{one.sentence}: {one.remedy}" for one in served],
+        held,
     )
+
+
+def _held(
+    runtime: LightRuntime, whole: Totals, tenants: list[TenantView], tail_seconds: float
+) -> dict[str, tuple[Cause, str]]:
+    """Return why tenants are held, of those that are."""
+    from taskbridge.observing.causes import Seen, why
+
+    pipeline, settings = whole.pipeline, runtime.settings
+    held = [one for one in tenants if one.runner.held]
+    places = runtime.gate.places(pipeline, [one.tenant for one in held])
+    return {
+        one.tenant: why(
+            Seen(
+                pipeline,
+                one.tenant,
+                one.runner,
+                place,
+                whole.survey.circuit,
+                one.counts,
+                one.pause,
+                one.now_ms,
+                tail_seconds,
+                round(settings.runner_ttl * 1000),
+                settings.tail_interval,
+                runtime.pipelines[pipeline].max_runs,
+            )
+        )
+        for one, place in zip(held, places, strict=True)
+    }
 
 
 def _delays(runtime: LightRuntime, pipeline: str, tenants: list[TenantView]) -> Delays | None:
@@ -326,11 +339,16 @@ def _delays(runtime: LightRuntime, pipeline: str, tenants: list[TenantView]) -> 
 def _as_json(found: _Standing) -> dict[str, Any]:
     tenants = {
         one.tenant: _tenant_as_json(one)
-        | {"held_because": found.held_because(one)}
+        | _held_as_json(found.held.get(one.tenant))
         | ({} if found.delays is None else found.delays.as_json(one))
         for one in found.tenants
     }
     return {"tenants": tenants, **found.as_json()}
+
+
+def _held_as_json(held: tuple[Cause, str] | None) -> dict[str, str | None]:
+    cause, sentence = held or (None, None)
+    return {"held_cause": cause, "held_because": sentence}
 
 
 def _tenant_as_json(one: TenantView) -> dict[str, Any]:
@@ -386,16 +404,6 @@ def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: s
             console.plain(one.tenant), console.state(terminal, one.state), lease, *counts, ago(one.last_run_at), *burst
         )
     return made
-
-
-def _failure(one: TenantView, held_because: str | None) -> str:
-    times, error = one.counts["failures"], _last_error(one)
-    since = f", for {span(one.counts['failing_since'])}" if one.counts["failing_since"] else ""
-    failed = f"{one.tenant}: failed {counted(times, 'time')} in a row{since}"
-    due = f"next try {ahead(one.due_seconds)}" if one.next_try_at is not None else ""
-    if due and _was_asked(one):
-        return f"{failed}, last: {error}; now {due}: {held_because}"
-    return f"{failed}{', ' if due else ''}{due}, last: {error}"
 
 
 def _was_asked(one: TenantView) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from taskbridge.common.texts import counted
 from taskbridge.common.times import moment
 from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.observing.causes import text_of_state
 from taskbridge.store import Backlog, Looks, Pause, Paused, read_backlogs
 
 if TYPE_CHECKING:
@@ -41,17 +42,13 @@ class TenantView:
     runner: RunnerStatus
     lease_seconds: float
     counts: dict[str, Any]
-    now_ms: float
+    now_ms: int
     pause: Pause | None
 
     @property
     def state(self) -> str:
-        """The runner's state; a back-off, a rate limit or a pause is named."""
-        if self.pause is not None and self.runner.state in (State.IDLE, State.WAITING):
-            return "paused"
-        if self.runner.waits_for_turn:
-            return f"{self.runner.state}, its turn comes"
-        return f"{self.runner.state}, held" if self.runner.held else str(self.runner.state)
+        """The runner's state; a pause and what holds it are named."""
+        return text_of_state(self.runner, paused=self.pause is not None)
 
     @property
     def last_run_at(self) -> datetime | None:

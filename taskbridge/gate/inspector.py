@@ -148,15 +148,19 @@ class Inspector:
             replies: list[Any] = pipe.execute()
         return [_status(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
 
-    def place(self, pipeline: str, tenant: str) -> Place:
-        """Return the place of a tenant among those that wait, in one round trip."""
+    def places(self, pipeline: str, tenants: Sequence[str]) -> list[Place]:
+        """Return the places of `tenants` among those that wait, in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
-            pipe.zrank(self._keys.wait_queue(pipeline), tenant)
             pipe.zcard(self._keys.wait_queue(pipeline))
-            pipe.zrank(self._keys.turns, f"{pipeline}:{tenant}")
             pipe.zcard(self._keys.turns)
-            place, waiting, turn, turns = pipe.execute()
-        return Place(None if place is None else place + 1, waiting, None if turn is None else turn + 1, turns)
+            for tenant in tenants:
+                pipe.zrank(self._keys.wait_queue(pipeline), tenant)
+                pipe.zrank(self._keys.turns, f"{pipeline}:{tenant}")
+            waiting, turns, *ranks = pipe.execute()
+        return [
+            Place(None if place is None else place + 1, waiting, None if turn is None else turn + 1, turns)
+            for place, turn in zip(ranks[::2], ranks[1::2], strict=True)
+        ]
 
     def queued(self) -> int:
         """Return how many messages lie in the two queues of runs, where the gate's Redis is the broker."""

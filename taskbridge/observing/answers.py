@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from taskbridge.gate.inspector import Inspector
-from taskbridge.observing import history, overview, places, why
+from taskbridge.observing import history, overview, places, standing
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import (
     BurstRow,
@@ -79,7 +79,7 @@ class Answers:
 
     def tenant(self, pipeline: str, tenant: str) -> TenantAnswer:
         """Return how a tenant stands, and why it does not run."""
-        return why.tenant(self._reach, pipeline, tenant)
+        return standing.tenant(self._reach, pipeline, tenant)
 
     def tenants(
         self, pipeline: str, *, failing: bool = False, sort: Sort = "name", after: str = "", limit: int = 50

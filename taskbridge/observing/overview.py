@@ -10,6 +10,7 @@ from typing import Any, Final
 from taskbridge.common.texts import counted
 from taskbridge.common.times import moment
 from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.observing.causes import text_of_state
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import (
     ActiveTenant,
@@ -23,7 +24,6 @@ from taskbridge.observing.shapes import (
     TenantLine,
 )
 from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles, unserved
-from taskbridge.observing.why import text_of_state
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
 
 __all__ = ["failing", "health", "pulse", "tenants"]

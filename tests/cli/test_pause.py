@@ -331,7 +331,7 @@ def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(
     assert due is not None
     assert datetime.fromisoformat(found["next_try_at"]).timestamp() == due / 1000
     assert datetime.fromisoformat(found["failing_since"]).tzinfo is not None
-    line = "France: failed 2 times in a row, for 2h, next try in "
+    line = "France: back-off: it failed 2 times in a row, for 2h; next try in "
     assert line in invoices("status").stdout
     invoices("pause", "France")
     assert standing(invoices)["tenants"]["France"]["next_try_at"] is None

@@ -57,6 +57,7 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
         "last_error": None,
         "failing_since": None,
         "next_try_at": None,
+        "held_cause": None,
         "held_because": None,
     }
 

@@ -185,8 +185,8 @@ def test_what_held_a_tenant_is_no_cause_when_it_is_over(
     hold_back(gate_redis, keys, "acme", failed=False)
     gate_redis.hset(keys.runner("invoices", "acme"), "permits", 0)
     assert "acme: its rate limit is used up" in taskbridge("why", "acme").stdout
-    assert "acme: held, next try in 5m 0s: its rate limit" in taskbridge("status").stdout.replace("4m 59s", "5m 0s")
+    assert "acme: its rate limit is used up; it may go on in " in taskbridge("status").stdout
     gate_redis.zincrby(keys.due("invoices"), -320_000, "acme")
     late = r"acme: its run was due 2\d s ago, and no worker has ever looked for records"
     assert re.search(late, taskbridge("why", "acme").stdout)
-    assert re.search(r"its run was due 2\d s ago, and no worker has begun it", taskbridge("status").stdout)
+    assert re.search(late, taskbridge("status").stdout)

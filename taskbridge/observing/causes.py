@@ -1,4 +1,4 @@
-"""Why a tenant is not running, in one sentence, and how it stands."""
+"""Why a tenant is not running, in one sentence: `why`, `status` and the dashboard say the same."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, moment, span
 from taskbridge.gate import RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Hold, Place
-from taskbridge.observing.history import tenant_runs
-from taskbridge.observing.reach import Reach
-from taskbridge.observing.shapes import Cause, Holder, PauseRow, QuarantineRow, TenantAnswer
+from taskbridge.observing.shapes import Cause
 from taskbridge.observing.troubles import nobody_looks
-from taskbridge.store import Pause, Quarantine, read_ages
+from taskbridge.store import Pause
 
-__all__ = ["tenant", "text_of_state"]
+__all__ = ["Seen", "text_of_state", "why"]
 
-MOST_RECORDS: Final = 10_000
-"""So many records of each state are counted."""
-SHOWN_RUNS: Final = 20
-SHOWN_QUARANTINE: Final = 10
 UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
 LATE_MS: Final = 1_000
 """A worker acts on a deadline within this time, unless it is busy or there is none."""
-LOOKS: Final = 3
-"""A runner that goes on each time that it is looked at is looked at so many times."""
 BEATS: Final = 3
 """A run beats so many times in its TTL."""
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """All that the sentence is made from."""
 
     pipeline: str
@@ -45,6 +37,7 @@ class _Seen(NamedTuple):
     tail_seconds: float
     ttl_ms: int
     tail_interval: float
+    most_runs: int
 
     @property
     def nobody_looks(self) -> bool:
@@ -75,87 +68,6 @@ class _Seen(NamedTuple):
         return None if self.beat_ms is None else self.now_ms - self.beat_ms <= 2 * self.ttl_ms / BEATS
 
 
-def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
-    """Return how a tenant stands in a pipeline; raises as `Reach.pipeline`."""
-    declared = reach.pipeline(pipeline)
-    runner, counts, pause = _at_one_time(reach, pipeline, name)
-    seen = _Seen(
-        pipeline,
-        name,
-        runner,
-        reach.inspector.place(pipeline, name),
-        reach.inspector.circuit(pipeline),
-        counts,
-        pause,
-        reach.inspector.now_ms(),
-        read_ages(reach.database, [pipeline])[pipeline].tail,
-        round(reach.settings.runner_ttl * 1000),
-        reach.settings.tail_interval,
-    )
-    cause, sentence = _why(seen, declared.max_runs)
-    found, _ = Quarantine(reach.database, declared.source).find(pipeline, tenant=name, limit=SHOWN_QUARANTINE)
-    runs = tenant_runs(reach, pipeline, name, SHOWN_RUNS)
-    return TenantAnswer(
-        pipeline=pipeline,
-        tenant=name,
-        cause=cause,
-        state=text_of_state(runner, paused=pause is not None),
-        sentence=sentence,
-        holder=_holder(seen),
-        due_at=moment(runner.deadline_ms) if runner.state is State.WAITING else None,
-        lease_seconds=max(0.0, ((runner.lease_ends_ms or 0) - seen.now_ms) / 1000),
-        events=runner.events,
-        runs=runner.runs,
-        pending=counts["pending"],
-        pending_since=counts["pending_since"],
-        handled=counts["handled"],
-        quarantined=counts["quarantined"],
-        discarded=counts["discarded"],
-        counts={name: counts[name] for name in ("events", "runs", "sweeps", "records", "failures")},
-        last_run_at=counts["last_run_at"],
-        failing_since=counts["failing_since"],
-        last_error=counts["last_error"],
-        pause=None if pause is None else _pause_row(pipeline, pause),
-        quarantine=[
-            QuarantineRow(
-                pipeline,
-                one.tenant,
-                one.external_id,
-                one.revision,
-                one.state,
-                one.cause,
-                one.reason,
-                one.attempts,
-                one.quarantined_at,
-            )
-            for one in found
-        ],
-        runs_shown=runs,
-        history=bool(runs) or reach.past.exists,
-    )
-
-
-def _at_one_time(reach: Reach, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
-    """Return its runner, its counts and its pause, read while the runner stayed as it is, if it ever does.
-
-    Redis has the one and Postgres the others. A run stores its failure before it gives the runner up. So who is held
-    has its failure in counts that were read later, and need not have it in those that were read before.
-    """
-    (after,) = reach.inspector.look(pipeline, [name])
-    for _ in range(LOOKS):
-        runner = after
-        (counts,) = reach.tenants(pipeline).counts(pipeline, [name], MOST_RECORDS)
-        pause = reach.looks.pause(pipeline, name)
-        (after,) = reach.inspector.look(pipeline, [name])
-        if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):
-            break
-    return runner, counts, pause
-
-
-def _pause_row(pipeline: str, pause: Pause) -> PauseRow:
-    return PauseRow(pipeline, pause.tenant, pause.paused_at, pause.paused_by, pause.reason)
-
-
 def text_of_state(runner: RunnerStatus, *, paused: bool) -> str:
     """Return the runner's state in a few words; a pause and what holds it are named."""
     if paused and runner.state in (State.IDLE, State.WAITING):
@@ -166,14 +78,7 @@ def text_of_state(runner: RunnerStatus, *, paused: bool) -> str:
     return f"{runner.state}, {waits.get(runner.hold, 'held')}"
 
 
-def _holder(seen: _Seen) -> Holder | None:
-    runner = seen.runner
-    if runner.state is not State.RUNNING or runner.token is None:
-        return None
-    return Holder(runner.token, runner.worker or None, moment(runner.began_ms), moment(seen.beat_ms), seen.is_alive)
-
-
-def _why(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
+def why(seen: Seen) -> tuple[Cause, str]:
     """Return the cause, and the sentence, which goes on after the tenant's name and a colon."""
     runner, counts = seen.runner, seen.counts
     if runner.state is State.RUNNING:
@@ -185,7 +90,7 @@ def _why(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
     if runner.state is State.IDLE:
         return _idle(seen)
     if runner.hold is not None:
-        return _held(seen, most_runs)
+        return _held(seen)
     if seen.late_ms > LATE_MS:
         return _late(seen)
     if not counts["pending"] and runner.lease_ends_ms is not None:
@@ -193,7 +98,7 @@ def _why(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
     return Cause.TICK, f"its next run waits for its time since the run before, and comes {seen.due}"
 
 
-def _running(seen: _Seen) -> tuple[Cause, str]:
+def _running(seen: Seen) -> tuple[Cause, str]:
     runner, since = seen.runner, ago(moment(seen.runner.began_ms))
     where = f"run {runner.token}{f' on the worker {runner.worker}' if runner.worker else ''}"
     beat = "" if seen.beat_ms is None else f"{max(0, seen.now_ms - seen.beat_ms) / 1000:.1f} s"
@@ -217,7 +122,7 @@ def _paused(pause: Pause) -> str:
     return f"{what}{by}, {ago(pause.paused_at)}{f' ({one_line(pause.reason)})' if pause.reason else ''}"
 
 
-def _queued(seen: _Seen) -> tuple[Cause, str]:
+def _queued(seen: Seen) -> tuple[Cause, str]:
     token = seen.runner.token or ""
     since = span(_made(token))
     if seen.nobody_looks:
@@ -225,7 +130,7 @@ def _queued(seen: _Seen) -> tuple[Cause, str]:
     return Cause.QUEUED, f"its run message has been in the queue for {since}: a worker begins it when one comes free"
 
 
-def _idle(seen: _Seen) -> tuple[Cause, str]:
+def _idle(seen: Seen) -> tuple[Cause, str]:
     counts = seen.counts
     if not counts["known"]:
         return Cause.UNKNOWN, f"no tenant of {seen.pipeline} is called so: it has neither records nor a runner"
@@ -245,7 +150,7 @@ def _idle(seen: _Seen) -> tuple[Cause, str]:
     return Cause.NOTHING, f"idle: nothing is pending{last}{rest}"
 
 
-def _held(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
+def _held(seen: Seen) -> tuple[Cause, str]:
     runner, circuit, place = seen.runner, seen.circuit, seen.place
     # What it waits for may be over, and then only a worker is missing.
     if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
@@ -273,7 +178,7 @@ def _held(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
                 Cause.ASKED_TO_WAIT,
                 f"its handler asked the whole pipeline to wait (RetryAfter), which is over {until}; {in_line}",
             )
-        most = f", of which there are {most_runs:,}" if most_runs else ""
+        most = f", of which there are {seen.most_runs:,}" if seen.most_runs else ""
         return Cause.WAIT_QUEUE, f"{in_line} for a free run slot of {seen.pipeline}{most}"
     if seen.late_ms > LATE_MS:
         return _late(seen)
@@ -289,21 +194,21 @@ def _held(seen: _Seen, most_runs: int) -> tuple[Cause, str]:
     return Cause.BACK_OFF, f"{UNTOLD}; next try {seen.due}"
 
 
-def _late(seen: _Seen) -> tuple[Cause, str]:
+def _late(seen: Seen) -> tuple[Cause, str]:
     late = f"its run was due {seen.late_ms / 1000:.0f} s ago"
     if seen.nobody_looks:
         return Cause.NO_WORKER, f"{late}, and {_nobody(seen)}"
     return Cause.QUEUED, f"{late}: the workers are busy with runs that were due before"
 
 
-def _nobody(seen: _Seen) -> str:
+def _nobody(seen: Seen) -> str:
     if math.isinf(seen.tail_seconds):
         return f"no worker has ever looked for records of {seen.pipeline}: start one that declares it"
     last = f"{seen.tail_seconds:,.0f} s"
     return f"no worker has looked for records of {seen.pipeline} for {last}: start one that declares it"
 
 
-def _last_error(seen: _Seen) -> str:
+def _last_error(seen: Seen) -> str:
     error = seen.counts["last_error"]
     return f"; last error: {one_line(error)}" if error and seen.counts["failures"] else ""
 
