@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "rebase": ("rebase", "Go on after a restore into another cluster."),
     "record": ("record", "Record messages from JSON lines."),
     "resume": ("pause", "Let a tenant, or a pipeline, go on."),
+    "saved": ("saved", "Show what bursts saved: events against runs."),
     "serve": ("serve", "Serve a receiver of webhooks."),
     "status": ("status", "Show how every tenant stands."),
     "top": ("top", "Show the tenants that cause the most work."),

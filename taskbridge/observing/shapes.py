@@ -336,6 +336,11 @@ class BurstRow:
     first_event_ms: int | None
     windowed_ms: int | None
 
+    @property
+    def absorbed(self) -> int:
+        """Events that started no run of their own."""
+        return max(0, self.events - self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
@@ -351,6 +356,11 @@ class DayRow:
     run_ms: int
     first_event_p50_ms: int | None
     first_event_p99_ms: int | None
+
+    @property
+    def absorbed(self) -> int:
+        """Events that started no run of their own."""
+        return max(0, self.events - self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,7 @@ WITHOUT_SERVERS: dict[str, list[tuple[str, ...]]] = {
     "rebase": [("--yes",)],
     "record": [("alerts", "a.jsonl")],
     "resume": [("France",)],
+    "saved": [(), ("--json",)],
     "serve": [("shop:app",)],
     "status": [(), ("France",), ("--json",)],
     "top": [(), ("--json",)],

@@ -9,7 +9,7 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
-from taskbridge.store import record
+from taskbridge.store import record, sum_runs
 from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_output import on_a_terminal
@@ -190,3 +190,26 @@ def test_what_held_a_tenant_is_no_cause_when_it_is_over(
     late = r"acme: its run was due 2\d s ago, and no worker has ever looked for records"
     assert re.search(late, taskbridge("why", "acme").stdout)
     assert re.search(late, taskbridge("status").stdout)
+
+
+def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine: Engine) -> None:
+    nothing = taskbridge("saved").stdout.splitlines()
+    assert nothing[0].startswith("invoices: no run in the last 7 days")
+    assert nothing[-1].startswith("there is no run history")
+    run(engine, RUNS)
+    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - 2 * interval '1 min'")
+    sum_runs(engine, "invoices")
+    first, heads, *rows = taskbridge("saved", "--days", "2").stdout.splitlines()
+    assert first == "invoices: in the last 2 days 18 events became 6 runs: 67% absorbed"
+    assert re.match(r"day \(UTC\) +events +bursts +runs +records +absorbed", heads)
+    assert len(rows) in (1, 2)
+    days = taskbridge("saved", "--json").json["pipelines"]["invoices"]["days"]
+    assert sum(one["absorbed"] for one in days) == 12
+    assert {one["first_event_p99_ms"] for one in days} == {25}
+    title, _, *bursts = taskbridge("saved", "acme", "--limit", "2").stdout.splitlines()
+    assert (title, len(bursts)) == ("invoices, acme", 2)
+    assert re.search(r" 5 +1 +1 +80% +0 +20 ms +520 ms$", bursts[0])
+    (burst, *_) = taskbridge("saved", "acme", "--json").json["pipelines"]["invoices"]["bursts"]
+    assert (burst["events"], burst["absorbed"], burst["windowed_ms"]) == (5, 4, 520)
+    assert taskbridge("saved", "nobody").stdout == "invoices, nobody: no burst is known\n"
+    assert taskbridge("saved", "--pipeline", "typo").status == 2
