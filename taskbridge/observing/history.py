@@ -78,8 +78,12 @@ def failed(reach: Reach, pipeline: str | None, hours: float, limit: int) -> Fail
     made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
     are_all = len(found) < MOST_FAILED or found[-1].began_at < since
     count = counted(sum(one.runs for one in made), "failed run")
-    basis = f"from {count} of the last {hours:g} hours" if are_all else f"from the last {count}; there are more"
+    basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from the last {count}; there are more"
     return FailedRuns(made[:limit], basis)
+
+
+def _hours(hours: float) -> str:
+    return "hour" if hours == 1 else f"{hours:g} hours"
 
 
 def _failed_group(pipeline: str, error: str, failing: Sequence[RunRow]) -> FailedGroup:
@@ -102,9 +106,32 @@ def _lately(
         if len(found) >= limit:
             return found
     oldest = end - timedelta(days=max(1, reach.settings.history_days) + 1)
-    minutes = past.minutes(pipeline, oldest, at, failed=failed, limit=MOST_MINUTES)
-    for since, until in _spans(minutes, limit - len(found)):
-        found += past.between(pipeline, since, min(until, at), failed=failed, limit=limit - len(found))
+    wanted = limit - len(found)
+    rest = [*_unsummed(reach, pipeline, oldest, at, failed=failed, limit=wanted)]
+    rest += _summed(reach, pipeline, oldest, at, failed=failed, limit=wanted)
+    # A minute with sums of one pipeline may have runs of another that has none.
+    once = {(row["pipeline"], row["tenant"], row["token"]): row for row in rest}
+    return found + sorted(once.values(), key=lambda row: row["began_at"], reverse=True)[:wanted]
+
+
+def _unsummed(
+    reach: Reach, pipeline: str | None, oldest: datetime, until: datetime, *, failed: bool, limit: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the last runs of each pipeline since its last minute with sums: only a worker makes these."""
+    for name, minute in reach.past.summed(pipeline).items():
+        since = oldest if minute is None else minute + timedelta(minutes=1)
+        if since < until:
+            yield from reach.past.between(name, since, until, failed=failed, limit=limit)
+
+
+def _summed(
+    reach: Reach, pipeline: str | None, oldest: datetime, until: datetime, *, failed: bool, limit: int
+) -> list[dict[str, Any]]:
+    """Return the last runs of the minutes that have sums."""
+    found = list[dict[str, Any]]()
+    minutes = reach.past.minutes(pipeline, oldest, until, failed=failed, limit=MOST_MINUTES)
+    for since, before in _spans(minutes, limit):
+        found += reach.past.between(pipeline, since, min(before, until), failed=failed, limit=limit - len(found))
         if len(found) >= limit:
             break
     return found

@@ -45,10 +45,9 @@ class Past:
         """Whether the history has any run: none is written where it is switched off."""
         return bool(self._one("past_any"))
 
-    def since(self, pipeline: str) -> datetime | None:
-        """Return when the history of a pipeline begins; None: it has no minute that is over."""
-        found: datetime | None = self._one("past_start", pipeline=pipeline)
-        return found
+    def summed(self, pipeline: str | None) -> dict[str, datetime | None]:
+        """Return the last minute of each pipeline, or of one, that a worker has summed; None: it has none."""
+        return {row["pipeline"]: row["minute"] for row in self._rows("past_summed", pipeline=pipeline)}
 
     def of_tenant(
         self, pipeline: str, tenant: str, *, failed: bool, before: datetime | None, limit: int

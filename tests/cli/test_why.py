@@ -173,8 +173,13 @@ def test_what_failed_lately_is_grouped_by_its_error(taskbridge: Program, engine:
         ["bolt"],
         True,
     )
-    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '2 hours'")
-    assert taskbridge("failed", "--hours", "1").stdout == "from 0 failed runs of the last 1 hours\n"
+    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '5 minutes' WHERE token LIKE '%-1'")
+    assert "3 runs of 1 tenant" in taskbridge("failed").stdout, "no worker has summed these minutes"
+    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '2 hours' WHERE token NOT LIKE '%-3'")
+    assert taskbridge("failed", "--hours", "1").stdout.splitlines()[-1] == "from 1 failed run of the last hour"
+    sum_runs(engine, "invoices")
+    assert taskbridge("failed", "--hours", "1").stdout.splitlines()[-1] == "from 1 failed run of the last hour"
+    assert "3 runs of 1 tenant" in taskbridge("failed").stdout
     assert taskbridge("failed", "--pipeline", "typo").status == 2
 
 
