@@ -35,6 +35,26 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION taskbridge.error_kind(said text) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    AS $$
+    SELECT left(
+        regexp_replace(
+            regexp_replace(
+                regexp_replace(
+                    btrim(regexp_replace(left(said, 2000), '\s+', ' ', 'g')),
+                    '[a-z][a-z0-9+.-]*://[^\s''"<>]+', '<url>', 'gi'
+                ),
+                '\y([0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}|(0x)?[0-9a-f]{8,})\y', '<id>', 'gi'
+            ),
+            '\d+\.\d+|\d{4,}|(?<=[-_#/=:])\d+', '<n>', 'g'
+        ),
+        300
+    )
+$$;
+
+COMMENT ON FUNCTION taskbridge.error_kind(said text) IS 'An error without what differs from record to record: white space, addresses, ids and numbers.';
+
 CREATE FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (pg_visible_in_snapshot(xid, snapshot) OR COALESCE((pg_visible_in_snapshot(xid, target) AND (ROW(xid, id) <= ROW(at_xid, at_id))), false));
@@ -634,6 +654,7 @@ ALTER TABLE ONLY taskbridge.runs_other
 
 CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries USING btree (pipeline, tenant, external_id);
 CREATE INDEX ix_quarantine_failed ON taskbridge.quarantine USING btree (pipeline, quarantined_at) WHERE (cause = 'failed'::text);
+CREATE INDEX ix_quarantine_open ON taskbridge.quarantine USING btree (pipeline, tenant) WHERE ((discarded_at IS NULL) AND (retry_at IS NULL));
 CREATE INDEX ix_quarantine_retry ON taskbridge.quarantine USING btree (pipeline, tenant) WHERE (retry_at IS NOT NULL);
 CREATE INDEX ix_received_received_at ON taskbridge.received USING btree (received_at);
 CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);

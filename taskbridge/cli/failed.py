@@ -33,6 +33,9 @@ def failed(pipeline: str | None, hours: float, limit: int, data_dir: Path, as_js
     What failed and is well again is shown too; `taskbridge status --failing` shows who fails now. The figures come from
     the run history: from the last 200 failed runs, and the line below says so where there are more. Times are in UTC.
 
+    Errors whose texts differ in addresses, ids and numbers alone are of one kind, and its last text is shown. Records
+    that a handler rejected did not fail: they are counted below.
+
     Exit status: 0, also where nothing failed.
     """
     from taskbridge.cli.asking import answers_of, clock
@@ -42,17 +45,24 @@ def failed(pipeline: str | None, hours: float, limit: int, data_dir: Path, as_js
         pipeline = runtime.pipelines[pipeline].name
     found = answers_of(runtime).failed(pipeline, hours=hours, limit=limit)
     if as_json:
-        names = ("pipeline", "error", "runs", "tenants", "sample")
+        names = ("pipeline", "error", "texts", "runs", "tenants", "sample")
         rows = [
             {name: getattr(one, name) for name in names} | {"first": iso(one.first), "last": iso(one.last)}
             for one in found.groups
         ]
-        console.emit_json({"hours": hours, "basis": found.basis, "errors": rows})
+        more = {"more": found.more, "rejected": found.rejected}
+        console.emit_json({"hours": hours, "basis": found.basis, **more, "errors": rows})
         return
     terminal = console.stdout()
     for one in found.groups:
         named = ", ".join(map(repr, one.sample[:NAMED])) + (", ..." if one.tenants > NAMED else "")
         runs, tenants = counted(one.runs, "run"), counted(one.tenants, "tenant")
         terminal.print(console.plain(f"{one.pipeline}: {runs} of {tenants} ({named}): {one_line(one.error)}"))
-        terminal.print(console.plain(f"  first {clock(one.first)}, last {clock(one.last)}"))
+        others = f"; {counted(one.texts - 1, 'other text')} of this kind" if one.texts > 1 else ""
+        terminal.print(console.plain(f"  first {clock(one.first)}, last {clock(one.last)}{others}"))
+    if found.more:
+        terminal.print(f"{counted(found.more, 'more kind')} of error: --limit shows more")
+    if found.rejected:
+        were = counted(found.rejected, "record was", "records were")
+        terminal.print(f"{were} rejected in that time; `taskbridge quarantine list` shows why")
     terminal.print(found.basis)

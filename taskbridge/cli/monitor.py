@@ -12,10 +12,12 @@ from rich.live import Live
 
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.tenants import Totals, busiest, totals
+from taskbridge.common.lost_connections import POSTGRES_AWAY
 from taskbridge.common.texts import counted
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
+from taskbridge.store import driver_error
 
 __all__ = ["Monitor"]
 
@@ -99,10 +101,13 @@ class Monitor:
         return done
 
     def _lost(self, error: Unavailable) -> None:
-        now = time.monotonic()
+        now, said = time.monotonic(), driver_error(error.__cause__)
+        # Who waits for a lock in vain has an answer all the same.
+        answers = said is not None and bool(said.sqlstate) and not str(said.sqlstate).startswith(POSTGRES_AWAY)
         if self._lost_since is None:
-            self._lost_since = now
             self.announce(f"{error}. Trying again")
+        if self._lost_since is None or answers:
+            self._lost_since = now
         elif self._ours and now - self._lost_since > LOST_SECONDS:
             raise Unavailable(
                 f"the embedded servers have not answered for {LOST_SECONDS:.0f} s ({error.what}): "
@@ -153,7 +158,7 @@ def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> console
     for name, one in rows[:room]:
         text = console.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
         text.truncate(max(8, terminal.width - 65), overflow="ellipsis")
-        numbers = (f"{one.counts[key]:,}" for key in shown.values())
+        numbers = map(one.count, shown.values())
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
         made.add_row(text, console.state(terminal, one.state), lease, *numbers)
     if len(rows) > room or any(more for _, more in found.values()):

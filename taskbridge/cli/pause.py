@@ -15,7 +15,7 @@ from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.options import Number, data_dir_option, examples, json_option, pipeline_option, stored_text
 from taskbridge.cli.starting import start
 from taskbridge.common.names import check_tenant
-from taskbridge.common.texts import counted
+from taskbridge.common.texts import counted, storable
 from taskbridge.common.times import iso
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ POLL_SECONDS: Final = 0.1
 # A look counts what is left, so it is taken this much of the time at the most.
 LOOKS_SHARE: Final = 0.1
 SHOWN_TENANTS: Final = 20
+UNKNOWN: Final = "{} has neither records nor a runner yet: is it spelled right?"
 
 _reason_option = click.option("--reason", type=stored_text, metavar="TEXT", help="Why; `taskbridge status` shows it.")
 
@@ -59,6 +60,11 @@ class _Scope:
         """Whether anything holds it."""
         return (paused.whole if self.tenant is None else paused.holding(self.tenant)) is not None
 
+    def has_own_pause(self) -> bool:
+        """Whether it is paused itself."""
+        paused = self.runtime.pauses.of(self.pipeline)
+        return paused.whole is not None if self.tenant is None else self.tenant in paused.tenants
+
     def pause(self, reason: str | None, action: str = "pause") -> dict[str, Any]:
         """Pause it and return what `--json` prints; `action` is what the audit says."""
         who = system_user()
@@ -76,11 +82,12 @@ class _Scope:
 
 def system_user() -> str:
     """Return the operating system's user who runs the command."""
-    import getpass
+    import pwd
 
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
+        # Not `getpass.getuser`: that believes the environment, which anybody may set.
+        return storable(pwd.getpwuid(os.getuid()).pw_name)
+    except KeyError:
         # A container may have a user without a name.
         return f"uid {os.getuid()}"
 
@@ -111,7 +118,7 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
     else:
         click.echo(console.plain(f"{scope.name}: {'paused' if done['new'] else 'was paused already'}"))
     if not known:
-        console.tell(f"{scope.name} has neither records nor a runner yet: is it spelled right?")
+        console.tell(UNKNOWN.format(scope.name))
 
 
 @click.command(
@@ -127,9 +134,9 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
     Tenants that were paused one by one are resumed one by one.
     """
     scope = _entered(data_dir, pipeline, tenant)
-    released = scope.runtime.pauses.release(pipeline, tenant)
-    if released:
+    if scope.has_own_pause():
         scope.note(system_user(), "resume")
+    released = scope.runtime.pauses.release(pipeline, tenant)
     left = scope.runtime.pauses.of(pipeline)
     started = [one for one in scope.pending() if left.holding(one) is None]
     start(started, pipeline)
@@ -171,8 +178,11 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
     """
     if math.isnan(timeout):
         raise click.BadParameter("give a number of seconds", param_hint="--timeout")
+    from taskbridge.cli.tenants import view
+
     started = time.monotonic()
     scope = _entered(data_dir, pipeline, tenant)
+    known = tenant is None or bool(view(scope.runtime, pipeline, tenant))
     left, paused = _wait(scope, timeout)
     found = scope.key | {"drained": not left, "paused": False, "left": left}
     if not left:
@@ -185,6 +195,8 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
     if left:
         _complain(scope, left, paused)
         raise click.exceptions.Exit(1)
+    if not known:
+        console.tell(UNKNOWN.format(scope.name))
 
 
 def _entered(data_dir: Path, pipeline: str, tenant: str | None) -> _Scope:

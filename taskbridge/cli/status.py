@@ -32,8 +32,9 @@ __all__ = ["status"]
 
 SHOWN_HELD: Final = 20
 SHOWN_ERRORS: Final = 20
+SHOWN_ALONE: Final = 100
 ALIKE: Final = 3
-"""So many tenants with the same error have one line."""
+"""So many tenants with the same kind of error have one line."""
 NAMED: Final = 3
 """How many tenants such a line names."""
 BY_NAME: Final = "name"
@@ -113,13 +114,16 @@ class _Standing:
         by_error: dict[tuple[str, bool], list[TenantView]] = {}
         for one in self.tenants:
             if one.counts["failures"]:
-                by_error.setdefault((_last_error(one), _was_asked(one)), []).append(one)
+                by_error.setdefault((one.counts["error_kind"] or "", _was_asked(one)), []).append(one)
         alike = sorted((group for group in by_error.values() if len(group) >= ALIKE), key=len, reverse=True)
         alone = [one for group in by_error.values() if len(group) < ALIKE for one in group]
         for group in alike[:SHOWN_ERRORS]:
             yield _failures_alike(self.pipeline, group)
-        for one in alone:
+        for one in alone[:SHOWN_ALONE]:
             yield self._failure(one)
+        if len(alone) > SHOWN_ALONE:
+            more = counted(len(alone) - SHOWN_ALONE, "more tenant fails", "more tenants fail")
+            yield f"{self.pipeline}: {more}; `{_command('failed', self.pipeline)}` has the kinds of error"
         if len(alike) > SHOWN_ERRORS:
             left = sum(len(group) for group in alike[SHOWN_ERRORS:])
             yield f"{self.pipeline}: {left:,} more tenants fail, with {len(alike) - SHOWN_ERRORS:,} other errors"
@@ -195,7 +199,8 @@ def status(
 
     A tenant that is paused takes its events in and starts no run; one that is held waits for its next try.
 
-    Three tenants and more with the same error have one line for it.
+    Three tenants and more with the same kind of error have one line for it: errors whose texts differ in addresses, ids
+    and numbers alone.
 
     Exit status: 0; 1 where a TENANT has no records, no runner and no pause.
     """
@@ -396,7 +401,7 @@ def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: s
     columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs")
     made = console.Table(terminal, "tenant", *columns, title=title, left=("state",), optional=("oldest",))
     for one in tenants:
-        pending, handled, quarantined = (f"{one.counts[key]:,}" for key in ("pending", "handled", "quarantined"))
+        pending, handled, quarantined = map(one.count, ("pending", "handled", "quarantined"))
         burst = [f"{one.counts[key]:,}" for key in ("burst_events", "burst_runs")]
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
         counts = (pending, ago(one.counts["pending_since"]), handled, quarantined)

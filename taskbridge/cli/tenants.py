@@ -36,19 +36,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """One tenant of one pipeline. `counts` are the columns of `tenant_counts.sql`; `pause` is what holds it."""
+    """One tenant of one pipeline. `counts` are the columns of `tenant_counts.sql`; `pause` is what holds it.
+
+    `ttl_ms`: after so long without a heartbeat another run takes the place of one.
+    """
 
     tenant: str
     runner: RunnerStatus
     lease_seconds: float
     counts: dict[str, Any]
     now_ms: int
+    ttl_ms: int
     pause: Pause | None
 
     @property
     def state(self) -> str:
-        """The runner's state; a pause and what holds it are named."""
-        return text_of_state(self.runner, paused=self.pause is not None)
+        """The runner's state; a pause, what holds it and a run that is not alive are named."""
+        return text_of_state(self.runner, self.now_ms, self.ttl_ms, paused=self.pause is not None)
+
+    def count(self, name: str) -> str:
+        """Return one of the counts as it is shown; one that is not known is a dash."""
+        return "-" if self.counts[name] is None else f"{self.counts[name]:,}"
 
     @property
     def last_run_at(self) -> datetime | None:
@@ -224,6 +232,7 @@ def _views(
             max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
             counts[name],
             now_ms,
+            round(runtime.settings.runner_ttl * 1000),
             paused.holding(name),
         )
         for name, runner in zip(names, runners, strict=True)

@@ -333,7 +333,8 @@ def _work(runtime: Runtime) -> Findings:
         paused = Looks(runtime.engine).paused(name, MOST_COUNTED)
         for one in troubles(runtime.pipelines[name], survey, backlogs[name], paused):
             sound = False
-            yield Finding(Level.WARNING, "work", f"{name}: {one.sentence}", one.remedy)
+            level = Level.PROBLEM if one.grave else Level.WARNING
+            yield Finding(level, "work", f"{name}: {one.sentence}", one.remedy)
     for name, count in unmatched_sources(runtime.engine).items():
         sound = False
         yield Finding(

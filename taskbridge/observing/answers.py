@@ -121,14 +121,14 @@ class Answers:
         return history.saved(self._reach, pipeline, days)
 
     def failing(self, pipeline: str | None = None, limit: int = 50) -> list[ErrorGroup]:
-        """Return what fails now, grouped by the errors' texts, those with the most tenants first.
+        """Return what fails now, grouped by the kind of error, those with the most tenants first.
 
         Up to 1,000 failing tenants and 1,000 records in quarantine of each pipeline are looked at.
         """
         return overview.failing(self._reach, pipeline, limit)
 
     def failed(self, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
-        """Return what failed in the last `hours`, also what is well again, grouped by the errors' texts.
+        """Return what failed in the last `hours`, also what is well again, grouped by the kind of error.
 
         The last 200 failed runs are looked at.
         """

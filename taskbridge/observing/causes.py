@@ -14,7 +14,7 @@ from taskbridge.observing.shapes import Cause
 from taskbridge.observing.troubles import nobody_looks
 from taskbridge.store import Pause
 
-__all__ = ["Seen", "text_of_state", "why"]
+__all__ = ["Seen", "is_alive", "text_of_state", "why"]
 
 UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
 LATE_MS: Final = 1_000
@@ -64,14 +64,23 @@ class Seen(NamedTuple):
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether the last heartbeat is no older than the next one may be late."""
-        return None if self.beat_ms is None else self.now_ms - self.beat_ms <= 2 * self.ttl_ms / BEATS
+        """Whether the run that is on is alive; None: none is on."""
+        return is_alive(self.runner, self.now_ms, self.ttl_ms)
 
 
-def text_of_state(runner: RunnerStatus, *, paused: bool) -> str:
-    """Return the runner's state in a few words; a pause and what holds it are named."""
+def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
+    """Whether the last heartbeat of the run that is on is no older than the next one may be late; None: none is on."""
+    if runner.state is not State.RUNNING or runner.deadline_ms is None:
+        return None
+    return now_ms - (runner.deadline_ms - ttl_ms) <= 2 * ttl_ms / BEATS
+
+
+def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool) -> str:
+    """Return the runner's state in a few words; a pause, what holds it and a run that is not alive are named."""
     if paused and runner.state in (State.IDLE, State.WAITING):
         return "paused"
+    if is_alive(runner, now_ms, ttl_ms) is False:
+        return str(Cause.FROZEN)
     if runner.hold is None:
         return str(runner.state)
     waits = {Hold.TURN: "its turn comes", Hold.WAIT_QUEUE: "in the wait queue", Hold.RATE: "rate limit"}
@@ -104,9 +113,11 @@ def _running(seen: Seen) -> tuple[Cause, str]:
     beat = "" if seen.beat_ms is None else f"{max(0, seen.now_ms - seen.beat_ms) / 1000:.1f} s"
     if seen.is_alive is False:
         comes = (
-            "and no worker replaces it: start one"
+            f"and {_nobody(seen)}"
+            if seen.nobody_looks
+            else "and no worker replaces it: start one"
             if seen.late_ms > LATE_MS
-            else f"and another run takes its place {seen.due}"
+            else f"and a worker that is up gives its place to another run {seen.due}"
         )
         return (
             Cause.FROZEN,

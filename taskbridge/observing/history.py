@@ -68,28 +68,34 @@ def failed(reach: Reach, pipeline: str | None, hours: float, limit: int) -> Fail
     """Return what failed; see `Answers.failed`."""
     if not reach.past.exists:
         return FailedRuns([], NO_HISTORY)
+    if pipeline is not None:
+        reach.pipeline(pipeline)
     since = reach.looks.now() - timedelta(hours=hours)
-    found = runs(reach, pipeline, None, failed=True, before=None, limit=MOST_FAILED)
-    groups: dict[tuple[str, str], list[RunRow]] = {}
-    for run in found:
-        if run.began_at >= since:
-            groups.setdefault((run.pipeline, run.error or "no error was written down"), []).append(run)
-    made = [_failed_group(*what, failing) for what, failing in groups.items()]
+    found = _lately(reach, pipeline, failed=True, before=None, limit=MOST_FAILED)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found:
+        if row["began_at"] >= since:
+            groups.setdefault((row["pipeline"], row["error_kind"] or ""), []).append(row)
+    made = [_failed_group(name, failing) for (name, _), failing in groups.items()]
     made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
-    are_all = len(found) < MOST_FAILED or found[-1].began_at < since
+    are_all = len(found) < MOST_FAILED or found[-1]["began_at"] < since
     count = counted(sum(one.runs for one in made), "failed run")
     basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from the last {count}; there are more"
-    return FailedRuns(made[:limit], basis)
+    rejected = sum(row["rejected"] for row in reach.past.sums(pipeline, since, timedelta(hours=1)))
+    return FailedRuns(made[:limit], basis, max(0, len(made) - limit), rejected)
 
 
 def _hours(hours: float) -> str:
     return "hour" if hours == 1 else f"{hours:g} hours"
 
 
-def _failed_group(pipeline: str, error: str, failing: Sequence[RunRow]) -> FailedGroup:
-    tenants = list(dict.fromkeys(run.tenant for run in failing))
-    ended = [run.ended_at for run in failing]
-    return FailedGroup(pipeline, error, len(failing), len(tenants), min(ended), max(ended), tenants[:SHOWN_TENANTS])
+def _failed_group(pipeline: str, failing: Sequence[dict[str, Any]]) -> FailedGroup:
+    """Return a group of failed runs, of which the last one comes first."""
+    errors = list(dict.fromkeys(row["error"] or "no error was written down" for row in failing))
+    tenants = list(dict.fromkeys(row["tenant"] for row in failing))
+    ended = [row["ended_at"] for row in failing]
+    counts = (len(errors), len(failing), len(tenants))
+    return FailedGroup(pipeline, errors[0], *counts, min(ended), max(ended), tenants[:SHOWN_TENANTS])
 
 
 def _lately(

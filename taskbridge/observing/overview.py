@@ -23,15 +23,16 @@ from taskbridge.observing.shapes import (
     Sort,
     TenantLine,
 )
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, troubles, unserved
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, nobody_looks, troubles, unserved
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
 
-__all__ = ["failing", "health", "pulse", "tenants"]
+__all__ = ["MOST_OF_A_TENANT", "MOST_SORTED", "failing", "health", "pulse", "tenants"]
 
 MOST_ERRORS: Final = 1_000
 MOST_SORTED: Final = 100
 """Tenants of each kind that are looked at to sort them."""
 MOST_OF_A_TENANT: Final = 100
+"""So many records of each are counted in a list of tenants."""
 RATE_SECONDS: Final = 5.0
 
 
@@ -63,6 +64,14 @@ def health(reach: Reach) -> Health:
         runners=runners,
         workers=_workers(reach, surveys),
         pending=sum(one.pending for one in backlogs.values()),
+        unseen=any(
+            one.tenants
+            or one.whole
+            or nobody_looks(tails[name], reach.settings.tail_interval)
+            or surveys[name].runners > MOST_RUNNERS
+            or backlogs[name].pending >= MOST_COUNTED
+            for name, one in paused.items()
+        ),
         quarantined=sum(one.quarantined for one in backlogs.values()),
         paused=sum(one.tenants + one.whole for one in paused.values()),
         failing=sum(one.failing for one in backlogs.values()),
@@ -125,7 +134,7 @@ def pulse(reach: Reach, most: int) -> Pulse:
                 events,
                 runs,
                 records,
-                [_active(tenant, runner, now_ms, paused=tenant in held[name]) for tenant, runner in found],
+                [_active(reach, tenant, runner, now_ms, paused=tenant in held[name]) for tenant, runner in found],
             )
         )
     return Pulse(datetime.now(UTC), queued, pipelines)
@@ -137,10 +146,10 @@ def _rates(reach: Reach) -> dict[str, dict[str, Any]] | None:
     return reach.past.rates(reach.looks.now() - timedelta(seconds=RATE_SECONDS))
 
 
-def _active(tenant: str, runner: RunnerStatus, now_ms: int, *, paused: bool) -> ActiveTenant:
+def _active(reach: Reach, tenant: str, runner: RunnerStatus, now_ms: int, *, paused: bool) -> ActiveTenant:
     return ActiveTenant(
         tenant,
-        text_of_state(runner, paused=paused),
+        text_of_state(runner, now_ms, reach.ttl_ms, paused=paused),
         max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
         runner.events,
         runner.runs,
@@ -160,8 +169,12 @@ def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: st
         names = sorted({*survey, *first, *of_pipeline.troubled(pipeline, MOST_SORTED, MOST_COUNTED)})
     counts = of_pipeline.counts(pipeline, names, MOST_OF_A_TENANT)
     runners = dict(zip(names, reach.inspector.look(pipeline, names), strict=True))
-    held = reach.looks.paused_among(pipeline, names)
-    lines = [_line(pipeline, row, runners[row["tenant"]], paused=row["tenant"] in held) for row in counts]
+    held, now_ms = reach.looks.paused_among(pipeline, names), reach.inspector.now_ms() if names else 0
+    lines = [
+        _line(row, pipeline, text_of_state(one, now_ms, reach.ttl_ms, paused=row["tenant"] in held))
+        for row in counts
+        for one in (runners[row["tenant"]],)
+    ]
     if sort == "name":
         return lines
     if failing:
@@ -172,10 +185,10 @@ def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: st
     return sorted(lines, key=lambda one: (-getattr(one, sort), one.tenant))[:limit]
 
 
-def _line(pipeline: str, row: dict[str, Any], runner: RunnerStatus, *, paused: bool) -> TenantLine:
+def _line(row: dict[str, Any], pipeline: str, state: str) -> TenantLine:
     names = ("pending", "pending_since", "quarantined", "events", "runs", "records", "failures", "last_error")
     values = {name: row[name] for name in (*names, "last_run_at")}
-    return TenantLine(pipeline, row["tenant"], text_of_state(runner, paused=paused), **values)
+    return TenantLine(pipeline, row["tenant"], state, **values)
 
 
 def failing(reach: Reach, pipeline: str | None, limit: int) -> list[ErrorGroup]:

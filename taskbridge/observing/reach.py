@@ -11,7 +11,7 @@ from taskbridge.common.texts import shown
 from taskbridge.errors import UnknownPipeline
 from taskbridge.gate.inspector import Inspector
 from taskbridge.settings import Settings
-from taskbridge.store import Looks, Past, Tenants
+from taskbridge.store import LOOK_SECONDS, Looks, Past, Tenants
 
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
@@ -39,6 +39,11 @@ class Reach:
         """Looks at the run history."""
         return Past(self.database)
 
+    @property
+    def ttl_ms(self) -> int:
+        """After so many milliseconds without a heartbeat another run takes the place of one."""
+        return round(self.settings.runner_ttl * 1000)
+
     def pipeline(self, name: str) -> Pipeline:
         """Return a pipeline.
 
@@ -57,7 +62,7 @@ class Reach:
 
     def tenants(self, pipeline: str) -> Tenants:
         """Return the tenants of a pipeline's source; raises as `pipeline`."""
-        return Tenants(self.database, self.source(pipeline))
+        return Tenants(self.database, self.source(pipeline), seconds=LOOK_SECONDS)
 
     def chosen(self, pipeline: str | None) -> list[str]:
         """Return the names of one pipeline, or of all; raises as `pipeline`."""

@@ -96,7 +96,8 @@ class Health:
 
     `tail_seconds`: since any worker last looked for records; infinite: never. `workers`: the names of those whose runs
     are on, as far as the runners that are due first tell. `overdue_seconds`: since the earliest deadline passed
-    on which no worker has acted. Records, in quarantine or pending, count up to a bound of each pipeline.
+    on which no worker has acted. Records, in quarantine or pending, count up to a bound of each pipeline. Pending are
+    those of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
     """
 
     colour: Colour
@@ -108,6 +109,7 @@ class Health:
     runners: int
     workers: list[str]
     pending: int
+    unseen: bool
     quarantined: int
     paused: int
     failing: int
@@ -257,7 +259,8 @@ class TenantAnswer:
     runs: int = 0
     pending: int = 0
     pending_since: datetime | None = None
-    handled: int = 0
+    handled: int | None = 0
+    """None: not known, for so many are pending or in quarantine that they were not all counted."""
     quarantined: int = 0
     discarded: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -365,29 +368,35 @@ class DayRow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Tenants, or records in quarantine, with the same error. `tenants` and `quarantined` are counts.
+    """Tenants, or records in quarantine, with the same kind of error. `tenants` and `quarantined` are counts.
 
-    `sample`: up to 5 tenants. `quarantined`: records that lie in quarantine with this as their reason.
+    `error`: the last text of that kind, of `texts` different ones. `sample`: up to 5 tenants. `quarantined`: records
+    that lie in quarantine with such a reason. `cut`: the counts may be too low, for there are more than are looked at.
     """
 
     pipeline: str
+    kind: str
     error: str
+    texts: int
     tenants: int
     quarantined: int
     since: datetime | None
     last: datetime | None
     sample: list[str]
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FailedGroup:
-    """Runs that failed with the same error; `tenants` is a count, of whom `sample` has up to 5.
+    """Runs that failed with the same kind of error; `tenants` is a count, of whom `sample` has up to 5.
 
-    `first` and `last`: when the first and the last of them ended.
+    `error`: the last text of that kind, of `texts` different ones. `first` and `last`: when the first and the last of
+    the runs ended.
     """
 
     pipeline: str
     error: str
+    texts: int
     runs: int
     tenants: int
     first: datetime
@@ -397,10 +406,15 @@ class FailedGroup:
 
 @dataclass(frozen=True, slots=True)
 class FailedRuns:
-    """What failed in a time, that of the most runs first, and the `basis`: from what the figures come."""
+    """What failed in a time, that of the most runs first, and the `basis`: from what the figures come.
+
+    `more`: so many kinds of error are left out. `rejected`: records that the runs of that time rejected.
+    """
 
     groups: list[FailedGroup]
     basis: str
+    more: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from taskbridge.observing.causes import Seen, text_of_state, why
 from taskbridge.observing.history import tenant_runs
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import Holder, PauseRow, QuarantineRow, TenantAnswer
-from taskbridge.store import Pause, Quarantine, read_ages
+from taskbridge.store import LOOK_SECONDS, Pause, Quarantine, read_ages
 
 __all__ = ["tenant"]
 
@@ -36,18 +36,20 @@ def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
         pause,
         reach.inspector.now_ms(),
         read_ages(reach.database, [pipeline])[pipeline].tail,
-        round(reach.settings.runner_ttl * 1000),
+        reach.ttl_ms,
         reach.settings.tail_interval,
         declared.max_runs,
     )
     cause, sentence = why(seen)
-    found, _ = Quarantine(reach.database, declared.source).find(pipeline, tenant=name, limit=SHOWN_QUARANTINE)
+    found, _ = Quarantine(reach.database, declared.source, seconds=LOOK_SECONDS).find(
+        pipeline, tenant=name, limit=SHOWN_QUARANTINE
+    )
     runs = tenant_runs(reach, pipeline, name, SHOWN_RUNS)
     return TenantAnswer(
         pipeline=pipeline,
         tenant=name,
         cause=cause,
-        state=text_of_state(runner, paused=pause is not None),
+        state=text_of_state(runner, seen.now_ms, seen.ttl_ms, paused=pause is not None),
         sentence=sentence,
         holder=_holder(seen),
         due_at=moment(runner.deadline_ms) if runner.state is State.WAITING else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -78,9 +79,8 @@ def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: Pause
         yield Trouble("the whole pipeline is paused, so its records wait", f"taskbridge resume --pipeline {name}")
     if backlog.oldest_seconds > OLD_SECONDS + pipeline.policy.spacing.last_ttl / 1000:
         yield Trouble(
-            f"records wait, the oldest for {backlog.oldest_seconds / 60:,.0f} min",
-            f"`taskbridge status --sort age --pipeline {name}` says whose; if nobody is paused or fails, start more "
-            "workers",
+            f"records wait, the oldest for {backlog.oldest_seconds / 60:,.0f} min, of {backlog.oldest_tenant!r}",
+            f"{shlex.join(('taskbridge', 'why', backlog.oldest_tenant or '', '--pipeline', name))} says why",
         )
     if backlog.failing:
         fail = f"{_up_to(backlog.failing, 'tenant', 'fails', 'fail')}, such as {backlog.fails!r}"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from taskbridge.declaring.batch import RetryAfter
+    from taskbridge.declaring.pipeline import Pipelines
     from taskbridge.gate.gate import Publish
     from taskbridge.process.event_loop import EventLoop
     from taskbridge.process.event_threads import EventThreads
@@ -98,6 +99,11 @@ class Runtime(LightRuntime):
     def redis(self) -> Redis:
         """The gate's client."""
         return redis_of(self.settings, for_people=self.patient)
+
+    @cached_property
+    def for_people(self) -> Runtime:
+        """The same, with clients of its own for Redis that wait no longer than a person does."""
+        return _ForPeople(self)
 
     @cached_property
     def event_gate(self) -> Gate:
@@ -326,6 +332,8 @@ class Runtime(LightRuntime):
             self.__dict__[name].close()
         for name in {"event_threads", "asking_threads"} & self.__dict__.keys():
             self.__dict__[name].shutdown()
+        if "for_people" in self.__dict__:
+            self.for_people.close()
         self._drop_producers()
 
     def forget(self) -> None:
@@ -337,6 +345,25 @@ class Runtime(LightRuntime):
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
         self.__dict__.update(kept)
+
+
+class _ForPeople(Runtime):
+    """A runtime for people in a process that does other work too. Postgres is used by the pool of that."""
+
+    def __init__(self, of: Runtime) -> None:
+        super().__init__(of.app, of.settings)
+        self._of = of
+        self.patient = True
+
+    @property
+    def engine(self) -> Engine:
+        """The pool of the process."""
+        return self._of.engine
+
+    @property
+    def pipelines(self) -> Pipelines:
+        """The pipelines of the process."""
+        return self._of.pipelines
 
 
 _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()

@@ -157,12 +157,15 @@ def within(
         return
     scope, before = SESSION if driver.autocommit else LOCAL, driver.answer_timeout
     values = (("statement_timeout", seconds), ("lock_timeout", lock_seconds))
-    driver.execute("; ".join(setting(name, round((value or 0) * 1000), scope) for name, value in values))
-    driver.answer_timeout = None if seconds is None else seconds + GRACE
+    own = None if seconds is None else seconds + GRACE
     try:
+        # Who may not wait long waits no longer for this either.
+        driver.answer_timeout = before if own is None else min(before, own)
+        driver.execute("; ".join(setting(name, round((value or 0) * 1000), scope) for name, value in values))
+        driver.answer_timeout = own
         yield
     finally:
         driver.answer_timeout = before
         if scope == SESSION and not driver.closed:
-            own = setting("statement_timeout", round((before - GRACE) * 1000))
-            driver.execute(f"{own}; {setting('lock_timeout', None)}")
+            usual = setting("statement_timeout", round((before - GRACE) * 1000))
+            driver.execute(f"{usual}; {setting('lock_timeout', None)}")

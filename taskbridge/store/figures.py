@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import Queries, queries
 from taskbridge.store.sessions import driving, rows, scalar
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
 __all__ = [
+    "LOOK_SECONDS",
     "MOST_RECORDS",
     "Ages",
     "Backlog",
@@ -30,7 +32,8 @@ __all__ = [
 
 MOST_RECORDS: Final = 100_000
 """Up to so many records are counted of a pipeline, pending or in quarantine."""
-_TIMEOUT: Final = "3s"
+LOOK_SECONDS: Final = 3.0
+"""Seconds for a statement that only looks: somebody waits for the answer, and others for the server."""
 
 
 class Counters(NamedTuple):
@@ -53,11 +56,13 @@ class Counters(NamedTuple):
 class Backlog(NamedTuple):
     """Records of a pipeline that are pending or in quarantine, up to `MOST_RECORDS`, and the age of the oldest pending.
 
-    `failing`: tenants whose last run failed, up to as many; `fails`: one of them.
+    `oldest_tenant`: whose that is; None: none is pending. `failing`: tenants whose last run failed, up to as many;
+    `fails`: one of them.
     """
 
     pending: int
     oldest_seconds: float
+    oldest_tenant: str | None
     quarantined: int
     failing: int
     fails: str | None
@@ -71,10 +76,10 @@ class Ages(NamedTuple):
 
 
 @contextmanager
-def limited(database: Database, timeout: str = _TIMEOUT) -> Iterator[psycopg.Connection[Any]]:
-    """Lend a connection in a transaction of which each statement is given up after `timeout`."""
-    with driving(database) as driver, driver.transaction():
-        driver.execute(queries(database)("metric_limits"), {"timeout": timeout})
+def limited(database: Database, seconds: float = LOOK_SECONDS) -> Iterator[psycopg.Connection[Any]]:
+    """Lend a connection in a transaction of which each statement is given up after so many seconds."""
+    with driving(database) as driver, within(driver, seconds), driver.transaction():
+        driver.execute(queries(database)("metric_limits"))
         yield driver
 
 
@@ -87,10 +92,10 @@ def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]
     return found
 
 
-def read_counters(database: Database, pipelines: Collection[str], timeout: str = "30s") -> dict[str, Counters]:
-    """Return the counters of `pipelines`: every cursor is read. It is given up after `timeout`."""
+def read_counters(database: Database, pipelines: Collection[str], seconds: float = 30.0) -> dict[str, Counters]:
+    """Return the counters of `pipelines`: every cursor is read. It is given up after so many seconds."""
     query = queries(database)
-    with limited(database, timeout) as driver:
+    with limited(database, seconds) as driver:
         found = {row["pipeline"]: _counters(row) for row in rows(driver, bucket_sums(query("metric_counters")))}
     return {name: found.get(name, Counters()) for name in pipelines}
 
@@ -133,6 +138,7 @@ def _backlog(
     return Backlog(
         pending["records"],
         max(0.0, pending["oldest_seconds"] or 0.0),
+        pending["oldest_tenant"],
         quarantined,
         failing["failing"],
         failing["first"],

@@ -98,7 +98,7 @@ class Looks:
         return {*tenants} if "" in found else found
 
     def errors(self, pipeline: str, source: str, size: int, limit: int) -> list[dict[str, Any]]:
-        """Return what fails, by the errors' texts; up to `size` tenants and as many records in quarantine count."""
+        """Return what fails, by the kind of error; up to `size` tenants and as many records in quarantine count."""
         return self._rows("look_errors", pipeline=pipeline, source=source, size=size, limit=limit)
 
     def now(self) -> datetime:

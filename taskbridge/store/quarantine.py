@@ -40,10 +40,16 @@ class Quarantine:
     """The quarantine of pipelines that read one source.
 
     A row is about one revision of a record: once the record changes in the source, or is gone, it is not in quarantine.
+
+    Args:
+        database: where they are.
+        source: what the pipelines read.
+        seconds: how long `find` may take; None: any time.
     """
 
-    def __init__(self, database: Database, source: str = "invoices") -> None:
+    def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
         self._source = source
+        self._seconds = seconds
         self._query = queries(database)
         self._database = database
 
@@ -54,6 +60,7 @@ class Quarantine:
         tenant: str | None = None,
         external_ids: Collection[str] = (),
         reason: str | None = None,
+        kind: str | None = None,
         since: datetime | timedelta | None = None,
         discarded: bool = False,
         limit: int | None = None,
@@ -65,6 +72,7 @@ class Quarantine:
             tenant: only this tenant's.
             external_ids: only these; none given: any.
             reason: only those whose reason holds this text.
+            kind: only those whose reason is of this kind, as `Looks.errors` has it.
             since: only those that came since this time, or in so long a time until now by the server's clock.
             discarded: also those that were discarded.
             limit: None: all.
@@ -75,12 +83,13 @@ class Quarantine:
             "tenant": tenant,
             "external_ids": list(external_ids) or None,
             "reason": reason,
+            "kind": kind,
             "since": since if isinstance(since, datetime) else None,
             "within": since if isinstance(since, timedelta) else None,
             "discarded": discarded,
             "limit": limit,
         }
-        with driving(self._database) as driver, within(driver, None):
+        with driving(self._database) as driver, within(driver, self._seconds):
             found = driver.execute(self._query("quarantined"), values).fetchall()
         return [QuarantinedRecord(*row[:-1]) for row in found], found[0][-1] if found else 0
 

@@ -27,11 +27,18 @@ class WaitingRecords(NamedTuple):
 
 
 class Tenants:
-    """The tenants of pipelines that read one source."""
+    """The tenants of pipelines that read one source.
 
-    def __init__(self, database: Database, source: str = "invoices") -> None:
+    Args:
+        database: where they are.
+        source: what the pipelines read.
+        seconds: how long each statement may take; None: any time.
+    """
+
+    def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
         self._database = database
         self._source = source
+        self._seconds = seconds
         self._query = queries(database)
 
     def after(self, pipeline: str, after: str, limit: int) -> list[str]:
@@ -82,5 +89,5 @@ class Tenants:
 
     def _rows(self, name: str, pipeline: str, **values: Any) -> list[dict[str, Any]]:
         values |= {"pipeline": pipeline, "source": self._source}
-        with driving(self._database) as driver, within(driver, None):
+        with driving(self._database) as driver, within(driver, self._seconds):
             return rows(driver, self._query(name), values)

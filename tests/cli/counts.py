@@ -30,7 +30,15 @@ CLOSED = {
     "tenants_in_line": 0,
 }
 
-TOTALS = {"runners": 0, "pending": 0, "oldest_seconds": 0.0, "quarantined": 0, "failing": 0, "fails": None}
+TOTALS = {
+    "runners": 0,
+    "pending": 0,
+    "oldest_seconds": 0.0,
+    "oldest_tenant": None,
+    "quarantined": 0,
+    "failing": 0,
+    "fails": None,
+}
 """The totals of `status` where there is nothing."""
 
 NO_WORKER = "no worker has ever looked for its records: start a worker that declares the pipeline"

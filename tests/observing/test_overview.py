@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from taskbridge import LatencyNeutral
 from taskbridge.observing.answers import Answers
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import record
+from taskbridge.store import Tenants, record
 from tests.deployment import Deployment
 from tests.store.adopting import run
 
@@ -68,6 +68,68 @@ def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answe
     ]
     assert found[0].last is not None
     assert answers.failing("calls") == []
+
+
+def test_errors_that_differ_in_addresses_and_ids_alone_are_of_one_kind(
+    deployment: Deployment, answers: Answers
+) -> None:
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failed_at) "
+        "SELECT 'orders', 't' || n, 1, 'HTTPError: ' || (CASE WHEN n > 2 THEN 503 ELSE 429 END) || E' for \\'http://erp/o/'"
+        "|| n || E'\\'\\n id ' || md5(n::text) || ', order A-' || n || ' of ' || 4000 + n || ', took ' || n || '.5 s', "
+        "now() - n * interval '1 min' FROM generate_series(1, 6) n",
+    )
+    found = answers.failing("orders")
+    assert [(one.tenants, one.texts, one.sample, one.cut) for one in found] == [
+        (4, 4, ["t3", "t4", "t5", "t6"], False),
+        (2, 2, ["t1", "t2"], False),
+    ]
+    assert "http://erp/o/3" in found[0].error, "the last one stands for all"
+    assert found[0].kind == "HTTPError: 503 for '<url>' id <id>, order A-<n> of <n>, took <n> s"
+
+
+DISCARDED = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, discarded_at) "
+    "SELECT 'orders', 'a', n::text, 1, 'ValueError: given up', now() FROM generate_series(1, 2500) n"
+)
+SEVERAL = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+    "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'many'"
+)
+
+
+def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded(deployment: Deployment, answers: Answers) -> None:
+    run(deployment.engine, DISCARDED)
+    quarantined(deployment.engine)
+    assert answers.health().quarantined == 1
+    assert [(one.error, one.quarantined) for one in answers.failing("orders")] == [("ValueError: 1", 1)]
+    assert answers.tenants("orders", sort="failures")[0].tenant == "q"
+
+
+def test_counts_that_were_cut_say_so(deployment: Deployment, answers: Answers) -> None:
+    for number in range(1_001):
+        record(deployment.engine, "orders", "many", str(number), {})
+    run(deployment.engine, SEVERAL)
+    (group,) = answers.failing("orders")
+    assert (group.quarantined, group.cut) == (1_000, True)
+
+
+def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, answers: Answers) -> None:
+    assert answers.health().unseen, "no worker has ever looked"
+    run(deployment.engine, LOOKED)
+    assert not answers.health().unseen
+    runtime_of(deployment.app).pauses.pause("orders", "acme")
+    assert answers.health().unseen, "a tenant that is paused has no runner"
+
+
+def test_what_is_handled_is_not_guessed_where_much_is_pending(deployment: Deployment) -> None:
+    for number in range(7):
+        record(deployment.engine, "orders", "acme", str(number), {})
+    there = Tenants(deployment.engine, "orders")
+    ((few, many),) = zip(*(there.counts("orders", ["acme"], most) for most in (8, 7)), strict=True)
+    assert (few["pending"], few["handled"]) == (7, 0)
+    assert (many["pending"], many["handled"]) == (7, None)
 
 
 def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, answers: Answers) -> None:

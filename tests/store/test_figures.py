@@ -49,7 +49,7 @@ def advance(
 
 
 def test_nothing_is_zero(engine: Engine) -> None:
-    assert look(engine) == (Counters(), Backlog(0, 0, 0, 0, None))
+    assert look(engine) == (Counters(), Backlog(0, 0, None, 0, 0, None))
 
 
 def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
@@ -111,7 +111,7 @@ def test_more_than_anybody_counts_is_cut_off(engine: Engine) -> None:
         record_invoice(engine, "acme", str(number), {})
         record_invoice(engine, "bolt", str(number), {})
         put_in_quarantine(engine, "bolt", str(number))
-    assert look(engine, most=2)[1][0:3:2] == (2, 2)
+    assert look(engine, most=2)[1][0:4:3] == (2, 2)
 
 
 def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> None:

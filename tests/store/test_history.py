@@ -345,8 +345,9 @@ def test_a_run_that_took_long_counts_where_it_began_when_it_has_ended(engine: En
 def test_minutes_before_all_workers_stood_still_are_summed_when_one_is_back(engine: Engine) -> None:
     insert(engine, 600 * MINUTE)
     insert(engine, 500 * MINUTE, tenant="b")
-    sum_runs(engine, "invoices")
-    assert len(minutes(engine, "minute")) == 2
+    for summed in (1, 2):
+        sum_runs(engine, "invoices")
+        assert len(minutes(engine, "minute")) == summed
 
 
 def test_a_forgotten_pipeline_has_no_history(engine: Engine) -> None:
@@ -479,3 +480,18 @@ def test_the_first_invoice_of_a_tenant_is_noted(engine: Engine) -> None:
     with Cursors(engine).transaction(key(), NOTE) as transaction:
         transaction.advance(page, first_event_ms=4)
     assert history(engine, "first_event_ms") == [(4,)]
+
+
+def test_what_no_worker_summed_for_days_is_summed_in_parts(engine: Engine) -> None:
+    def summed() -> int:
+        sum_runs(engine, "invoices")
+        return len(minutes(engine, "minute"))
+
+    insert(engine, 5, tenant="before")
+    assert summed() == 1
+    # given runs just before the workers stopped for days, and runs of days later
+    insert(engine, 5 - 2 * MINUTE, tenant="last")
+    insert(engine, 2, tenant="first")
+    insert(engine, 2 - 120 * MINUTE, tenant="two hours later")
+    assert [summed() for _ in range(4)] == [2, 3, 4, 4], "each call sums a part"
+    assert sum(runs for (runs,) in minutes(engine, "runs")) == 4

@@ -214,6 +214,15 @@ def test_whoever_waits_for_a_look_that_fails_waits_for_no_other(
     assert tried == 1
 
 
+@pytest.mark.parametrize("path", ["tenants", "failing", "", "tenant?pipeline=invoices&tenant=acme"])
+def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, path: str) -> None:
+    record_invoice(deployment.engine, "acme", "in-1", {})
+    with visiting(deployment) as visitor, deployment.engine.connect() as holding:
+        holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
+        answer = visitor.get(f"/{path}")
+        assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True)
+
+
 @pytest.mark.parametrize("which", ["postgres_url", "redis_url"])
 def test_a_server_that_is_away_is_said_on_the_page(deployment: Deployment, which: str) -> None:
     away = "postgresql://127.0.0.1:1/nowhere" if which == "postgres_url" else "redis://127.0.0.1:1/0"

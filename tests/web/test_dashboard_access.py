@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -14,8 +16,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
 from taskbridge.errors import ConfigurationError
+from taskbridge.gate.wire import PEOPLES_TIMEOUT, TIMEOUT
+from taskbridge.integration.app import make_app
+from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
+from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
 from tests.web.serving import served
 from tests.web.visiting import Visitor, declare, visiting
@@ -60,7 +66,17 @@ def test_no_path_is_left_open(deployment: Deployment, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host", "X-Forwarded-Proto", "Via"]
+    "header",
+    [
+        "X-Forwarded-For",
+        "Forwarded",
+        "X-Real-IP",
+        "X-Forwarded-Host",
+        "Via",
+        "CF-Connecting-IP",
+        "True-Client-IP",
+        "X-Client-IP",
+    ],
 )
 def test_what_a_proxy_of_this_machine_passes_on_is_not_of_this_machine(deployment: Deployment, header: str) -> None:
     proxied: dict[str, Any] = {header: "127.0.0.1"}
@@ -191,6 +207,7 @@ def test_what_another_site_sends_does_nothing(acting: Visitor, deployment: Deplo
         {"sec_fetch_site": "same-site"},
         {"sec_fetch_site": "none"},
         {"origin": "https://evil.example"},
+        {"origin": "http://["},
         {"origin": "https://evil.example", "sec_fetch_site": "same-origin"},
     ):
         assert acting.send("pause", form, **headers).status_code == 403, headers
@@ -215,6 +232,34 @@ def test_another_site_may_link_here_and_fetch_nothing(deployment: Deployment) ->
     assert answered(app, path="/live", sec_fetch_site="cross-site", sec_fetch_mode="cors") == 403
     assert answered(app, path="/static/dashboard.js", sec_fetch_site="cross-site", sec_fetch_mode="no-cors") == 403
     assert answered(app, origin="https://evil.example") == 403
+
+
+def test_pages_are_shown_without_forms_where_redis_keeps_no_secret(deployment: Deployment) -> None:
+    record_invoice(deployment.engine, "acme", "in-1", {})
+    # given a Redis that takes no writes, as one that is full
+    runtime = runtime_of(deployment.app)
+    runtime.redis.acl_setuser("reader", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-set"])
+    address = urlsplit(deployment.settings.redis_url)
+    reader = address._replace(netloc=f"reader:word@{address.hostname}:{address.port}").geturl()
+    try:
+        app = make_app(replace(deployment.settings, redis_url=reader)).app
+        with served(dashboard(app, actions=True)) as url, Visitor(url) as visitor:
+            page = visitor.get("/tenant", pipeline="invoices", tenant="acme")
+            assert (page.status_code, '<form method="post"' in page.text) == (200, False)
+            assert "Nothing can be done here now: Redis refuses the command" in page.text
+            assert visitor.send("pause", {"token": "x", "pipeline": "invoices", "tenant": "acme"}).status_code == 503
+    finally:
+        runtime.redis.acl_deluser("reader")
+    with visiting(deployment, actions=True) as visitor:
+        form = visitor.form(visitor.get("/tenant", pipeline="invoices", tenant="acme").text, "pause")
+        assert visitor.send("pause", form).status_code == 303
+
+
+def test_who_looks_waits_for_redis_no_longer_than_a_person(deployment: Deployment) -> None:
+    ours = runtime_of(deployment.app)
+    assert ours.redis.connection_pool.connection_kwargs["socket_timeout"] == TIMEOUT
+    people = Reading(deployment.app, show_documents=False).runtime
+    assert people.redis.connection_pool.connection_kwargs["socket_timeout"] == PEOPLES_TIMEOUT
 
 
 def test_actions_are_off_unless_they_are_allowed(deployment: Deployment) -> None:

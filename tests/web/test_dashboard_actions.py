@@ -127,7 +127,7 @@ def test_a_group_without_a_reason_is_retried(ada: Visitor, deployment: Deploymen
     quarantine(deployment, bolt="no price")
     record_invoice(deployment.engine, "acme", "acme-1", {})
     put_in_quarantine(deployment.engine, "acme", "acme-1", reason="")
-    form = ada.form(ada.get("/failing").text, "retry") | {"pipeline": "invoices", "reason": ""}
+    form = ada.form(ada.get("/failing").text, "retry") | {"pipeline": "invoices", "kind": ""}
     assert ada.send("retry", form).status_code == 303
     retried = deployment.rows("SELECT tenant FROM taskbridge.quarantine WHERE retry_at IS NOT NULL")
     assert [tenant for (tenant,) in retried] == ["acme"]

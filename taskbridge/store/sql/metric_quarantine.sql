@@ -1,5 +1,8 @@
--- Records of a pipeline that lie in quarantine. At most `size` rows are looked at.
+-- Records of a pipeline that lie in quarantine, up to `size`.
 SELECT count(*)
-FROM (SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s LIMIT %(size)s) q
-{its_record}
-WHERE q.discarded_at IS NULL AND q.retry_at IS NULL
+FROM (
+    SELECT FROM {schema}.quarantine q
+    {its_record}
+    WHERE q.pipeline = %(pipeline)s AND q.discarded_at IS NULL AND q.retry_at IS NULL
+    LIMIT %(size)s
+) counted

@@ -1,7 +1,7 @@
 -- The last runs that began between two times, of one pipeline or of all, the last one first. The index on the time finds
 -- them; up to `size` are looked at.
 SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       first_event_ms
+       {schema}.error_kind(error) AS error_kind, first_event_ms
 FROM (
     SELECT * FROM {schema}.runs
     WHERE began_at >= %(since)s::timestamptz AND began_at < %(before)s::timestamptz

@@ -21,6 +21,7 @@ WHERE q.pipeline = %(pipeline)s
   AND (%(tenant)s::text IS NULL OR q.tenant = %(tenant)s)
   AND (%(external_ids)s::text[] IS NULL OR q.external_id = ANY (%(external_ids)s))
   AND (%(reason)s::text IS NULL OR position(%(reason)s IN q.reason) > 0)
+  AND (%(kind)s::text IS NULL OR {schema}.error_kind(q.reason) = %(kind)s)
   AND (%(since)s::timestamptz IS NULL OR q.quarantined_at >= %(since)s)
   AND (%(within)s::interval IS NULL OR q.quarantined_at >= now() - %(within)s::interval)
   AND (%(discarded)s OR q.discarded_at IS NULL)

@@ -1,12 +1,22 @@
 -- Sums of a pipeline's runs for each minute that is over. A run counts where it began, so each minute is summed again in which
--- a run began that has ended lately, however long it took. Where no worker has summed for long, that is a day at the most.
-WITH since AS (
-    SELECT greatest(max(minute), now() - interval '1 day') - interval '10 minutes' AS at
-    FROM {schema}.run_minutes WHERE pipeline = %(pipeline)s
+-- a run began that has ended lately, however long it took. Where no worker has summed for long, a call sums a part: what ended
+-- until 20 minutes after the first run that has no sum. So each call takes one more run at the least, and no call takes them all.
+WITH last AS MATERIALIZED (
+    SELECT max(minute) AS minute FROM {schema}.run_minutes WHERE pipeline = %(pipeline)s
+), part AS MATERIALIZED (
+    SELECT coalesce(l.minute - interval '10 minutes', '-infinity') AS since,
+           coalesce(f.ended_at + interval '20 minutes', 'infinity') AS until
+    FROM last l
+    LEFT JOIN LATERAL (
+        SELECT r.ended_at FROM {schema}.runs r
+        WHERE r.pipeline = %(pipeline)s AND r.began_at >= coalesce(l.minute + interval '1 minute', '-infinity')
+        ORDER BY r.began_at
+        LIMIT 1
+    ) f ON true
 ), minutes AS MATERIALIZED (
     SELECT DISTINCT date_trunc('minute', r.began_at) AS minute
     FROM {schema}.runs r
-    WHERE r.pipeline = %(pipeline)s AND r.ended_at >= coalesce((SELECT at FROM since), now() - interval '1 day')
+    WHERE r.pipeline = %(pipeline)s AND r.ended_at >= (SELECT since FROM part) AND r.ended_at < (SELECT until FROM part)
       AND r.began_at < date_trunc('minute', now())
 ), found AS MATERIALIZED (
     SELECT m.minute, r.outcome, r.events, r.burst_run, r.records, r.rejected,

@@ -1,10 +1,14 @@
 -- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
--- records or a cursor. `pending_since`: when the oldest of the pending ones was written. What the pipeline's start skipped
+-- records or a cursor. `pending_since`: when the oldest of the pending ones was written. `handled` is null where so many are
+-- pending, or in quarantine, that they were not all counted. What the pipeline's start skipped
 -- is in no state, for nobody handled it. Where a rebase has forgotten what that was, it counts as handled: the start's xmin is 1.
 SELECT t.tenant,
        coalesce(w.records, 0) AS pending,
        w.since AS pending_since,
-       greatest(0, n.records - w.begun - q.begun) AS handled,
+       CASE
+           WHEN %(size)s::bigint IS NULL OR (w.records < %(size)s AND q.quarantined + q.discarded < %(size)s)
+               THEN least(greatest(0, n.records - w.begun - q.begun), %(size)s)
+       END AS handled,
        q.quarantined,
        q.discarded,
        coalesce(c.events, 0) AS events,
@@ -18,6 +22,7 @@ SELECT t.tenant,
        c.last_taken_at,
        coalesce(c.failures, 0) AS failures,
        c.last_error,
+       CASE WHEN c.failures > 0 THEN {schema}.error_kind(c.last_error) END AS error_kind,
        c.failing_since,
        n.any OR c.tenant IS NOT NULL AS known
 FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
@@ -33,7 +38,7 @@ CROSS JOIN LATERAL (
         SELECT FROM {schema}.records r
         WHERE r.source = %(source)s AND r.tenant = t.tenant
           AND r.xid >= pg_snapshot_xmin(b.start) AND NOT pg_visible_in_snapshot(r.xid, b.start)
-        LIMIT %(size)s
+        LIMIT 3 * %(size)s::bigint
     ) counted
 ) n
 CROSS JOIN LATERAL (

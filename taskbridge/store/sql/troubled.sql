@@ -12,7 +12,9 @@ UNION
 (
     SELECT tenant
     FROM (
-        SELECT tenant FROM {schema}.quarantine WHERE pipeline = %(pipeline)s AND discarded_at IS NULL LIMIT %(size)s
+        SELECT tenant FROM {schema}.quarantine
+        WHERE pipeline = %(pipeline)s AND discarded_at IS NULL AND retry_at IS NULL
+        LIMIT %(size)s
     ) q
     GROUP BY tenant
     ORDER BY count(*) DESC, tenant

@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskbridge.common.texts import error_line, printable
+from taskbridge.errors import Unavailable
 from taskbridge.gate import Keys
 
 __all__ = ["TOKEN", "Access", "Allow", "Guard", "is_local", "same_site", "token_for"]
@@ -39,8 +40,8 @@ MOST_WRONG: Final = 20
 """Wrong passwords that are waited for at once; more are refused with 429."""
 LONGEST_NAME: Final = 100
 
-_PROXIED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
-"""Headers by which a proxy says that somebody else sends the request."""
+_PROXIED: Final = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-forwarded")
+"""Headers, or their beginnings, by which a proxy says that somebody else sends the request."""
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -165,7 +166,7 @@ def is_local(scope: Scope) -> bool:
     A proxy on this machine sends those of others, and says so in a header.
     """
     client = scope.get("client")
-    if not client or any(name.decode("latin-1").lower() in _PROXIED for name, _ in scope["headers"]):
+    if not client or any(name.decode("latin-1").lower().startswith(_PROXIED) for name, _ in scope["headers"]):
         return False
     return _is_loopback(client[0])
 
@@ -186,7 +187,10 @@ def same_site(request: Request) -> bool:
     # A form's origin is `null` because no referrer is sent. Its token says then whose it is.
     if origin is None or (origin == "null" and not reads):
         return True
-    return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    try:
+        return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    except ValueError:
+        return False
 
 
 def token_for(user: str, redis: Redis, keys: Keys) -> str:
@@ -194,10 +198,17 @@ def token_for(user: str, redis: Redis, keys: Keys) -> str:
 
     Only who has seen a page as this user can know it. A token that lies in a cookie could be chosen by the page of
     another name of the same domain. All processes that serve the dashboard share the secret in Redis.
+
+    Raises:
+        Unavailable: Redis does not keep the secret.
     """
-    redis.set(keys.dashboard, secrets.token_hex(32), nx=True)
-    secret = str(redis.get(keys.dashboard))
-    return hmac.new(secret.encode(), user.encode(), hashlib.sha256).hexdigest()
+    secret = redis.get(keys.dashboard)
+    if secret is None:
+        redis.set(keys.dashboard, secrets.token_hex(32), nx=True)
+        secret = redis.get(keys.dashboard)
+    if not secret:
+        raise Unavailable("Redis lost the secret of the forms at once", "see whether its memory is full, and try again")
+    return hmac.new(str(secret).encode(), user.encode(), hashlib.sha256).hexdigest()
 
 
 def _refusal(status: int, said: str) -> Response:

@@ -14,9 +14,9 @@ from taskbridge.errors import InvalidInput
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
-from taskbridge.store import Audit, QuarantinedRecord
+from taskbridge.store import LOOK_SECONDS, Audit, Quarantine, QuarantinedRecord
 
-__all__ = ["ACTIONS", "SAID", "Asked", "Did", "act"]
+__all__ = ["ACTIONS", "AT_ONCE", "SAID", "Asked", "Did", "act"]
 
 AT_ONCE: Final = 10_000
 """Records of one action on quarantine."""
@@ -40,12 +40,13 @@ SAID: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody asks for. `reason`: of a pause, its reason; of records in quarantine, their reason."""
+    """What somebody asks for. `reason`: that of a pause. `kind`: the kind of error of records in quarantine."""
 
     pipeline: str
     tenant: str | None
     key: str | None
     reason: str | None
+    kind: str | None
 
     @classmethod
     def read(cls, form: Mapping[str, str]) -> Asked:
@@ -59,10 +60,10 @@ class Asked:
             check_tenant(tenant)
             if key is not None:
                 check_key(tenant, key)
-        reason = _line_ends(form["reason"]) if "reason" in form else None
-        if reason is not None and ("\0" in reason or len(reason) > LONGEST_TEXT):
+        reason, kind = form.get("reason") or None, form.get("kind")
+        if any(one is not None and ("\0" in one or len(one) > LONGEST_TEXT) for one in (reason, kind)):
             raise InvalidInput(f"the reason is not allowed: write up to {LONGEST_TEXT:,} characters of text")
-        return cls(form.get("pipeline", ""), tenant, key, reason)
+        return cls(form.get("pipeline", ""), tenant, key, None if reason is None else _line_ends(reason), kind)
 
     @property
     def named_tenant(self) -> str:
@@ -103,8 +104,8 @@ def _audit(runtime: Runtime, asked: Asked, user: str, action: str, detail: str |
 
 
 def _pause(runtime: Runtime, asked: Asked, user: str) -> Did:
-    _audit(runtime, asked, user, "pause", asked.reason or None)
-    _, new = runtime.pauses.pause(asked.pipeline, asked.tenant, asked.reason or None, user)
+    _audit(runtime, asked, user, "pause", asked.reason)
+    _, new = runtime.pauses.pause(asked.pipeline, asked.tenant, asked.reason, user)
     return Did("paused" if new else "paused-before")
 
 
@@ -149,23 +150,23 @@ def _discard(runtime: Runtime, asked: Asked, user: str) -> Did:
 
 
 def _chosen(runtime: Runtime, asked: Asked) -> list[QuarantinedRecord]:
-    """Return the records in quarantine that are meant: one, a tenant's, or all with one reason.
+    """Return the records in quarantine that are meant: one, a tenant's, or those with one kind of error.
 
     Raises:
         InvalidInput: nothing is chosen.
     """
-    if asked.tenant is None and asked.reason is None:
-        raise InvalidInput("nothing is chosen: choose a record, a tenant or a reason")
-    found, _ = runtime.quarantine_of(asked.pipeline).find(
+    if asked.tenant is None and asked.kind is None:
+        raise InvalidInput("nothing is chosen: choose a record, a tenant or a kind of error")
+    there = Quarantine(runtime.engine, runtime.source_of(asked.pipeline), seconds=LOOK_SECONDS)
+    found, _ = there.find(
         asked.pipeline,
         tenant=asked.tenant,
         external_ids=() if asked.key is None else (asked.key,),
-        reason=None if asked.reason is None else asked.reason.partition("\n")[0] or None,
+        kind=asked.kind,
         discarded=asked.key is not None,
         limit=AT_ONCE,
     )
-    # `find` takes every reason that holds the text; a group has this one.
-    return [one for one in found if asked.reason is None or _line_ends(one.reason) == asked.reason]
+    return found
 
 
 def _line_ends(text: str) -> str:
@@ -175,7 +176,7 @@ def _line_ends(text: str) -> str:
 
 def _about(records: list[QuarantinedRecord], asked: Asked) -> str:
     number = counted(len(records), "record")
-    return number if asked.reason is None else f"{number}: {printable(asked.reason)}"
+    return number if asked.kind is None else f"{number}: {printable(asked.kind)}"
 
 
 ACTIONS: Final[Mapping[str, Callable[[Runtime, Asked, str], Did]]] = {

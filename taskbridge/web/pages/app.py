@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import Send
 
-from taskbridge.errors import ConfigurationError, TaskBridgeError, UnknownPipeline, UsageError
+from taskbridge.errors import ConfigurationError, TaskBridgeError, Unavailable, UnknownPipeline, UsageError
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import TOKEN, Access, Allow, Guard, token_for
@@ -141,7 +141,11 @@ class _Site:
             def make() -> str:
                 shown = self._reading.ask(values, asked) | more
                 if self._actions and shown["health"] is not None:
-                    shown[TOKEN] = self._token(request)
+                    try:
+                        shown[TOKEN] = self._token(request)
+                    except Unavailable as error:
+                        # What is shown is as true without the forms.
+                        shown["said"] = f"Nothing can be done here now: {error}"
                 return self._shown(f"{name}.html", request, shown)
 
             try:

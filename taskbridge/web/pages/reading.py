@@ -17,12 +17,14 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.integration.checks import Finding, examine, worst
 from taskbridge.observing.answers import Answers
+from taskbridge.observing.overview import MOST_OF_A_TENANT, MOST_SORTED
 from taskbridge.observing.shapes import By, Finds, Health, PipelinePulse, Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import Audit, document_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages import charts
+from taskbridge.web.pages.acting import AT_ONCE
 
 __all__ = ["HOURS", "NotFound", "Reading"]
 
@@ -30,6 +32,8 @@ LONGEST_DOCUMENT: Final = 20_000
 """Characters of a document that are shown."""
 HEALTH_SECONDS: Final = 3.0
 """For so long a look at the health of all is shown again."""
+FAILED_SECONDS: Final = 15.0
+"""For so long after a look at the health of all has failed, pages that are not about it do not wait for another."""
 CHECK_SECONDS: Final = 10.0
 """For so long what the checks found is shown again."""
 FIRST_YEAR, LAST_YEAR = 2000, 9999
@@ -70,8 +74,8 @@ class Reading:
 
     @property
     def runtime(self) -> Runtime:
-        """The connections of this process."""
-        return runtime_of(self._app or own_app())
+        """The connections of this process, for a person who waits."""
+        return runtime_of(self._app or own_app()).for_people
 
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:
@@ -122,6 +126,8 @@ class Reading:
             return self.last_health
         if values in (self.now, self.tenant):
             return self.health()
+        if self._failed is not None and monotonic() - self._failed[0] < FAILED_SECONDS:
+            return None
         try:
             with translated_errors():
                 return self.health()
@@ -161,8 +167,12 @@ class Reading:
 
     def search(self, asked: QueryParams) -> Values:
         """Where is it: tenants, records, messages and webhooks by their name."""
-        text = asked.get("q", "").strip()[:200]
-        found = self.answers.find(text) if text and "\0" not in text else Finds([])
+        text = asked.get("q", "")[:200]
+        found = Finds([])
+        # A name may have space at its ends, and who pastes one often adds some.
+        for one in dict.fromkeys((text, text.strip())):
+            if one and "\0" not in one and not found:
+                found = self.answers.find(one)
         return {"text": text, "found": found}
 
     def record(self, asked: QueryParams) -> Values:
@@ -199,7 +209,8 @@ class Reading:
             check_tenant(after)
         lines = self.answers.tenants(pipeline, failing=failing, sort=sort, after=after, limit=ROWS)
         more = lines[-1].tenant if len(lines) == ROWS and sort == "name" else None
-        return {"pipeline": pipeline, "lines": lines, "failing": failing, "sort": sort, "sorts": _SORTS, "more": more}
+        found = {"pipeline": pipeline, "lines": lines, "failing": failing, "sort": sort, "sorts": _SORTS, "more": more}
+        return found | {"most": MOST_OF_A_TENANT, "compared": MOST_SORTED}
 
     def noisy(self, asked: QueryParams) -> Values:
         """Who is noisy."""
@@ -210,7 +221,8 @@ class Reading:
     def failing(self, asked: QueryParams) -> Values:
         """What fails, since when."""
         pipeline = self._some_pipeline(asked)
-        return {"groups": self.answers.failing(pipeline, limit=ROWS), "past": self.answers.failed(pipeline, limit=ROWS)}
+        groups, past = self.answers.failing(pipeline, limit=ROWS + 1), self.answers.failed(pipeline, limit=ROWS)
+        return {"groups": groups[:ROWS], "more": len(groups) > ROWS, "past": past, "at_once": AT_ONCE}
 
     def saved(self, asked: QueryParams) -> Values:
         """What bursts saved."""
