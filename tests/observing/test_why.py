@@ -156,6 +156,7 @@ def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, ans
                 frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and gave its last heartbeat \d\.\d s ago: "
             )
             said(frozen, r"it died or is frozen, and a worker that is up gives its place to another run in \ds$")
+            assert frozen.state == "no heartbeat"
             assert frozen.holder is not None
             assert frozen.holder.alive is False
             wait_until(
