@@ -109,6 +109,9 @@ def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
     The servers are those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. Where neither is set, they are the ones
     that `taskbridge up` serves in the data directory.
     """
+    from taskbridge.common.libraries import check_libraries
+
+    check_libraries()
     for name, text in unknown_variables(os.environ):
         console.complain(f"the variable {name} is not known and does nothing: {text}")
 

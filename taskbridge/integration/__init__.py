@@ -1,1 +1,27 @@
 """TaskBridge on a Celery app: its tasks, its queues, its worker's threads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from taskbridge.common.libraries import check_libraries
+from taskbridge.errors import ConfigurationError
+
+__all__ = ["is_celery"]
+
+
+def is_celery(program: Path) -> bool:
+    """Say whether this is the program `celery`."""
+    return program.stem == "celery" or (program.name == "__main__.py" and program.parent.name == "celery")
+
+
+try:
+    # Before the modules of this package import what is too old.
+    check_libraries()
+except ConfigurationError as error:
+    if not is_celery(Path(sys.argv[0])):
+        raise
+    # Celery would show where the module of the app was imported, and not end with our status.
+    sys.stderr.write(f"taskbridge: {error}\n")
+    raise SystemExit(error.exit_status) from None

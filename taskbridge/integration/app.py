@@ -13,6 +13,7 @@ from celery import Celery
 
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
+from taskbridge.integration import is_celery
 from taskbridge.integration.installation import install
 from taskbridge.process.runtime import keys_of, runtime_of
 from taskbridge.producing.producer import Bridge
@@ -70,15 +71,11 @@ def _celeryconfig() -> dict[str, Any]:
     name = os.environ.get("CELERY_CONFIG_MODULE")
     if not name:
         # Other programs, such as `taskbridge`, do not run what happens to lie in the directory that they are used in.
-        if not _is_celery(Path(sys.argv[0])) or importlib.util.find_spec("celeryconfig") is None:
+        if not is_celery(Path(sys.argv[0])) or importlib.util.find_spec("celeryconfig") is None:
             return {}
         name = "celeryconfig"
     module = importlib.import_module(name)
     return {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
-
-
-def _is_celery(program: Path) -> bool:
-    return program.stem == "celery" or (program.name == "__main__.py" and program.parent.name == "celery")
 
 
 _bridge = make_app()

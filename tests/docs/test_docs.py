@@ -169,8 +169,9 @@ def test_every_install_line_is_that_of_a_checkout() -> None:
     ]
     assert len({page for page, _ in lines if page.endswith(".md")}) > 4
     extra = r"'\.\[(django|embedded|flower|otel|web|dev)\]'"
-    # One that names another package is for whoever has versions of it that do not go together.
-    checkout = re.compile(rf"pip install ('kombu\[redis\]'|(\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$))")
+    # One that names other packages is for whoever has versions of them that are too old or do not go together.
+    others = r"'kombu\[redis\]'|--upgrade \{' '\.join\(wanted\)"
+    checkout = re.compile(rf"pip install ({others}|(\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$))")
     assert [one for one in lines if not checkout.match(one[1])] == []
 
 

@@ -1,0 +1,54 @@
+"""The libraries that talk to the servers: whether they are as new as the package asks for."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Final
+
+from taskbridge.errors import ConfigurationError
+
+__all__ = ["check_libraries"]
+
+PACKAGE: Final = "celery-taskbridge"
+CHECKED: Final = ("celery", "kombu", "redis", "sqlalchemy", "psycopg")
+"""An older one fails while it is imported, or much later and in other words."""
+
+_REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?>=(?P<lowest>[\d.]+)")
+
+
+def check_libraries() -> None:
+    """See that no library is older than the package's metadata allow; none is imported for that.
+
+    Raises:
+        ConfigurationError: some are; the message says what to install.
+    """
+    try:
+        asked = requires(PACKAGE) or []
+    except PackageNotFoundError:  # a checkout that was not installed
+        return
+    wrong, wanted = [], []
+    for requirement in filter(None, (_REQUIREMENT.fullmatch(one) for one in asked)):
+        name, lowest = requirement["name"], requirement["lowest"]
+        there = _installed(name) if name.lower() in CHECKED else None
+        if there is not None and _numbers(there) < _numbers(lowest):
+            wrong.append(f"{name} {there} is too old (TaskBridge needs {lowest} or newer)")
+            wanted.append(f"'{requirement[0]}'")
+    if wrong:
+        raise ConfigurationError(" and ".join(wrong), f"run `pip install --upgrade {' '.join(wanted)}`")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> list[int]:
+    """Return a version's numbers without the zeros at their end: 5.4 is 5.4.0."""
+    release = re.match(r"[\d.]*", text)
+    numbers = [int(number) for number in (release[0] if release else "").split(".") if number]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

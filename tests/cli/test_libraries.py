@@ -1,0 +1,106 @@
+"""A library that is too old is named, with what to install, before anything imports it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+from taskbridge.common import libraries
+from tests.cli.program import ROOT, Program
+
+OLD = {"celery": "5.3.6", "kombu": "5.2.4", "redis": "4.6.0", "SQLAlchemy": "1.4.50", "psycopg": "3.1.20"}
+NEEDED = {
+    "celery": "celery[redis]>=5.4",
+    "kombu": "kombu[redis]>=5.3.4",
+    "redis": "redis[hiredis]>=5.0.1",
+    "SQLAlchemy": "sqlalchemy>=2.0.22",
+    "psycopg": "psycopg[binary]>=3.2.1",
+}
+
+
+def wrong(name: str) -> str:
+    lowest = NEEDED[name].partition(">=")[2]
+    return f"{name.lower()} {OLD[name]} is too old (TaskBridge needs {lowest} or newer)"
+
+
+def text(name: str) -> str:
+    return f"{wrong(name)}: run `pip install --upgrade '{NEEDED[name]}'`"
+
+
+def install(directory: Path, name: str, version: str) -> None:
+    """Install a library of this version as pip notes it, whose import fails as that of an old one does."""
+    noted = directory / f"{name}-{version}.dist-info"
+    noted.mkdir()
+    (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (directory / f"{name.lower()}.py").write_text("raise ImportError('as with an old one')\n")
+
+
+@pytest.mark.parametrize("command", ["doctor", "status"])
+@pytest.mark.parametrize("name", OLD)
+def test_a_command_names_the_library_that_is_too_old(name: str, command: str, bare: Program) -> None:
+    install(bare.directory, name, OLD[name])
+    with bare.started(command, PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
+        ended = running.end()
+    assert (ended.status, ended.stdout, ended.stderr) == (1, "", f"taskbridge: {text(name)}\n")
+
+
+def test_several_are_named_in_one_sentence_and_one_line_for_pip(bare: Program) -> None:
+    for name in ("redis", "celery"):
+        install(bare.directory, name, OLD[name])
+    with bare.started("status", PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
+        ended = running.end()
+    assert ended.stderr == (
+        f"taskbridge: {wrong('celery')} and {wrong('redis')}: "
+        "run `pip install --upgrade 'celery[redis]>=5.4' 'redis[hiredis]>=5.0.1'`\n"
+    )
+
+
+@pytest.mark.parametrize("app", ["taskbridge", "shop"])
+def test_a_worker_with_such_a_library_says_so_without_a_traceback(app: str, bare: Program) -> None:
+    install(bare.directory, "psycopg", "3.1.20")
+    (bare.directory / "shop.py").write_text(
+        "import celery, taskbridge\napp = celery.Celery('shop')\ntaskbridge.install(app)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "solo"],
+        env={**bare.environment, "PYTHONPATH": f"{bare.directory}:{ROOT}"},
+        cwd=bare.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (1, f"taskbridge: {text('psycopg')}\n")
+
+
+def test_a_producer_gets_the_same_sentence_as_an_error(bare: Program) -> None:
+    install(bare.directory, "redis", "4.6.0")
+    ended = subprocess.run(
+        [sys.executable, "-c", "import taskbridge; taskbridge.notify"],
+        env={**bare.environment, "PYTHONPATH": f"{bare.directory}:{ROOT}"},
+        cwd=bare.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.stderr.splitlines()[-1] == f"taskbridge.errors.ConfigurationError: {text('redis')}"
+
+
+def test_the_lowest_versions_and_unusual_numbers_are_taken(bare: Program) -> None:
+    for name, version in {"celery": "5.4", "kombu": "5.10.0rc1", "redis": "5.0.1.0", "psycopg": "10.0"}.items():
+        install(bare.directory, name, version)
+    script = "from taskbridge.common.libraries import check_libraries; check_libraries()"
+    environment = {**bare.environment, "PYTHONPATH": f"{bare.directory}:{ROOT}"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+def test_all_that_is_checked_is_asked_for_with_a_lowest_version() -> None:
+    asked = requires(libraries.PACKAGE)
+    assert asked is not None
+    named = {found["name"].lower() for one in asked if (found := libraries._REQUIREMENT.fullmatch(one))}
+    assert set(libraries.CHECKED) <= named
