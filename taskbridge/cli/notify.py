@@ -10,6 +10,7 @@ import click
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option
 from taskbridge.common.names import check_tenant
+from taskbridge.errors import TaskBridgeError, Unavailable
 
 __all__ = ["notify"]
 
@@ -26,12 +27,25 @@ _WORDS: Final = {
 @data_dir_option
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
-    """Tell TENANT's runner that there are new records, and print the gate's answer."""
+    """Tell TENANT's runner that there are new records, and print the gate's answer.
+
+    Exit status: 0; 1 where the broker does not take the run.
+    """
+    from taskbridge.process.translation import translated_errors
     from taskbridge.producing import notify as notifying
 
     check_tenant(tenant)
     environment.existing(data_dir)
-    answer = notifying.notify(environment.runtime().app, tenant, pipeline).name.lower()
+    runtime = environment.runtime()
+    answer = notifying.notify(runtime.app, tenant, pipeline).name.lower()
+    if runtime.unpublished is not None:
+        try:
+            with translated_errors():
+                raise runtime.unpublished
+        except TaskBridgeError as error:
+            raise Unavailable(
+                f"{error}. The event is counted all the same: workers publish the run when the broker is back"
+            ) from error
     if as_json:
         console.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer})
     else:

@@ -68,7 +68,7 @@ def same_server(gate_url: str, broker_url: Any) -> bool:
         parts = parse_url(url)
         return parts["transport"], parts["hostname"], parts["port"] or 6379, str(parts["virtual_host"] or "0")
 
-    return isinstance(broker_url, str) and place(gate_url) == place(broker_url)
+    return isinstance(broker_url, str) and ";" not in broker_url and place(gate_url) == place(broker_url)
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,6 +15,7 @@ from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unserved
+from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
@@ -205,7 +206,7 @@ def _pipelines(runtime: Runtime) -> Findings:
 
 
 def _queues(runtime: Runtime) -> Findings:
-    with runtime.app.connection_for_read(**bounded(runtime.app)) as connection:
+    with broker_connection(runtime.app, **bounded(runtime.app)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in runtime.keys.queues]
     yield Finding(Level.OK, "broker", f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")

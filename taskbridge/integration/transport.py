@@ -21,6 +21,7 @@ from kombu.exceptions import VersionMismatch
 from kombu.transport import redis, virtual
 
 from taskbridge.gate.message import RUN_TASK
+from taskbridge.process.broker import broker_connection
 from taskbridge.process.translation import translated_errors
 
 __all__ = [
@@ -171,9 +172,10 @@ def check_versions(app: Celery) -> None:
     """See that kombu works with the redis-py that is installed; whether the broker can be reached is not looked at.
 
     Raises:
+        ConfigurationError: kombu has no such broker, or needs a library for it.
         Unavailable: it does not; the message says what to install.
     """
-    with app.connection_for_read(**bounded(app)) as connection:
+    with broker_connection(app, **bounded(app)) as connection:
         if connection.transport.driver_type != "redis":
             return
         try:

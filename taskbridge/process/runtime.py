@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from taskbridge.common.histogram import Histogram
 from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, message
+from taskbridge.process.broker import broker_connection
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
@@ -78,6 +79,8 @@ class Runtime(LightRuntime):
         """Whether an event may take as long as any other call."""
         self.events_rest_until = 0.0
         """Until when (`time.monotonic`) `notify_quietly` sends nothing, because Redis did not answer in time."""
+        self.unpublished: Exception | None = None
+        """Why a run of this process was not published; None: all were."""
         self._broker_away_until = 0.0
         self._broker_slow_until = 0.0
         self._publishing = BoundedSemaphore(EVENT_THREADS)
@@ -266,6 +269,7 @@ class Runtime(LightRuntime):
                         type(error).__name__,
                     )
                     self._broker_away_until = time.monotonic() + BROKER_REST
+                    self.unpublished = error
                     return
             else:
                 return
@@ -307,7 +311,7 @@ class Runtime(LightRuntime):
 
         conf = self.app.conf
         options = dict(conf.broker_transport_options)
-        connection = self.app.connection_for_write(connect_timeout=BROKER_TIMEOUT, transport_options=options)
+        connection = broker_connection(self.app, write=True, connect_timeout=BROKER_TIMEOUT, transport_options=options)
         if connection.transport.driver_type == "redis":
             options |= {name: min(options.get(name) or math.inf, BROKER_TIMEOUT) for name in _SOCKET_TIMEOUTS}
         # Else kombu waits for 2 s between two tries, also where the connection is refused.

@@ -18,15 +18,15 @@ from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
 __all__ = ["note_place", "translated_errors"]
 
-_places: Final[dict[str, set[str]]] = {"Postgres": set(), "Redis": set()}
+_places: Final = {server: set[str]() for server in ("Postgres", "Redis", "broker")}
 """Where this process connects to."""
 
 
 def note_place(server: str, hosts: str, ports: str | int) -> None:
-    """Note where `server`, "Postgres" or "Redis", is: what is said of it names the place, if this process has one.
+    """Note where "Postgres", "Redis" or "broker" is: what is said of it names the place, if there is one alone.
 
     Args:
-        server: which of the two.
+        server: which of the three.
         hosts: the host, several as libpq takes them (`a,b`), or the path of a socket.
         ports: the port, or one for each host.
     """
@@ -156,7 +156,8 @@ def _broker_text(error: BaseException) -> str:
     text = str(error).lower()
     if any(part in text for part in ("password", "authentication", "access_refused", "noauth")):
         return "the broker refuses the password: correct it in TASKBRIDGE_BROKER_URL"
-    return "the broker cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)"
+    away = "the broker cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)"
+    return _at(away, _only("broker"))
 
 
 # Parts of libpq's texts in English. A text in another language gets the last sentence of `_postgres_text`.

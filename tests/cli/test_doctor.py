@@ -116,6 +116,30 @@ def test_a_broker_of_another_kind_that_is_away_costs_no_other_finding(taskbridge
     assert {"Postgres", "Redis", "work", "tail"} <= found.keys()
 
 
+@pytest.mark.parametrize(
+    ("url", "text", "remedy"),
+    [
+        ("redis://:s3cr3t-Pa55@127.0.0.1:1/0", "the broker cannot be reached (127.0.0.1:1)", "start it, or correct"),
+        ("amqp://u:s3cr3t-Pa55@127.0.0.1:1//", "the broker cannot be reached (127.0.0.1:1)", "start it, or correct"),
+        (
+            "amqp://u:s3cr3t-Pa55@127.0.0.1:1//;amqp://[::1]:2//",
+            "the broker cannot be reached (127.0.0.1:1, [::1]:2)",
+            "start it, or correct",
+        ),
+        ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://", "correct"),
+        ("sqs://u:s3cr3t-Pa55@", "kombu needs the library botocore for a broker at sqs://", "install it, or correct"),
+    ],
+)
+def test_a_broker_that_cannot_be_used_is_told_by_its_place_or_kind(
+    taskbridge: Program, url: str, text: str, remedy: str
+) -> None:
+    ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL=url)
+    assert findings(ended)["broker"] == [f"problem: {text}"]
+    (told,) = [one["remedy"] for one in ended.json["findings"] if one["check"] == "broker"]
+    assert told.startswith(f"{remedy} TASKBRIDGE_BROKER_URL")
+    assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
+
+
 def test_what_is_paused_is_named(taskbridge: Program) -> None:
     for arguments in ([], ["acme"], ["bolt"]):
         assert taskbridge("pause", *arguments, "--pipeline", "invoices").status == 0

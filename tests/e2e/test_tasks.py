@@ -157,6 +157,7 @@ def test_a_prefix_of_the_brokers_keys_is_kept(deployment: Deployment, redis_clie
         ("redis://host/0", "redis://other/0", False),
         ("redis://host/0", "rediss://host/0", False),
         ("redis://host/0", "amqp://host//", False),
+        ("redis://host/0", "redis://host:6379;redis://other:6379", False),
     ],
 )
 def test_one_database_of_one_server_is_recognised(gate: str, broker: str, same: bool) -> None:

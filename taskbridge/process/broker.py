@@ -1,0 +1,61 @@
+"""A connection to an app's broker: what cannot be used is told in our words, and by its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from taskbridge.errors import ConfigurationError
+from taskbridge.process.translation import note_place
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ["broker_connection"]
+
+
+def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> Any:
+    """Return a connection to the broker of an app; it is opened when it is first used.
+
+    Args:
+        app: the app.
+        write: the broker that messages are sent to, where the app has another one for these.
+        options: of kombu's `Connection`.
+
+    Raises:
+        ConfigurationError: kombu has no such broker, or needs a library for it.
+    """
+    brokers: Any = app.conf.broker_write_url if write else app.conf.broker_read_url
+    urls = brokers.split(";") if isinstance(brokers, str) else list(brokers or ())
+    scheme = str(urls[0]).partition("://")[0] if urls else "amqp"
+    try:
+        connection: Any = (app.connection_for_write if write else app.connection_for_read)(**options)
+        transport = connection.transport
+    except KeyError as error:
+        if "No such transport" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"kombu knows no broker whose URL begins with {scheme}://",
+            "correct TASKBRIDGE_BROKER_URL, as in redis://:password@host:port/0",
+        ) from None
+    except ImportError as error:
+        raise ConfigurationError(
+            f"kombu needs the library {error.name} for a broker at {scheme}://",
+            "install it, or correct TASKBRIDGE_BROKER_URL",
+        ) from None
+    places = [_place(url, transport.default_port) for url in urls]
+    if places and all(places):
+        note_place("broker", *(",".join(part) for part in zip(*filter(None, places), strict=True)))
+    return connection
+
+
+def _place(url: str, default_port: int | None) -> tuple[str, str] | None:
+    """Return host and port; None where the URL tells of none, as that of a service."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or default_port
+    except ValueError:
+        return None
+    if "+socket" in parts.scheme:
+        return parts.path, "0"
+    return None if port is None else (parts.hostname or "localhost", str(port))
