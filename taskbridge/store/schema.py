@@ -141,6 +141,8 @@ def check_schema(database: Database) -> None:
     if found == head():
         return
     if found is None:
+        with driving(database) as driver:
+            _refuse_foreign(driver, schema_of(database))
         raise SchemaMismatch("the database has no schema of TaskBridge", "run `taskbridge migrate`")
     if found in _known():
         raise SchemaMismatch(

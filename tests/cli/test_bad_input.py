@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +182,33 @@ def test_a_schema_that_this_version_does_not_know_is_left_alone(
     assert_one_clear_line(taskbridge(*command), "9999", "does not know", status=1)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 0
+
+
+def test_a_schema_of_somebody_else_is_told_by_all_with_one_way_out(taskbridge: Program, engine: Engine) -> None:
+    taskbridge("migrate", "--to", "base", "--yes")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA taskbridge; CREATE TABLE taskbridge.bridges (id int)")
+    said = (
+        "the database has a schema taskbridge that is not TaskBridge's (it holds 'bridges')",
+        "set TASKBRIDGE_SCHEMA to another name in all processes, and run `taskbridge migrate`",
+    )
+    for command in ("migrate", "status"):
+        assert_one_clear_line(taskbridge(command), ": ".join(said), status=1)
+    (schema,) = [one for one in taskbridge("doctor", "--json").json["findings"] if one["check"] == "schema"]
+    assert (schema["level"], schema["text"], schema["remedy"]) == ("problem", *said)
+    worker = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-P", "solo"],
+        env=taskbridge.environment,
+        cwd=taskbridge.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert worker.stderr.splitlines()[-1] == f"taskbridge: {': '.join(said)}"
+    # and the way out is one
+    assert taskbridge("migrate", TASKBRIDGE_SCHEMA="bridge").status == 0
+    assert taskbridge("status", TASKBRIDGE_SCHEMA="bridge").status == 0
 
 
 WITHOUT_SERVERS: dict[str, list[tuple[str, ...]]] = {

@@ -64,6 +64,9 @@ def test_a_schema_of_somebody_else_with_our_name_is_left_alone(engine: Engine, m
         with pytest.raises(SchemaMismatch, match=r"that is not TaskBridge's.*set TASKBRIDGE_SCHEMA to another name"):
             migrate(engine, revision)
         assert objects(engine) == before
+    # and whoever looks is told the same as who migrates
+    with pytest.raises(SchemaMismatch, match=r"that is not TaskBridge's.*set TASKBRIDGE_SCHEMA to another name"):
+        check_schema(engine)
     # and with another name both have their own
     other = connect(engine.url.render_as_string(hide_password=False), "bridge")
     assert migrate(other)[1] == head()
