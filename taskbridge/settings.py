@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, InvalidName
 
 __all__ = ["GIVEN", "Settings", "check_password", "check_token", "unknown_variables"]
 
@@ -79,8 +79,11 @@ class Settings:
             check_token(token)
         if self.dashboard_password:
             check_password(self.dashboard_password)
-        check_key_prefix(self.key_prefix)
-        check_schema_name(self.schema)
+        try:
+            check_key_prefix(self.key_prefix)
+            check_schema_name(self.schema)
+        except InvalidName as error:
+            raise ConfigurationError(error.what, error.remedy) from None
         for name, limits in SETTINGS.items():
             value = getattr(self, name)
             if not limits.has(value):
@@ -91,8 +94,8 @@ class Settings:
         """Read the settings from `environment` (default: the process's own, and what it lacks from `GIVEN`).
 
         Raises:
-            ConfigurationError: a value that is no number or out of its limits, or a URL of the wrong kind.
-            InvalidName: a key prefix or a schema that is not allowed.
+            ConfigurationError: a value that is no number or out of its limits, a URL of the wrong kind, or a key
+                prefix or a schema that is not allowed.
         """
         if environment is None:
             environment = {name: text for one in GIVEN for name, text in one().items()} | os.environ
@@ -148,6 +151,9 @@ def _checked(secret: str, allowed: re.Pattern[str], name: str, remedy: str) -> s
     return secret
 
 
+PREFIX: Final = "TASKBRIDGE_"
+"""What the name of each variable begins with."""
+
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 _SCHEMES: dict[str, tuple[str, ...]] = {
@@ -156,8 +162,13 @@ _SCHEMES: dict[str, tuple[str, ...]] = {
 }
 
 
+def _either(schemes: Sequence[str]) -> str:
+    *others, last = (f"{scheme}://" for scheme in schemes)
+    return f"{', '.join(others)} or {last}"
+
+
 def _variable(name: str) -> str:
-    return f"TASKBRIDGE_{name.upper()}"
+    return f"{PREFIX}{name.upper()}"
 
 
 OTHERS: Final = frozenset({"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TRACEBACK"})
@@ -172,11 +183,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     known = sorted({_variable(one.name) for one in fields(Settings)} | OTHERS)
     found = []
     for name in sorted(environment):
-        if name.startswith("TASKBRIDGE_") and name not in known and not name.startswith("TASKBRIDGE_TEST_"):
+        if name.startswith(PREFIX) and name not in known and not name.startswith(f"{PREFIX}TEST_"):
             from difflib import get_close_matches  # noqa: PLC0415 - slow, and hardly ever needed
 
-            close = get_close_matches(name, known, 1)
-            found.append((name, f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"))
+            # Without what all begin with, which would make any two of them close.
+            endings = [one.removeprefix(PREFIX) for one in known]
+            close = get_close_matches(name.removeprefix(PREFIX), endings, 1)
+            found.append((name, f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(known)}"))
     return found
 
 
@@ -214,7 +227,7 @@ def _parse(name: str, text: str) -> object:
         scheme = text.partition("://")[0]
         if scheme not in _SCHEMES[name] or "://" not in text:
             # The value may hold a password, so the message does not repeat it.
-            raise ConfigurationError(f"{_variable(name)} must begin with one of {', '.join(_SCHEMES[name])} and ://")
+            raise ConfigurationError(f"{_variable(name)} must begin with {_either(_SCHEMES[name])}")
     if text.startswith(_SCHEMES["redis_url"]) and ";" not in text:  # Celery takes a list of brokers
         try:
             _ = urlsplit(text).port

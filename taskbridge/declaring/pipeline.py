@@ -15,7 +15,7 @@ from taskbridge.common.limits import OPTIONS
 from taskbridge.common.names import check_pipeline_name, check_source_name
 from taskbridge.common.texts import shown
 from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
-from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline
+from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline, UsageError
 
 if TYPE_CHECKING:
     from taskbridge.declaring.batch import Batch, RetryAfter
@@ -127,7 +127,7 @@ class Pipelines:
         If there are any, Python also looks for them in the current directory.
 
         Raises:
-            ConfigurationError: a module does not import; the message has its error.
+            ConfigurationError: a module does not import, or declares what cannot work; the message has its error.
         """
         modules = tuple(modules)
         directory = str(Path.cwd())
@@ -136,6 +136,8 @@ class Pipelines:
         for module in modules:
             try:
                 importlib.import_module(module)
+            except UsageError as error:
+                raise ConfigurationError(f"the pipeline module {module!r}: {error.what}", error.remedy) from error
             except TaskBridgeError:
                 raise
             except Exception as error:

@@ -126,6 +126,8 @@ def test_commands_that_make_the_schema_speak_plainly_too(
         ({"TASKBRIDGE_REDIS_URL": ""}, "TASKBRIDGE_POSTGRES_URL is set and TASKBRIDGE_REDIS_URL is not"),
         ({"TASKBRIDGE_POSTGRES_URL": ""}, "TASKBRIDGE_REDIS_URL is set and TASKBRIDGE_POSTGRES_URL is not"),
         ({"TASKBRIDGE_RUN_BUDGET": "soon"}, "give a number of seconds"),
+        ({"TASKBRIDGE_KEY_PREFIX": "a:b"}, "the key prefix 'a:b' is not allowed"),
+        ({"TASKBRIDGE_SCHEMA": "public"}, "the schema 'public' is not allowed"),
         ({"TASKBRIDGE_PIPELINES": "no_such_module"}, "the pipeline module 'no_such_module' does not import"),
     ],
 )
@@ -133,6 +135,17 @@ def test_settings_that_cannot_work_are_named(variables: dict[str, str], expected
     ended = taskbridge("status", **variables)
     assert_one_clear_line(ended, expected, status=1)
     assert SECRET not in ended.stderr
+
+
+def test_a_pipeline_that_cannot_work_is_named_with_its_module(taskbridge: Program) -> None:
+    (taskbridge.directory / "handlers.py").write_text(
+        "from taskbridge import LatencyNeutral, pipeline\n"
+        "@pipeline('orders', policy=LatencyNeutral(lease=-1, tick=0.2))\n"
+        "def handle(batch): pass\n"
+    )
+    for command in ("status", "notify"):
+        ended = taskbridge(command, "France", TASKBRIDGE_PIPELINES="handlers")
+        assert_one_clear_line(ended, "the pipeline module 'handlers': the lease is -1 s: it must lie", status=1)
 
 
 def test_a_handler_module_with_an_error_in_it_is_named_with_the_error(taskbridge: Program) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.errors import ConfigurationError, InvalidName
-from taskbridge.settings import Settings
+from taskbridge.errors import ConfigurationError
+from taskbridge.settings import Settings, unknown_variables
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -45,8 +45,12 @@ def test_the_broker_is_the_gate_unless_it_is_named() -> None:
         ("RUN_BUDGET", "-1", "TASKBRIDGE_RUN_BUDGET"),
         ("METRICS_PORT", "9808/tcp", "TASKBRIDGE_METRICS_PORT is '9808/tcp': give a port's number, or 0 for none"),
         ("METRICS_PORT", "65536", "TASKBRIDGE_METRICS_PORT is 65536, it must lie between 0 and 65535"),
-        ("POSTGRES_URL", "mysql://u:secret@h/d", "TASKBRIDGE_POSTGRES_URL must begin with one of postgresql"),
-        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with one of redis"),
+        (
+            "POSTGRES_URL",
+            "mysql://u:secret@h/d",
+            "must begin with postgresql://, postgresql\\+psycopg:// or postgres://$",
+        ),
+        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis:// or rediss://$"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value: str, text: str) -> None:
@@ -56,8 +60,25 @@ def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value
 
 
 def test_a_prefix_that_could_share_a_key_is_refused() -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(ConfigurationError, match=r"key prefix 'a:b' is not allowed: use .*TASKBRIDGE_KEY_PREFIX"):
         Settings.read({"TASKBRIDGE_KEY_PREFIX": "a:b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("POSTGRES", "POSTGRES_URL"),
+        ("RUN_BUGDET", "RUN_BUDGET"),
+        ("METRIC_PORT", "METRICS_PORT"),
+        ("SCHEME", "SCHEMA"),
+        ("FOO", None),
+        ("COLOUR", None),
+    ],
+)
+def test_a_name_is_suggested_only_where_one_is_close(name: str, meant: str | None) -> None:
+    ((found, text),) = unknown_variables({f"TASKBRIDGE_{name}": "1"})
+    assert found == f"TASKBRIDGE_{name}"
+    assert text.startswith(f"did you mean TASKBRIDGE_{meant}?" if meant else "there are TASKBRIDGE_BASE_INTERVAL, ")
 
 
 def test_settings_as_an_environment_read_back_the_same() -> None:
