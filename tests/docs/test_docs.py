@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -158,6 +159,18 @@ def test_every_python_example_runs_as_far_as_its_names() -> None:
         compile(block, page, "exec")
         for module, names in re.findall(r"^from (taskbridge[.\w]*) import (.+)$", block, re.MULTILINE):
             assert {name.strip() for name in names.split(",")} <= set(import_module(module).__all__), page
+
+
+def test_what_the_examples_import_is_installed_by_the_project() -> None:
+    own = {path.stem for path in (ROOT / "examples").rglob("*") if path.is_dir() or path.suffix == ".py"}
+    imported = {
+        (page.name, name)
+        for page in PAGES
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        for name in re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE)
+    }
+    assert imported
+    assert [one for one in sorted(imported) if one[1] not in own and find_spec(one[1]) is None] == []
 
 
 def test_every_install_line_is_that_of_a_checkout() -> None:
