@@ -33,8 +33,9 @@ OTHER_VARIABLES = {
 def code(page: Path) -> list[str]:
     """Return what the page shows as code: fenced blocks line by line, and words in backticks."""
     text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:console|bash|sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    shells = [block for language, block in blocks if language in ("", "console", "bash", "sh")]
+    return [line for block in shells for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
 
 
 def everywhere() -> list[tuple[str, str]]:
