@@ -94,7 +94,7 @@ class Known(NamedTuple):
     key_columns: Sequence[str]
     watched_columns: Sequence[str] | None
     digest: str
-    version: int
+    version: str
     ended: bool
     backfilled: int
     backfill_done: bool

@@ -404,21 +404,28 @@ def _function(adopted: Adopted) -> str:
     wanted, table = adopted.definition, adopted.table
     parts = {"source": literal(wanted.source), "muted": query("adopted_muted")}
     for word in ("new", "old"):
-        row = filled("adopted_row", adopted.schema, {"row": word.upper()})
-        parts[word] = row if table.by_row else f"{word}_rows"
+        parts[word] = query("adopted_row") if table.by_row else f"{word}_rows"
     again = query("adopted_again", adopted.schema)
     watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
-    for word, row in (("new", "n"), ("old", "o")):
+    for word in ("new", "old"):
+        row = word.upper() if table.by_row else word[0]
         columns = ", ".join(f"{row}.{quoted(column)}" for column in watched)
+        whole = f"{row}::record" if table.by_row else f"ROW({row}.*)::record"
         parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True)
         parts[f"{word}_key"] = adopted.key_of(row, as_owner=True)
         parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
-        parts[f"{word}_watched"] = f"ROW({columns or f'{row}.*'})::record"
+        parts[f"{word}_watched"] = f"ROW({columns})::record" if columns else whole
 
     def changes(name: str, **others: str) -> str:
         return adopted.records(filled(name, adopted.schema, {**parts, **others}), again)
 
-    before, after = changes("adopted_went", old=TRUNCATED).split(TRUNCATED)
+    emptied = {
+        "old": TRUNCATED,
+        "old_tenant": adopted.tenant_of("o", as_owner=True),
+        "old_key": adopted.key_of("o", as_owner=True),
+        "old_counts": adopted.has_tenant_and_key("o"),
+    }
+    before, after = changes("adopted_went", **emptied).split(TRUNCATED)
     body = {
         "function": _function_name(adopted),
         "source": literal(wanted.source),

@@ -301,12 +301,12 @@ class Cursors:
         values = {**which, "revision": record.revision, "small": ANY_SIZE}
         try:
             with driving(self._engine) as driver:
-                row = driver.execute(self._reading("document", self._rows), values).fetchone()
+                row = driver.execute(self._reading("document", self._look_up()), values).fetchone()
             if row is None:
                 return None
             text, deleted = row
             document, reason = ({}, None) if text is None else decoded(text)
-        except (psycopg.Error, MemoryError) as error:
+        except (psycopg.Error, MemoryError, InvalidInput) as error:
             raise Unread(error, 1, bisecting=False) from error
         return replace(record, document=document, deleted=deleted) if reason is None else None
 
@@ -522,7 +522,7 @@ class Cursors:
 class _Rows(NamedTuple):
     """Where the documents of a source are: the version of its adoption, and the part of SQL that reads them."""
 
-    version: int | None
+    version: str | None
     document: str | None
 
 

@@ -982,3 +982,87 @@ def test_what_has_changed_is_mended_by_adopting_again(engine: Engine) -> None:
     run(engine, "ALTER TABLE orders ALTER id TYPE text", "ALTER TABLE orders DISABLE TRIGGER USER")
     adopted(engine)
     assert check_adoptions(engine) == {"orders": []}
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_session_that_wrote_before_is_seen_after_columns_have_come_changed_and_gone(
+    engine: Engine, partitioned: bool
+) -> None:
+    run(engine, f"{ORDERS} PARTITION BY RANGE (id)" if partitioned else ORDERS)
+    if partitioned:
+        run(engine, "CREATE TABLE orders_a PARTITION OF orders FOR VALUES FROM (0) TO (100)")
+    adopted(engine)
+    reader = Reader(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as writer:
+        writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+        for number in range(8):  # A plan for any values is made after the fifth.
+            writer.exec_driver_sql(f"UPDATE orders SET note = 'b{number}'")  # noqa: S608 - a number
+        assert reader.keys("acme") == ["1"]
+        for change, write in {
+            "ADD COLUMN status text": "UPDATE orders SET status = 'paid'",
+            "ALTER COLUMN note TYPE integer USING 1": "UPDATE orders SET note = 2",
+            "DROP COLUMN total": "UPDATE orders SET status = 'sent'",
+            "RENAME COLUMN status TO stands": "UPDATE orders SET stands = 'back'",
+            "ADD COLUMN at timestamptz": "UPDATE orders SET at = now()",
+        }.items():
+            run(engine, f"ALTER TABLE orders {change}")
+            writer.exec_driver_sql(write)
+            assert reader.keys("acme") == ["1"], change
+            writer.exec_driver_sql("UPDATE orders SET note = note")
+            assert reader.keys("acme") == [], "nothing has changed"
+        writer.exec_driver_sql("DELETE FROM orders")
+        assert reader.keys("acme") == ["-1"]
+
+
+@pytest.mark.parametrize("change", ["ADD COLUMN price numeric", "ALTER COLUMN n TYPE numeric"])
+def test_a_numeric_that_came_later_keeps_its_digits_in_workers_that_run(engine: Engine, change: str) -> None:
+    run(engine, "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, n int)")
+    adopted(engine)
+    reader = Reader(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1)")
+    assert reader.keys("acme") == ["1"]
+    run(engine, f"ALTER TABLE orders {change}")
+    column = "price" if "price" in change else "n"
+    run(engine, f"UPDATE orders SET {column} = 1234567890123456789.10")  # noqa: S608 - our name
+    (one,) = reader.records("acme")
+    assert one.document[column] == "1234567890123456789.10"
+
+
+def test_a_partition_that_was_detached_can_be_emptied(engine: Engine) -> None:
+    run(
+        engine,
+        f"{ORDERS} PARTITION BY RANGE (id)",
+        "CREATE TABLE orders_a PARTITION OF orders FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE orders_b PARTITION OF orders FOR VALUES FROM (100) TO (200)",
+    )
+    adopted(engine)
+    reader = Reader(engine)
+    run(
+        engine,
+        "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (101, 'acme', 1, 'b')",
+        "ALTER TABLE orders DETACH PARTITION orders_a",
+        f"{ORDERS.replace('orders', 'archive')} PARTITION BY RANGE (id)",
+        "ALTER TABLE archive ATTACH PARTITION orders_a FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO archive VALUES (2, 'acme', 2, 'c')",
+        "TRUNCATE archive",
+    )
+    assert reader.keys("acme") == ["-1", "101"]
+    run(engine, "TRUNCATE orders")
+    assert reader.keys("acme") == ["-101"]
+
+
+def test_who_wrote_to_a_partitioned_table_before_its_tenant_had_another_type_connects_again(engine: Engine) -> None:
+    run(
+        engine,
+        f"{ORDERS} PARTITION BY RANGE (id)",
+        "CREATE TABLE orders_a PARTITION OF orders FOR VALUES FROM (0) TO (100)",
+    )
+    adopted(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as writer:
+        writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+        run(engine, "ALTER TABLE orders ALTER customer TYPE varchar(50)")
+        with pytest.raises(DBAPIError, match="does not match|has wrong type"):
+            writer.exec_driver_sql("INSERT INTO orders VALUES (2, 'acme', 1, 'a')")
+        writer.invalidate()
+    run(engine, "INSERT INTO orders VALUES (3, 'acme', 1, 'a')")
+    assert Reader(engine).keys("acme") == ["1", "3"]

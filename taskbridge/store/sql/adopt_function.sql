@@ -15,6 +15,11 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) p WHERE p.relid = ours)
             AND EXISTS (SELECT FROM pg_class c WHERE c.oid = ours)
         THEN
+            -- A partition that was detached keeps its trigger of TRUNCATE, and none of the rows'.
+            IF TG_OP = 'TRUNCATE' THEN
+                ignored := set_config('taskbridge.keep_ids', keep_ids, true);
+                RETURN NULL;
+            END IF;
             RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
                 MESSAGE = format('%s is not the table that was adopted as the source %s', TG_RELID::regclass, {source});
         END IF;

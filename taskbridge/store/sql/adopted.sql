@@ -1,7 +1,7 @@
 -- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped.
 -- A column that is gone, and those of a table that was made anew, have the names under which they were adopted.
 SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns, a.digest,
-       a.version, a.ended_at IS NOT NULL AS ended, a.backfilled, a.backfilled_at IS NOT NULL AS backfill_done,
+       {adoption_version} AS version, a.ended_at IS NOT NULL AS ended, a.backfilled, a.backfilled_at IS NOT NULL AS backfill_done,
        quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS called,
        ARRAY(
            SELECT coalesce(t.attname::text, p.name)

@@ -8,12 +8,12 @@
 -- bytes stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
 -- document. With `small` below zero no document is read.
 -- The rows of an adopted table are read in this statement too, so that a record's revision and its row go together. `adopted`
--- is the version of the source's adoption; the process must have made this statement for that one.
+-- is the version of the source's adoption and of its table; the process must have made this statement for that one.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
        p.target_text AS target,
        p.target IS NOT NULL AS resumed,
-       (SELECT a.version FROM {schema}.adopted a WHERE a.source = %(source)s) AS adopted,
+       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
        d.text AS document, d.stored, r.traceparent, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
