@@ -45,6 +45,8 @@ NARROW: Final = 74
 
 SHOWN_PROBLEMS: Final = 20
 """Of a file's lines that were not taken, so many are listed."""
+_LONGEST_COLUMN: Final = 48
+"""A column that is piped is no wider; a longer text stands out alone."""
 _LEAST_TEXT: Final = 8
 """Columns that a text has at the least."""
 
@@ -160,7 +162,8 @@ class Table:
 
     def __str__(self) -> str:
         lines = [self._columns, *(tuple(map(str, row)) for row in self.rows)]
-        widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+        # One long name does not push the figures of all others out of sight.
+        widths = [min(max(map(_width, column)), _LONGEST_COLUMN) for column in zip(*lines, strict=True)]
         shown = []
         for line in lines:
             blanks = [" " * (width - _width(text)) for text, width in zip(line, widths, strict=True)]

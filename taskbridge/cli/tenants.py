@@ -52,7 +52,8 @@ class TenantView:
     @property
     def state(self) -> str:
         """The runner's state; a pause, what holds it and a run that is not alive are named."""
-        return text_of_state(self.runner, self.now_ms, self.ttl_ms, paused=self.pause is not None)
+        pending = bool(self.counts["pending"])
+        return text_of_state(self.runner, self.now_ms, self.ttl_ms, paused=self.pause is not None, pending=pending)
 
     def count(self, name: str) -> str:
         """Return one of the counts as it is shown; one that is not known is a dash."""

@@ -8,7 +8,6 @@ short, the answer says so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from taskbridge.gate.inspector import Inspector
@@ -32,6 +31,7 @@ from taskbridge.observing.shapes import (
     TenantLine,
 )
 from taskbridge.settings import Settings
+from taskbridge.store.past import Before
 
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
@@ -103,10 +103,12 @@ class Answers:
         tenant: str | None = None,
         *,
         failed: bool = False,
-        before: datetime | None = None,
+        before: Before | None = None,
         limit: int = 50,
     ) -> list[RunRow]:
-        """Return up to `limit` runs that began before a time, the last one first; with `failed` those that failed.
+        """Return up to `limit` runs that began before a time or a run, the last one first.
+
+        With `failed` those that failed.
 
         Without a history of runs there are none. A tenant is only looked for with its pipeline.
         """

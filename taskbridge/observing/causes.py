@@ -75,10 +75,15 @@ def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
     return now_ms - (runner.deadline_ms - ttl_ms) <= 2 * ttl_ms / BEATS
 
 
-def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool) -> str:
-    """Return the runner's state in a few words; a pause, what holds it and a run that is not alive are named."""
+def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool, pending: bool = False) -> str:
+    """Return the runner's state in a few words; a pause, what holds it and a run that is not alive are named.
+
+    `pending`: whether its tenant has records that nobody has handled.
+    """
     if paused and runner.state in (State.IDLE, State.WAITING):
         return "paused"
+    if pending and runner.state is State.IDLE:
+        return str(Cause.FOUND_SOON)
     if is_alive(runner, now_ms, ttl_ms) is False:
         return str(Cause.FROZEN)
     if runner.hold is None:

@@ -20,7 +20,7 @@ from taskbridge.observing.shapes import (
     NoisyTenants,
     RunRow,
 )
-from taskbridge.store.past import MOST_DRAWN
+from taskbridge.store.past import MOST_DRAWN, Before
 
 __all__ = ["bursts", "noisy", "over_time", "run_row", "runs", "saved", "tenant_runs"]
 
@@ -53,13 +53,14 @@ def tenant_runs(reach: Reach, pipeline: str, tenant: str, limit: int) -> list[Ru
 
 
 def runs(
-    reach: Reach, pipeline: str | None, tenant: str | None, *, failed: bool, before: datetime | None, limit: int
+    reach: Reach, pipeline: str | None, tenant: str | None, *, failed: bool, before: Before | None, limit: int
 ) -> list[RunRow]:
     """Return the last runs; see `Answers.runs`."""
     if pipeline is not None:
         reach.pipeline(pipeline)
         if tenant is not None:
-            found = reach.past.of_tenant(pipeline, tenant, failed=failed, before=before, limit=limit)
+            at = None if before is None else before.at
+            found = reach.past.of_tenant(pipeline, tenant, failed=failed, before=at, limit=limit)
             return [run_row(row) for row in found]
     return [run_row(row) for row in _lately(reach, pipeline, failed=failed, before=before, limit=limit)]
 
@@ -99,45 +100,46 @@ def _failed_group(pipeline: str, failing: Sequence[dict[str, Any]]) -> FailedGro
 
 
 def _lately(
-    reach: Reach, pipeline: str | None, *, failed: bool, before: datetime | None, limit: int
+    reach: Reach, pipeline: str | None, *, failed: bool, before: Before | None, limit: int
 ) -> list[dict[str, Any]]:
     """Return the last runs of all tenants. The sums of the minutes say where there are any."""
     past = reach.past
-    end = before or reach.looks.now() + timedelta(seconds=1)
+    end = before or Before(reach.looks.now() + timedelta(seconds=1))
     at, found = end, list[dict[str, Any]]()
     for span in FIRST_SPANS:
-        since = end - span
+        since = end.at - span
         found += past.between(pipeline, since, at, failed=failed, limit=limit - len(found))
-        at = since
+        at = Before(since)
         if len(found) >= limit:
             return found
-    oldest = end - timedelta(days=max(1, reach.settings.history_days) + 1)
+    oldest = end.at - timedelta(days=max(1, reach.settings.history_days) + 1)
     wanted = limit - len(found)
     rest = [*_unsummed(reach, pipeline, oldest, at, failed=failed, limit=wanted)]
     rest += _summed(reach, pipeline, oldest, at, failed=failed, limit=wanted)
     # A minute with sums of one pipeline may have runs of another that has none.
     once = {(row["pipeline"], row["tenant"], row["token"]): row for row in rest}
-    return found + sorted(once.values(), key=lambda row: row["began_at"], reverse=True)[:wanted]
+    return found + sorted(once.values(), key=lambda row: (row["began_at"], row["token"]), reverse=True)[:wanted]
 
 
 def _unsummed(
-    reach: Reach, pipeline: str | None, oldest: datetime, until: datetime, *, failed: bool, limit: int
+    reach: Reach, pipeline: str | None, oldest: datetime, until: Before, *, failed: bool, limit: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the last runs of each pipeline since its last minute with sums: only a worker makes these."""
     for name, minute in reach.past.summed(pipeline).items():
         since = oldest if minute is None else minute + timedelta(minutes=1)
-        if since < until:
+        if since < until.at:
             yield from reach.past.between(name, since, until, failed=failed, limit=limit)
 
 
 def _summed(
-    reach: Reach, pipeline: str | None, oldest: datetime, until: datetime, *, failed: bool, limit: int
+    reach: Reach, pipeline: str | None, oldest: datetime, until: Before, *, failed: bool, limit: int
 ) -> list[dict[str, Any]]:
     """Return the last runs of the minutes that have sums."""
     found = list[dict[str, Any]]()
-    minutes = reach.past.minutes(pipeline, oldest, until, failed=failed, limit=MOST_MINUTES)
+    minutes = reach.past.minutes(pipeline, oldest, until.at, failed=failed, limit=MOST_MINUTES)
     for since, before in _spans(minutes, limit):
-        found += reach.past.between(pipeline, since, min(before, until), failed=failed, limit=limit - len(found))
+        last = min(Before(before), until)
+        found += reach.past.between(pipeline, since, last, failed=failed, limit=limit - len(found))
         if len(found) >= limit:
             break
     return found

@@ -23,12 +23,14 @@ from taskbridge.observing.shapes import (
     Sort,
     TenantLine,
 )
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, nobody_looks, troubles, unserved
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, nobody_looks, troubles, unserved
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
 
 __all__ = ["MOST_OF_A_TENANT", "MOST_SORTED", "failing", "health", "pulse", "tenants"]
 
 MOST_ERRORS: Final = 1_000
+MOST_NAMED: Final = 3
+"""So many pipelines are named in the one sentence."""
 MOST_SORTED: Final = 100
 """Tenants of each kind that are looked at to sort them."""
 MOST_OF_A_TENANT: Final = 100
@@ -46,12 +48,16 @@ def health(reach: Reach) -> Health:
     )
     tails = {name: ages.tail for name, ages in read_ages(reach.database, names).items()}
     paused = {name: reach.looks.paused(name, MOST_COUNTED) for name in names}
-    findings = [
-        finding
+    found = [
+        (one, name)
         for name in names
-        for finding in _findings(reach, name, surveys[name], backlogs[name], tails[name], paused[name])
+        for one in _troubles(reach, name, surveys[name], backlogs[name], tails[name], paused[name])
     ]
-    findings.sort(key=lambda one: one.colour != "red")
+    # What has just begun is news.
+    found.sort(key=lambda one: (not one[0].grave, one[0].seconds))
+    findings = [
+        Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name) for one, name in found
+    ]
     colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
     runners = sum(one.runners for one in surveys.values())
     return Health(
@@ -82,18 +88,22 @@ def health(reach: Reach) -> Health:
 
 def _sentence(findings: list[Finding], runners: int) -> str:
     if findings:
-        more = f", and {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
-        return f"{findings[0].sentence}{more}"
+        first, *others = findings
+        if not others:
+            return first.sentence
+        about = [name for name in dict.fromkeys(one.pipeline for one in others) if name and name != first.pipeline]
+        whose = f", also about {', '.join(about[:MOST_NAMED])}" if about else ""
+        cut = f" and {len(about) - MOST_NAMED:,} more" if len(about) > MOST_NAMED else ""
+        return f"{first.sentence}, and {counted(len(others), 'more finding')}{whose}{cut}"
     work = counted(runners, "tenant has a runner", "tenants have a runner") if runners else "nobody has anything to do"
     return f"all is well: {work}, nothing fails, and nothing is held up"
 
 
-def _findings(
+def _troubles(
     reach: Reach, name: str, survey: Survey, backlog: Backlog, tail_seconds: float, paused: PausedCount
-) -> Iterator[Finding]:
-    served = unserved(tail_seconds, reach.settings.tail_interval, survey.overdue_seconds)
-    for one in (*served, *troubles(reach.pipelines[name], survey, backlog, paused)):
-        yield Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name)
+) -> Iterator[Trouble]:
+    yield from unserved(tail_seconds, reach.settings.tail_interval, survey.overdue_seconds)
+    yield from troubles(reach.pipelines[name], survey, backlog, paused)
 
 
 def _workers(reach: Reach, surveys: Mapping[str, Survey]) -> list[str]:
@@ -171,7 +181,11 @@ def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: st
     runners = dict(zip(names, reach.inspector.look(pipeline, names), strict=True))
     held, now_ms = reach.looks.paused_among(pipeline, names), reach.inspector.now_ms() if names else 0
     lines = [
-        _line(row, pipeline, text_of_state(one, now_ms, reach.ttl_ms, paused=row["tenant"] in held))
+        _line(
+            row,
+            pipeline,
+            text_of_state(one, now_ms, reach.ttl_ms, paused=row["tenant"] in held, pending=bool(row["pending"])),
+        )
         for row in counts
         for one in (runners[row["tenant"]],)
     ]

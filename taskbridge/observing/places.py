@@ -6,9 +6,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
+import redis
+
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import counted, one_line
+from taskbridge.common.times import ago, moment
 from taskbridge.errors import InvalidName
+from taskbridge.gate import RunnerStatus, State
 from taskbridge.observing.history import NO_HISTORY, run_row
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import Finds, Found, RunRow, Step, Story
@@ -134,10 +138,24 @@ def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> St
         return None
     state = _state(row)
     runs, note = _runs(reach, pipeline, tenant, row, state)
-    steps = [*_written(row), *_event(reach, pipeline, tenant, row, runs), *_failed(runs), *_end(row, state, runs)]
+    runner = _runner(reach, pipeline, tenant)
+    steps = [
+        *_written(row),
+        *_event(reach, pipeline, tenant, row, runs),
+        *_failed(runs),
+        *_end(row, state, runs, runner),
+    ]
     # Of equal times, and without one, in the order of the steps.
     steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
     return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
+
+
+def _runner(reach: Reach, pipeline: str, tenant: str) -> RunnerStatus | None:
+    """Return how the tenant's runner stands; None: Redis does not say, and the story is true without it."""
+    try:
+        return reach.inspector.look(pipeline, [tenant])[0]
+    except redis.RedisError:
+        return None
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -207,7 +225,9 @@ def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
         yield Step(last.ended_at, "failed", f"{len(failed) - SHOWN_FAILED:,} more runs failed", last.token)
 
 
-def _end(row: dict[str, Any], state: str, runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
+def _end(
+    row: dict[str, Any], state: str, runs: Sequence[tuple[RunRow, bool]], runner: RunnerStatus | None
+) -> Iterator[Step]:
     reader = next((run for run, read in runs if read), None)
     is_read = reader is not None
     if row["cause"] == "failed" and (reader is None or row["quarantined_at"] < reader.began_at):
@@ -230,7 +250,11 @@ def _end(row: dict[str, Any], state: str, runs: Sequence[tuple[RunRow, bool]]) -
     else:
         failures = row["failures"] or 0
         last = f": its tenant failed {counted(failures, 'time')} in a row, last: {one_line(row['last_error'] or '')}"
-        yield Step(None, "pending", f"pending{last if failures else ''}", row["owner"] if failures else None)
+        has_it, token = "", row["owner"] if failures else None
+        if runner is not None and runner.state is State.RUNNING:
+            token = runner.token
+            has_it = f"; run {token} of its tenant is on, begun {ago(moment(runner.began_ms))}, and may have it in hand"
+        yield Step(None, "pending", f"pending{last if failures else ''}{has_it}", token)
 
 
 def _quarantine(row: dict[str, Any], token: str | None) -> Iterator[Step]:

@@ -49,7 +49,9 @@ def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
         pipeline=pipeline,
         tenant=name,
         cause=cause,
-        state=text_of_state(runner, seen.now_ms, seen.ttl_ms, paused=pause is not None),
+        state=text_of_state(
+            runner, seen.now_ms, seen.ttl_ms, paused=pause is not None, pending=bool(counts["pending"])
+        ),
         sentence=sentence,
         holder=_holder(seen),
         due_at=moment(runner.deadline_ms) if runner.state is State.WAITING else None,

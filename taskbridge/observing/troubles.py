@@ -28,11 +28,15 @@ OVERDUE_GRAVE: Final = 30.0
 
 
 class Trouble(NamedTuple):
-    """What is wrong, and what to do. `grave`: nothing of the pipeline is handled."""
+    """What is wrong, and what to do.
+
+    `grave`: nothing of the pipeline is handled. `seconds`: for how long; infinite where nobody knows.
+    """
 
     sentence: str
     remedy: str
     grave: bool = False
+    seconds: float = math.inf
 
 
 def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
@@ -55,12 +59,14 @@ def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) 
             f"no worker has looked for records for {tail_seconds:,.0f} s",
             "start a worker that declares the pipeline; if one runs, read its log",
             True,
+            tail_seconds,
         )
     if overdue_seconds > OVERDUE_SECONDS:
         yield Trouble(
             f"a run was due {overdue_seconds:,.0f} s ago, and no worker has begun it",
             "start more workers, or see whether one is frozen",
             overdue_seconds > OVERDUE_GRAVE,
+            overdue_seconds,
         )
 
 

@@ -17,7 +17,7 @@ from taskbridge.common.names import check_tenant
 from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.errors import Unavailable
-from taskbridge.gate import Answer, Spacing, hurry
+from taskbridge.gate import Answer, Gate, Spacing, hurry
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.traces import send_many, send_one
@@ -199,18 +199,20 @@ def _say(events: Events, error: Exception) -> None:
         log.error("no event for %s; a worker finds the records all the same", whose, exc_info=error)
 
 
-def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES) -> None:
+def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: Gate | None = None) -> None:
     """Notify the tenants, and let those that are held, by a back-off or a pause that is over, go on at once.
+
+    `gate`: that of a person who waits; None: the app's own, which waits longer.
 
     Raises: as `notify`.
     """
-    runtime = runtime_of(app)
+    asked = runtime_of(app).gate if gate is None else gate
     notify_many(app, tenants, pipeline)
     with translated_errors():
-        runners = zip(tenants, runtime.gate.look(pipeline, tenants), strict=True)
+        runners = zip(tenants, asked.look(pipeline, tenants), strict=True)
         held = [tenant for tenant, runner in runners if runner.held]
         if held:
-            runtime.gate.expire(pipeline, held, early=True)
+            asked.expire(pipeline, held, early=True)
 
 
 def _spacing(runtime: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:

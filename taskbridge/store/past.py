@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.store.figures import bucket_sums, limited
 from taskbridge.store.queries import queries
@@ -13,7 +13,7 @@ from taskbridge.store.sessions import rows, scalar
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["Past"]
+__all__ = ["Before", "Past"]
 
 MOST_OF_A_TENANT: Final = 2_000
 """So many of a tenant's last runs are looked through for those that failed."""
@@ -27,6 +27,13 @@ LONGEST_RUN: Final = timedelta(hours=1)
 """A record's reader was made no longer than this before the record was written."""
 MOST_FAILED: Final = 100
 """So many runs are returned that failed before the one that read a record."""
+
+
+class Before(NamedTuple):
+    """What runs are wanted before: those that began at `at` only with a token below this one."""
+
+    at: datetime
+    token: str = ""
 
 
 class Past:
@@ -58,10 +65,10 @@ class Past:
         return self._rows("past_of_tenant", **values, size=size, limit=limit)
 
     def between(
-        self, pipeline: str | None, since: datetime, before: datetime, *, failed: bool, limit: int
+        self, pipeline: str | None, since: datetime, before: Before, *, failed: bool, limit: int
     ) -> list[dict[str, Any]]:
         """Return the last runs that began between two times, of up to 50,000."""
-        values = {"pipeline": pipeline, "since": since, "before": before, "failed": failed}
+        values = {"pipeline": pipeline, "since": since, "before": before.at, "token": before.token, "failed": failed}
         return self._rows("past_between", **values, size=MOST_OF_A_TIME, limit=limit)
 
     def minutes(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import re
 
 import redis
@@ -58,7 +59,7 @@ def test_why_says_one_sentence_and_then_the_figures(
 
 
 def test_who_paused_and_who_resumed_is_written_down(taskbridge: Program, engine: Engine) -> None:
-    who = getpass.getuser()
+    who = pwd.getpwuid(os.getuid()).pw_name
     record(engine, "invoices", "acme", "7", {})
     assert taskbridge("pause", "acme", "--reason", "wrong prices", "--json").json["paused_by"] == who
     assert f"paused by {who}, " in taskbridge("why", "acme").stdout
@@ -76,7 +77,7 @@ def test_who_paused_and_who_resumed_is_written_down(taskbridge: Program, engine:
 
 
 def test_who_drained_and_who_decided_about_quarantine_is_written_down(taskbridge: Program, engine: Engine) -> None:
-    who = getpass.getuser()
+    who = pwd.getpwuid(os.getuid()).pw_name
     for number in ("7", "8"):
         record(engine, "invoices", "acme", number, {})
         put_in_quarantine(engine, "acme", number)

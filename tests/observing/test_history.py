@@ -12,6 +12,7 @@ from taskbridge.errors import UnknownPipeline
 from taskbridge.observing import history
 from taskbridge.observing.answers import Answers
 from taskbridge.store import sum_runs
+from taskbridge.store.past import Before
 from tests.deployment import Deployment
 from tests.store.adopting import run
 
@@ -61,10 +62,27 @@ def test_the_last_runs_are_told_of_all_tenants_of_one_and_of_those_that_failed(
     assert (failed.tenant, failed.records, failed.error) == ("bolt", 2, "ValueError: no price")
     assert answers.runs("orders", "bolt", failed=True) == [failed]
     assert round(failed.run_ms) == 400
-    before = answers.runs("orders", before=failed.began_at)
+    before = answers.runs("orders", before=Before(failed.began_at))
     assert len(before) == 2
     assert all(one.began_at < failed.began_at for one in before)
     assert len(answers.runs(limit=3)) == 3
+
+
+def test_pages_of_runs_that_began_at_once_have_each_run_once(deployment: Deployment, answers: Answers) -> None:
+    run(
+        deployment.engine,
+        RUNS.replace("now() - interval '30 min' + n * interval '4 min'", "now() - interval '1 s'").replace(
+            "'-' || t.tenant", "'-' || t.tenant || n || p.pipeline"
+        ),
+    )
+    every = [(one.began_at, one.token) for one in answers.runs()]
+    assert len(every) > 2
+    assert len({at for at, _ in every}) < len(every), "some began at one time"
+    paged, before = list[tuple[datetime, str]](), None
+    while page := answers.runs(before=before, limit=1):
+        paged += [(one.began_at, one.token) for one in page]
+        before = Before(*paged[-1])
+    assert paged == every
 
 
 def test_bursts_and_days_say_what_was_saved(deployment: Deployment, answers: Answers) -> None:

@@ -35,7 +35,8 @@ def quarantined(engine: Engine) -> None:
 def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, answers: Answers) -> None:
     never = answers.health()
     assert never.colour == "red"
-    assert never.sentence == "broken: no worker has ever looked for its records, and 4 more findings"
+    first, others = "broken: no worker has ever looked for its records", "calls, narrow, orders and 1 more"
+    assert never.sentence == f"{first}, and 4 more findings, also about {others}"
     run(deployment.engine, LOOKED)
     well = answers.health()
     assert (well.colour, well.findings) == ("green", [])
@@ -55,6 +56,8 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, a
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
     assert answers.health().sentence.startswith("calls: no worker has looked for records for ")
     assert answers.health().colour == "red"
+    run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'broken'")
+    assert [one.pipeline for one in answers.health().findings[:2]] == ["calls", "broken"], "what has just begun is news"
 
 
 def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answers) -> None:
@@ -143,7 +146,7 @@ def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, an
     assert [one.tenant for one in answers.tenants("orders", sort="runs", limit=2)] == ["t6", "t5"]
     assert [one.tenant for one in answers.tenants("orders", sort="events", failing=True)] == ["t1", "t2", "t4", "t5"]
     (oldest,) = answers.tenants("orders", sort="oldest", limit=1)
-    assert (oldest.tenant, oldest.pending, oldest.state) == ("waits", 1, "idle")
+    assert (oldest.tenant, oldest.pending, oldest.state) == ("waits", 1, "not seen yet")
     assert {one.tenant: one.state for one in answers.tenants("orders")}["t3"] == "paused"
 
 

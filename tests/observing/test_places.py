@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from taskbridge import LatencyNeutral
 from taskbridge.observing import places
 from taskbridge.observing.answers import Answers
-from taskbridge.observing.shapes import Story
+from taskbridge.observing.shapes import Step, Story
 from taskbridge.store import Incoming, receive, record, record_many
 from tests.deployment import Deployment
 from tests.store.adopting import run
@@ -72,6 +73,15 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
         absorbed = told(answers, "acme", "3", "handled")
         assert in_order(absorbed) == ["recorded", "absorbed", "read", "handled"]
         assert absorbed.steps[1].token != absorbed.steps[2].token
+
+        record(deployment.engine, "orders", "doze", "1", {"seconds": 3})
+        in_hand = r"pending; run \S+ of its tenant is on, begun \d+s ago, and may have it in hand"
+
+        def end() -> Step:
+            return told(answers, "doze", "1", "pending").steps[-1]
+
+        wait_until(lambda: re.fullmatch(in_hand, end().sentence), "a run has it in hand")
+        assert end().token is not None
 
 
 def test_without_a_history_the_story_says_what_it_cannot_tell(deployment: Deployment, answers: Answers) -> None:

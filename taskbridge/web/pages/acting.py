@@ -119,7 +119,7 @@ def _resume(runtime: Runtime, asked: Asked, user: str) -> Did:
         pending = list(islice(runtime.pending(asked.pipeline), STARTED_AT_ONCE))
     started = [one for one in pending if left.holding(one) is None]
     if started:
-        notifying.start(runtime.app, started, asked.pipeline)
+        notifying.start(runtime.app, started, asked.pipeline, runtime.gate)
     return Did("resumed" if released else "not-paused")
 
 
@@ -136,7 +136,7 @@ def _retry(runtime: Runtime, asked: Asked, user: str) -> Did:
     _audit(runtime, asked, user, "retry", _about(records, asked))
     done = runtime.quarantine_of(asked.pipeline).retry(asked.pipeline, records)
     tenants = Counter(tenant for tenant, _ in done)
-    notifying.start(runtime.app, list(tenants), asked.pipeline)
+    notifying.start(runtime.app, list(tenants), asked.pipeline, runtime.gate)
     return Did("retried", len(done), len(tenants))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 from weakref import WeakKeyDictionary
 
 from celery import Celery
@@ -43,6 +44,11 @@ MOST_WAITING: Final = 64
 LONGEST_FORM: Final = 65_536
 MOST_FIELDS: Final = 20
 FORM_WITHIN: Final = 10.0
+PAGE_SECONDS: Final = 20.0
+"""Who asks for a page is told to come again after so long: each look is bounded, and may wait for others."""
+TOLD: Final = "taskbridge_told"
+"""The cookie about what was done before the page."""
+TOLD_SECONDS: Final = 60
 A_DAY: Final = {"Cache-Control": "private, max-age=86400, immutable"}
 
 PAGES: Final = {
@@ -136,22 +142,28 @@ class _Site:
 
         async def answer(request: Request) -> Response:
             asked = request.query_params
-            more = {"title": title, "here": path, "asked": asked, "said": _said(asked), TOKEN: ""}
+            told = request.cookies.get(TOLD)
 
             def make() -> str:
-                shown = self._reading.ask(values, asked) | more
+                shown = self._reading.ask(values, asked)
+                shown |= {"title": title, "here": path, "asked": asked, "said": None, TOKEN: ""}
                 if self._actions and shown["health"] is not None:
                     try:
-                        shown[TOKEN] = self._token(request)
+                        shown[TOKEN] = token = self._token(request)
+                        shown["said"] = _said(told, token) if told else None
                     except Unavailable as error:
                         # What is shown is as true without the forms.
                         shown["said"] = f"Nothing can be done here now: {error}"
                 return self._shown(f"{name}.html", request, shown)
 
             try:
-                return HTMLResponse(await self._in_thread(make))
+                response = HTMLResponse(await self._in_thread(make, PAGE_SECONDS))
             except Exception as error:
                 return await self._failed(request, error)
+            if told is not None:
+                # Said once.
+                response.delete_cookie(TOLD, _root(request) or "/")
+            return response
 
         return answer
 
@@ -207,7 +219,10 @@ class _Site:
         except Exception as error:
             return await self._failed(request, error)
         log.info("%s of %s by the dashboard", action, asked.pipeline)
-        return RedirectResponse(f"{_root(request)}/{_back(form, did)}", 303)
+        root = _root(request)
+        response = RedirectResponse(f"{root}/{_back(form)}", 303)
+        response.set_cookie(TOLD, _told(did, token), TOLD_SECONDS, path=root or "/", httponly=True, samesite="strict")
+        return response
 
     async def not_there(self, request: Request, error: Exception) -> Response:
         """Answer a request of another path or method."""
@@ -229,8 +244,8 @@ class _Site:
             "part": self._showing.page(f"{name}_live.html", root, values),
         }
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns; it may wait for a server.
+    async def _in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """Return what `work` returns; it may wait for a server. Who asks waits no longer than `seconds`.
 
         Raises:
             Busy: too much is under way.
@@ -239,7 +254,10 @@ class _Site:
             raise Busy
         self._under_way += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise Busy from None
         finally:
             self._under_way -= 1
 
@@ -335,27 +353,32 @@ async def _form(request: Request) -> dict[str, str]:
 _BACK: Final = re.compile(r"(tenant|record|failing|tenants)?(\?[A-Za-z0-9%+&=._~*-]*)?")
 
 
-def _back(form: dict[str, str], did: Did) -> str:
-    """Return the path of the page from which a form came, and what is to be said there."""
+def _back(form: dict[str, str]) -> str:
+    """Return the path of the page from which a form came."""
     back = form.get("back", "")
-    if not _BACK.fullmatch(back):
-        back = ""
-    path, _, query = back.partition("?")
-    fields = [(name, value) for name, value in parse_qsl(query) if name not in ("did", "records", "of")]
-    told = [("did", did.what), *((("records", did.records), ("of", did.tenants)) if did.records else ())]
-    return f"{path}?{urlencode([*fields, *told])}"
+    return back if _BACK.fullmatch(back) else ""
 
 
-def _said(asked: QueryParams) -> str | None:
-    """Return the sentence about what was done before this page."""
-    sentence = SAID.get(asked.get("did", ""))
-    if sentence is None:
+def _told(did: Did, token: str) -> str:
+    """Return the cookie about what was done. Only who has the token can have made it."""
+    text = f"{did.what}.{did.records}.{did.tenants}"
+    return f"{text}.{hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()}"
+
+
+def _said(told: str, token: str) -> str | None:
+    """Return the sentence about what was done before this page; None: the cookie is not ours."""
+    what, records, tenants = ([*told.split(".")[:3], "", ""])[:3]
+    if what not in SAID or not (_is_count(records) and _is_count(tenants)):
         return None
-    return sentence.format(
-        count=_counted(asked.get("records", ""), "record"), tenants=_counted(asked.get("of", ""), "tenant")
-    )
+    did = Did(what, int(records), int(tenants))
+    if not hmac.compare_digest(told.encode(), _told(did, token).encode()):
+        return None
+    return SAID[what].format(count=_counted(did.records, "record"), tenants=_counted(did.tenants, "tenant"))
 
 
-def _counted(text: str, what: str) -> str:
-    count = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 9
+
+
+def _counted(count: int, what: str) -> str:
     return f"{number(count)} {what}{'' if count == 1 else 's'}"

@@ -22,6 +22,7 @@ from taskbridge.observing.shapes import By, Finds, Health, PipelinePulse, Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import Audit, document_of
+from taskbridge.store.past import Before
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages import charts
 from taskbridge.web.pages.acting import AT_ONCE
@@ -148,10 +149,13 @@ class Reading:
             moved = len(points) >= FEWEST_POINTS and any(events or runs for _, events, runs in points)
             shown.append((one, charts.rates(points, POINTS, pulse.at) if moved else None))
         shown.sort(key=lambda one: -one[0].runners)
+        # Nobody calls a pipeline idle whose records wait for a worker.
+        waiting = {one.pipeline for one in self.health().findings if one.colour == "red"}
         idle = [
             one.pipeline
             for one, chart in shown
             if not (one.runners or one.paused or one.circuit_open or one.events_rate or one.runs_rate)
+            and one.pipeline not in waiting
         ]
         return {"pulse": pulse, "shown": shown, "idle": idle}
 
@@ -261,8 +265,8 @@ class Reading:
             check_tenant(tenant)
             pipeline = self._pipeline(asked)
         failed, answers = asked.get("failed") == "1", self.answers
-        runs = answers.runs(pipeline, tenant, failed=failed, before=_time(asked), limit=ROWS)
-        more = runs[-1].began_at if len(runs) == ROWS else None
+        runs = answers.runs(pipeline, tenant, failed=failed, before=_before(asked), limit=ROWS)
+        more = runs[-1] if len(runs) == ROWS else None
         return {"runs": runs, "failed": failed, "only": tenant, "more": more, "has_history": answers.has_history}
 
     def audit(self, asked: QueryParams) -> Values:
@@ -302,7 +306,7 @@ def _hours(asked: QueryParams) -> str:
     return str(_one_of(tuple(HOURS), asked.get("hours"), "24"))
 
 
-def _time(asked: QueryParams) -> datetime | None:
+def _before(asked: QueryParams) -> Before | None:
     text = asked.get("before", "")
     if not text:
         return None
@@ -312,4 +316,7 @@ def _time(asked: QueryParams) -> datetime | None:
         raise InvalidInput("`before` is no time: write it as 2026-01-31T08:00:00+00:00") from None
     if not FIRST_YEAR <= found.year < LAST_YEAR:
         raise InvalidInput("`before` is the time of no run: write it as 2026-01-31T08:00:00+00:00")
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    token = asked.get("run", "")
+    if "\0" in token:
+        raise InvalidInput("`run` is no token of a run: open the first page")
+    return Before(found if found.tzinfo else found.replace(tzinfo=UTC), token[:100])
