@@ -7,6 +7,7 @@ from typing import Final
 from benchmarks.adopt import ADOPT
 from benchmarks.batches import BATCHES
 from benchmarks.benchmark import Benchmark
+from benchmarks.bulk import BULK
 from benchmarks.capacity import CAPACITY
 from benchmarks.drain import DRAIN
 from benchmarks.first_event import FIRST_EVENT
@@ -35,6 +36,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     FIRST_EVENT,
     NO_EVENT,
     ADOPT,
+    BULK,
     NOTIFY,
     TRACES,
     SWEEP,

@@ -23,6 +23,7 @@ from taskbridge.observing.answers import Answers
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import keep_runs
 from taskbridge.store.bounded import within
+from taskbridge.store.past import Before
 
 __all__ = ["LOOKS"]
 
@@ -138,7 +139,7 @@ class _Scene:
             "noisy by failures": lambda: ask.noisy(PIPELINE, by="failures"),
             "last runs": ask.runs,
             "last runs that failed": lambda: ask.runs(PIPELINE, failed=True),
-            "runs of 12 hours ago": lambda: ask.runs(PIPELINE, before=now - timedelta(hours=12)),
+            "runs of 12 hours ago": lambda: ask.runs(PIPELINE, before=Before(now - timedelta(hours=12))),
             "runs of a tenant": lambda: ask.runs(PIPELINE, half),
             "bursts": lambda: ask.bursts(PIPELINE),
             "saved": lambda: ask.saved(PIPELINE),

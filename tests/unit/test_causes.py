@@ -37,7 +37,13 @@ FAILED: Final = {"pending": 1, "failures": 3, "last_error": "ValueError: no curr
 def runner(state: State, due_in_ms: int | None = None, **values: Any) -> RunnerStatus:
     """A runner whose deadline comes in so many milliseconds."""
     deadline = None if due_in_ms is None else NOW_MS + due_in_ms
-    defaults = {"token": TOKEN, "events": 1, "runs": 1, "began_ms": NOW_MS - 2_000, "lease_ends_ms": None}
+    defaults: dict[str, Any] = {
+        "token": TOKEN,
+        "events": 1,
+        "runs": 1,
+        "began_ms": NOW_MS - 2_000,
+        "lease_ends_ms": None,
+    }
     held = values.get("hold") is not None
     waits = values.get("hold") is Hold.TURN
     return RunnerStatus(state=state, deadline_ms=deadline, held=held, waits_for_turn=waits, **defaults | values)
