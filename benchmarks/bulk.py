@@ -171,7 +171,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
             for _ in range(copies):
                 _add(found, COPY, shop.copy(rows))
     sizes = {COPY: rows, ONE: 1}
-    seen = {name: _summary(one.seen) for name, one in found.items()}
+    by_tail = {name: _summary(one.seen) for name, one in found.items()}
     columns = ("", "rows", "median ms", "p99 ms", "longest ms")
 
     def lines(of: Mapping[str, Summary]) -> list[list[Cell]]:
@@ -183,7 +183,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
             Table(
                 "From a commit until the tail has seen it",
                 columns,
-                lines(seen),
+                lines(by_tail),
                 f"The rows are those of {TENANTS} tenants. Nobody sends an event. The table is partitioned, so its "
                 "triggers are called for each row.",
             ),
@@ -205,7 +205,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
                 "The handler does nothing. The more rows, the more this is the pace at which the processes read.",
             ),
         ],
-        [Target(f"{name}: p99 until the tail has seen it, ms", one.p99, LIMIT_MS) for name, one in seen.items()],
+        [Target(f"{name}: p99 until the tail has seen it, ms", one.p99, LIMIT_MS) for name, one in by_tail.items()],
     )
 
 
