@@ -59,6 +59,7 @@ def test_a_page_of_an_empty_deployment_is_no_error(visitor: Visitor, path: str) 
     assert "<h1>" in answer.text
     assert answer.text.count("<h1") == 1
     assert "Traceback" not in answer.text
+    assert answer.text.count(' aria-current="page"') == (not path.startswith("search")), "which page it is"
 
 
 def test_what_is_not_there_is_said(visitor: Visitor) -> None:
@@ -101,6 +102,8 @@ def test_names_and_errors_with_markup_are_text(visitor: Visitor, deployment: Dep
     assert sum("&lt;script&gt;alert(1)" in page for page in pages) >= 7
     assert not [page for page in pages if "<script>" in page or "alert(1)</script>" in page]
     assert not [page for page in pages if re.search(r"<[^>]+\s(style|on\w+)\s*=", page)], "the policy would forbid it"
+    assert not [page for page in pages if re.search(r"<[^>]+=&#", page)], "an attribute whose quotes became text"
+    assert any('<div class="warn"><dt>in quarantine' in page for page in pages)
 
 
 def test_a_document_is_shown_only_where_that_is_allowed(visitor: Visitor, deployment: Deployment) -> None:
