@@ -113,7 +113,12 @@ _COLOURS: Final = {
     "failed": "red",
     "quarantined": "red",
     "rejected": "red",
-    "held": "yellow",
+    "back-off": "yellow",
+    "rate limit": "yellow",
+    "asked to wait": "yellow",
+    "wait queue": "yellow",
+    "turn": "yellow",
+    "no heartbeat": "red",
     "pending": "yellow",
     "waiting": "blue",
     "idle": "dim",
@@ -121,14 +126,8 @@ _COLOURS: Final = {
 
 
 def state(terminal: Console | Pipe, text: str) -> str | Text:
-    """Return a state as a cell of a table, in its colour where there is a terminal; NO_COLOR takes the colour away.
-
-    What holds a state stands after a comma and decides: "waiting, held".
-    """
-    if isinstance(terminal, Pipe):
-        return plain(text)
-    held = text.partition(", ")[2]
-    return cell(text, "yellow" if held else _COLOURS.get(text, ""))
+    """Return a state as a cell of a table, in its colour where there is a terminal; NO_COLOR takes the colour away."""
+    return plain(text) if isinstance(terminal, Pipe) else cell(text, _COLOURS.get(text, ""))
 
 
 class Table:

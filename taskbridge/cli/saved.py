@@ -101,6 +101,10 @@ def _show_days(terminal: Console | console.Pipe, pipeline: str, rows: list[DayRo
         f"{pipeline}: {last} {counted(events, 'event')} became {counted(runs, 'run')}: "
         f"{_share(absorbed, events)} absorbed"
     )
+    if 0 < runs < (records := sum(one.records for one in rows)):
+        terminal.print(
+            f"  they had {records:,} records: a run for each would have been {records / runs:.1f} times as many"
+        )
     made = console.Table(terminal, "day (UTC)", *BY_DAY, optional=("bursts", "run time"))
     for one in rows:
         counts = (f"{value:,}" for value in (one.events, one.bursts, one.runs, one.records))

@@ -141,7 +141,14 @@ class _Standing:
 
     def _held(self) -> Iterator[str]:
         """Say why tenants are held that have no failure to tell of, the first few by name."""
-        held = [one.tenant for one in self.tenants if one.next_try_at is not None and not one.counts["failures"]]
+        held = [
+            one.tenant
+            for one in self.tenants
+            if one.tenant in self.held
+            and not one.runner.waits_for_turn
+            and one.pause is None
+            and not one.counts["failures"]
+        ]
         for tenant in held[:SHOWN_HELD]:
             yield f"{tenant}: {self.held[tenant][1]}"
         if len(held) > SHOWN_HELD:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from taskbridge.common.texts import counted
 from taskbridge.common.times import moment
-from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.gate import Hold, RunnerStatus, State, Survey
 from taskbridge.observing.causes import text_of_state
 from taskbridge.store import Backlog, Looks, Pause, Paused, read_backlogs
 
@@ -79,7 +79,7 @@ class TenantView:
     @property
     def next_try_at(self) -> datetime | None:
         """When a tenant that a back-off or a rate limit holds is tried again."""
-        return self.due_at if self.runner.held and not self.runner.waits_for_turn and self.pause is None else None
+        return self.due_at if self.runner.hold in (Hold.RATE, Hold.RETRY, Hold.ASKED) and self.pause is None else None
 
     @property
     def _due_ms(self) -> int | None:

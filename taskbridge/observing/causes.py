@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -75,6 +76,15 @@ def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
     return now_ms - (runner.deadline_ms - ttl_ms) <= 2 * ttl_ms / BEATS
 
 
+_HELD: Final[Mapping[Hold, Cause]] = {
+    Hold.TURN: Cause.TURN,
+    Hold.WAIT_QUEUE: Cause.WAIT_QUEUE,
+    Hold.RATE: Cause.RATE,
+    Hold.RETRY: Cause.BACK_OFF,
+    Hold.ASKED: Cause.ASKED_TO_WAIT,
+}
+
+
 def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool, pending: bool = False) -> str:
     """Return the runner's state in a few words; a pause, what holds it and a run that is not alive are named.
 
@@ -86,10 +96,7 @@ def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: boo
         return str(Cause.FOUND_SOON)
     if is_alive(runner, now_ms, ttl_ms) is False:
         return str(Cause.FROZEN)
-    if runner.hold is None:
-        return str(runner.state)
-    waits = {Hold.TURN: "its turn comes", Hold.WAIT_QUEUE: "in the wait queue", Hold.RATE: "rate limit"}
-    return f"{runner.state}, {waits.get(runner.hold, 'held')}"
+    return str(runner.state if runner.hold is None else _HELD[runner.hold])
 
 
 def why(seen: Seen) -> tuple[Cause, str]:

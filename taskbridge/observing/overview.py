@@ -56,7 +56,8 @@ def health(reach: Reach) -> Health:
     # What has just begun is news.
     found.sort(key=lambda one: (not one[0].grave, one[0].seconds))
     findings = [
-        Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name) for one, name in found
+        Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name, one.tenant, one.page)
+        for one, name in found
     ]
     colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
     runners = sum(one.runners for one in surveys.values())

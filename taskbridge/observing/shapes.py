@@ -82,12 +82,18 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that an operator may have to do something about. `remedy`: a command or what to do; empty: none."""
+    """Something that an operator may have to do something about.
+
+    `remedy`: a command or what to do; empty: none. `tenant`: the one that the sentence names. `page`: of the dashboard,
+    which tells more where no tenant is named.
+    """
 
     colour: Colour
     sentence: str
     remedy: str = ""
     pipeline: str | None = None
+    tenant: str | None = None
+    page: Literal["checks", "failing"] = "checks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from taskbridge.common.texts import counted
 from taskbridge.declaring.pipeline import Pipeline
@@ -30,13 +30,16 @@ OVERDUE_GRAVE: Final = 30.0
 class Trouble(NamedTuple):
     """What is wrong, and what to do.
 
-    `grave`: nothing of the pipeline is handled. `seconds`: for how long; infinite where nobody knows.
+    `grave`: nothing of the pipeline is handled. `seconds`: for how long; infinite where nobody knows. `tenant`: the one
+    that the sentence names. `page`: of the dashboard, which tells more where no tenant is named.
     """
 
     sentence: str
     remedy: str
     grave: bool = False
     seconds: float = math.inf
+    page: Literal["checks", "failing"] = "checks"
+    tenant: str | None = None
 
 
 def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
@@ -80,6 +83,7 @@ def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: Pause
             f"the circuit is open, {probes} failed, {waiting} in the wait queue",
             "look at what the handler calls; `taskbridge status` shows the errors",
             grave=True,
+            page="failing",
         )
     if paused.whole:
         yield Trouble("the whole pipeline is paused, so its records wait", f"taskbridge resume --pipeline {name}")
@@ -87,17 +91,19 @@ def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: Pause
         yield Trouble(
             f"records wait, the oldest for {backlog.oldest_seconds / 60:,.0f} min, of {backlog.oldest_tenant!r}",
             f"{shlex.join(('taskbridge', 'why', backlog.oldest_tenant or '', '--pipeline', name))} says why",
+            tenant=backlog.oldest_tenant,
         )
     if backlog.failing:
         fail = f"{_up_to(backlog.failing, 'tenant', 'fails', 'fail')}, such as {backlog.fails!r}"
-        yield Trouble(fail, f"taskbridge status --failing --pipeline {name}")
+        yield Trouble(fail, f"taskbridge status --failing --pipeline {name}", page="failing")
     if backlog.quarantined:
         records = _up_to(backlog.quarantined, "record", "is")
-        yield Trouble(f"{records} in quarantine", f"taskbridge quarantine list --pipeline {name}")
+        yield Trouble(f"{records} in quarantine", f"taskbridge quarantine list --pipeline {name}", page="failing")
     if paused.tenants:
         yield Trouble(
-            f"{_up_to(paused.tenants, 'tenant', 'is')} paused",
+            f"{_up_to(paused.tenants, 'tenant', 'is')} paused, such as {paused.first!r}",
             f"`taskbridge status --pipeline {name}` says who; `taskbridge resume` ends it",
+            tenant=paused.first,
         )
 
 

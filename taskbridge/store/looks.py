@@ -21,9 +21,10 @@ _BEYOND: Final = "\U0010ffff"
 
 
 class PausedCount(NamedTuple):
-    """How many tenants of a pipeline are paused, up to a limit, and whether the pipeline itself is."""
+    """How many tenants of a pipeline are paused, up to a limit; the first by name; whether the pipeline itself is."""
 
     tenants: int
+    first: str | None
     whole: bool
 
 

@@ -145,4 +145,4 @@ def test_what_is_paused_is_named(taskbridge: Program) -> None:
         assert taskbridge("pause", *arguments, "--pipeline", "invoices").status == 0
     work = findings(taskbridge("doctor", "--json"))["work"]
     assert "warning: invoices: the whole pipeline is paused, so its records wait" in work
-    assert "warning: invoices: 2 tenants are paused" in work
+    assert "warning: invoices: 2 tenants are paused, such as 'acme'" in work

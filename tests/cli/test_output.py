@@ -99,7 +99,7 @@ def test_the_version_is_that_of_the_package(bare: Program) -> None:
 @pytest.mark.parametrize("age", ["59m ago", "1h ago", "-", "10000d ago"])
 def test_an_optional_column_is_left_out_rather_than_a_number_cut(age: str) -> None:
     columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs")
-    cells = ("waiting, held", "1.2 s", "10,000", age, "10,000", "10,000", "59m ago", "10,000", "1,000")
+    cells = ("asked to wait", "1.2 s", "10,000", age, "10,000", "10,000", "59m ago", "10,000", "1,000")
     shown = {}
     for width in range(console.NARROW, 110):
         sent = io.StringIO()

@@ -219,3 +219,7 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
     assert (burst["events"], burst["absorbed"], burst["windowed_ms"]) == (5, 4, 520)
     assert taskbridge("saved", "nobody").stdout == "invoices, nobody: no burst is known\n"
     assert taskbridge("saved", "--pipeline", "typo").status == 2
+    run(engine, "UPDATE taskbridge.runs SET records = 9")
+    sum_runs(engine, "invoices")
+    many = "they had 54 records: a run for each would have been 9.0 times as many"
+    assert taskbridge("saved").stdout.splitlines()[1].strip() == many

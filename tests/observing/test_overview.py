@@ -50,9 +50,14 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, a
     assert [one.sentence for one in troubled.findings] == [
         "orders: 4 tenants fail, such as 't1'",
         "orders: 1 record is in quarantine",
-        "orders: 1 tenant is paused",
+        "orders: 1 tenant is paused, such as 'acme'",
     ]
     assert {one.pipeline for one in troubled.findings} == {"orders"}
+    assert [(one.page, one.tenant) for one in troubled.findings] == [
+        ("failing", None),
+        ("failing", None),
+        ("checks", "acme"),
+    ]
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
     assert answers.health().sentence.startswith("calls: no worker has looked for records for ")
     assert answers.health().colour == "red"

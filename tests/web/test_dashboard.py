@@ -183,6 +183,31 @@ def test_a_name_of_any_script_is_found(visitor: Visitor, deployment: Deployment,
     assert visitor.get("/tenant", pipeline="invoices", tenant=name).status_code == 200
 
 
+def test_a_name_whose_characters_have_no_width_or_turn_the_line_looks_like_no_other(
+    visitor: Visitor, deployment: Deployment
+) -> None:
+    deployment.save("a\u200bb", "key \u202egnp")
+    shown = visitor.get("/search", q="a\u200bb").text
+    assert "<bdi>a\\u200bb</bdi>" in shown
+    assert 'value="a\u200bb"' in shown, "what was searched for is as it was"
+    assert "key \\u202egnp" in visitor.get("/search", q="key \u202egnp").text
+
+
+def test_a_finding_leads_to_what_tells_more(visitor: Visitor, deployment: Deployment) -> None:
+    records_and_quarantine(deployment.engine, "acme", "ValueError: no price")
+    runtime_of(deployment.app).pauses.pause("orders", "b & c")
+    now = visitor.get("/").text
+    for path, said in (
+        ("/failing?pipeline=invoices", "<bdi>invoices: 1 record is in quarantine</bdi>"),
+        (
+            "/tenant?pipeline=orders&amp;tenant=b+%26+c",
+            "<bdi>orders: 1 tenant is paused, such as &#39;b &amp; c&#39;</bdi>",
+        ),
+        ("/checks?pipeline=orders", "<bdi>orders: no worker has ever looked for its records</bdi>"),
+    ):
+        assert f'<a href="{path}">{said}</a>' in now, now
+
+
 def test_a_look_under_two_prefixes_has_the_links_of_each(deployment: Deployment) -> None:
     declare(deployment)
     deployment.save("acme", "1")

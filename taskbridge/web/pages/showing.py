@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from taskbridge.common.texts import one_line, printable
 
@@ -21,6 +23,7 @@ _NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 LONGEST_LINE: Final = 300
+_HIDDEN: Final = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
 
 def number(value: float | None) -> str:
@@ -75,6 +78,16 @@ def _share(part: float, whole: float) -> str:
     return _NONE if not whole else f"{math.floor(1000 * part / whole) / 10:.1f} %"
 
 
+def _visible(value: object) -> object:
+    r"""Return text whose characters that have no width, or turn the line, are escapes such as `\u202e`.
+
+    So a name cannot look like another. The joiners stay, which scripts and emoji need.
+    """
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], value)
+    return value
+
+
 def _line(text: str | None) -> str:
     """Return the text of an error on one line of bounded length."""
     if text is None:
@@ -107,6 +120,7 @@ class Showing:
         self._pages = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True,
+            finalize=_visible,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
