@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 from taskbridge import Batch, LatencyNeutral, RateLimit, RetryAfter, pipeline
 from taskbridge.handlers.journal import journal
@@ -14,6 +16,8 @@ def handle(batch: Batch) -> None:
     for record in batch:
         time.sleep(record.document.get("seconds", 0))
         match record.document.get("do"):
+            case _ if Path(record.document.get("until", os.devnull) or os.devnull).is_file():
+                continue  # what it waited for is mended
             case "fail":
                 raise ValueError("the price has no currency")
             case "reject":

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from taskbridge.cli import environment
+from taskbridge.cli.listening import check_free
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import ConfigurationError, MissingExtra
 from taskbridge.settings import Settings
@@ -42,6 +43,7 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
             "set TASKBRIDGE_DASHBOARD_PASSWORD, or leave out --host",
         )
     environment.existing(data_dir)
+    check_free(host, port)
     from taskbridge.web.pages.app import dashboard as made
 
     app = made(actions=allow_actions, show_documents=show_documents)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from taskbridge.cli import environment
+from taskbridge.cli.listening import check_free
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import ConfigurationError, MissingExtra, TaskBridgeError
 from taskbridge.settings import Settings
@@ -37,6 +38,7 @@ def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: 
     except ImportError as error:
         raise MissingExtra(error.name) from error
     environment.existing(data_dir)
+    check_free(host, port)
     uvicorn.run(_app(target), host=host, port=port, access_log=access_log)
 
 

@@ -14,7 +14,7 @@ from kombu.exceptions import ChannelError
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unserved
+from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unmatched, unserved
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
@@ -37,6 +37,8 @@ from taskbridge.store.queries import query
 from taskbridge.store.schema import head
 
 __all__ = ["Finding", "Level", "examine", "worst"]
+
+UNMATCHED_COUNTED: Final = 100_000
 
 SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
@@ -298,7 +300,8 @@ def _rounds(runtime: Runtime) -> Findings:
             )
         if found is not None:
             sound = False
-            yield Finding(Level.WARNING, "tail", f"{name}: {found.sentence}", found.remedy)
+            level = Level.PROBLEM if found.grave else Level.WARNING
+            yield Finding(level, "tail", f"{name}: {found.sentence}", found.remedy)
     if sound:
         yield Finding(Level.OK, "tail", "new records of every pipeline are looked for")
 
@@ -336,14 +339,10 @@ def _work(runtime: Runtime) -> Findings:
             sound = False
             level = Level.PROBLEM if one.grave else Level.WARNING
             yield Finding(level, "work", f"{name}: {one.sentence}", one.remedy)
-    for name, count in unmatched_sources(runtime.engine).items():
+    for name, count in unmatched_sources(runtime.engine, UNMATCHED_COUNTED).items():
         sound = False
-        yield Finding(
-            Level.WARNING,
-            "work",
-            f"{name}: {counted(count, 'message matches', 'messages match')} no criterion",
-            f"taskbridge unmatched list {name}",
-        )
+        found = unmatched(name, count, UNMATCHED_COUNTED)
+        yield Finding(Level.WARNING, "work", found.sentence, found.remedy)
     if sound:
         yield Finding(
             Level.OK,

@@ -104,7 +104,7 @@ def why(seen: Seen) -> tuple[Cause, str]:
     runner, counts = seen.runner, seen.counts
     if runner.state is State.RUNNING:
         return _running(seen)
-    if seen.pause is not None:
+    if seen.pause is not None and (seen.pause.tenant is not None or counts["known"] or runner.state is not State.IDLE):
         return Cause.PAUSED, _paused(seen.pause)
     if runner.state is State.QUEUED:
         return _queued(seen)

@@ -284,10 +284,10 @@ def noisy(reach: Reach, pipeline: str | None, by: By, hours: float, limit: int) 
 def _noisy_now(reach: Reach, pipelines: Sequence[str], by: By, limit: int) -> NoisyTenants:
     """Return the noisiest of the tenants that have a runner or fail, by the counters of their cursors."""
     most = 1_000
-    surveys, found = reach.inspector.survey(pipelines, most), list[Noisy]()
+    at_work, found = reach.at_work(pipelines, most), list[Noisy]()
     for name in pipelines:
         tenants = reach.tenants(name)
-        names = sorted({*surveys[name].tenants, *tenants.troubled(name, most)})
+        names = sorted({*at_work[name], *tenants.troubled(name, most)})
         for row in tenants.counts(name, names, 1):
             counts = (row["events"], row["runs"], row["records"], row["failures"])
             found.append(Noisy(name, row["tenant"], *counts, run_ms=0))

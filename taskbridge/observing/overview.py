@@ -23,8 +23,17 @@ from taskbridge.observing.shapes import (
     Sort,
     TenantLine,
 )
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, nobody_looks, troubles, unserved
-from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs
+from taskbridge.observing.troubles import (
+    MOST_COUNTED,
+    MOST_RUNNERS,
+    Trouble,
+    nobody_looks,
+    nobody_works,
+    troubles,
+    unmatched,
+    unserved,
+)
+from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs, unmatched_sources
 
 __all__ = ["MOST_OF_A_TENANT", "MOST_SORTED", "failing", "health", "pulse", "tenants"]
 
@@ -48,16 +57,20 @@ def health(reach: Reach) -> Health:
     )
     tails = {name: ages.tail for name, ages in read_ages(reach.database, names).items()}
     paused = {name: reach.looks.paused(name, MOST_COUNTED) for name in names}
+    # One cause has one finding, and not one for each pipeline.
+    nobody = len(names) > 1 and all(nobody_looks(one, reach.settings.tail_interval) for one in tails.values())
     found = [
         (one, name)
         for name in names
-        for one in _troubles(reach, name, surveys[name], backlogs[name], tails[name], paused[name])
+        for one in _troubles(reach, name, surveys[name], backlogs[name], 0.0 if nobody else tails[name], paused[name])
     ]
     # What has just begun is news.
     found.sort(key=lambda one: (not one[0].grave, one[0].seconds))
-    findings = [
-        Finding("red" if one.grave else "yellow", f"{name}: {one.sentence}", one.remedy, name, one.tenant, one.page)
-        for one, name in found
+    findings = [_finding(nobody_works(min(tails.values()), len(names)))] if nobody else []
+    findings += [_finding(one, name) for one, name in found]
+    findings += [
+        _finding(unmatched(source, count, MOST_COUNTED))
+        for source, count in unmatched_sources(reach.database, MOST_COUNTED).items()
     ]
     colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
     runners = sum(one.runners for one in surveys.values())
@@ -85,6 +98,11 @@ def health(reach: Reach) -> Health:
         findings=findings,
         at=datetime.now(UTC),
     )
+
+
+def _finding(one: Trouble, pipeline: str | None = None) -> Finding:
+    said = one.sentence if pipeline is None else f"{pipeline}: {one.sentence}"
+    return Finding("red" if one.grave else "yellow", said, one.remedy, pipeline, one.tenant, one.page)
 
 
 def _sentence(findings: list[Finding], runners: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -72,11 +72,11 @@ def _candidates(reach: Reach, sources: Sequence[str]) -> tuple[list[str] | None,
     readers = [one for one in reach.pipelines.values() if one.source in sources]
     found, most = {""}, MOST_LOOKED // max(1, len(readers))
     cut = False
-    surveys = reach.inspector.survey([one.name for one in readers], most)
+    at_work = reach.at_work([one.name for one in readers], most)
     for one in readers:
         names = reach.tenants(one.name).after(one.name, "", most + 1)
         cut = cut or len(names) > most
-        found.update(names, surveys[one.name].tenants)
+        found.update(names, at_work[one.name])
     note = (
         f"only {len(found) - 1:,} tenants were looked through for the key, those that have a runner and the first by "
         "name: name the tenant, or let an index on `records (key)` find all"
@@ -110,8 +110,8 @@ def _tenants(reach: Reach, text: str) -> Iterator[Found]:
     for name, declared in sorted(reach.pipelines.items()):
         names = reach.looks.tenants(name, declared.source, text, MOST_TENANTS)
         if text not in names:
-            (runner,) = reach.inspector.look(name, [text])
-            if runner.token is not None or runner.deadline_ms is not None:
+            runner = _runner(reach, name, text)
+            if runner is not None and (runner.token is not None or runner.deadline_ms is not None):
                 names.insert(0, text)
         for tenant in names:
             yield Found("tenant", declared.source, name, tenant, "", f"a tenant of {name}")
@@ -139,11 +139,17 @@ def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> St
     state = _state(row)
     runs, note = _runs(reach, pipeline, tenant, row, state)
     runner = _runner(reach, pipeline, tenant)
+    decisions = reach.looks.decisions(pipeline, tenant, key, row["changed_at"])
+    if row["cause"] is None and not any(run.rejected or run.outcome == "failed" for run, _ in runs):
+        # It never was in quarantine.
+        decisions = []
+    again = _again(reach, pipeline, tenant, row, runs, decisions)
     steps = [
         *_written(row),
         *_event(reach, pipeline, tenant, row, runs),
         *_failed(runs),
-        *_end(row, state, runs, runner),
+        *_end(row, state, runs, runner, again),
+        *_decided(row, decisions),
     ]
     # Of equal times, and without one, in the order of the steps.
     steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
@@ -156,6 +162,31 @@ def _runner(reach: Reach, pipeline: str, tenant: str) -> RunnerStatus | None:
         return reach.inspector.look(pipeline, [tenant])[0]
     except redis.RedisError:
         return None
+
+
+def _again(
+    reach: Reach,
+    pipeline: str,
+    tenant: str,
+    row: dict[str, Any],
+    runs: Sequence[tuple[RunRow, bool]],
+    decisions: Sequence[dict[str, Any]],
+) -> RunRow | None:
+    """Return the run that had the record last, where that is another than the one that read it first; None: it is not.
+
+    Somebody asked for another try: what the record's quarantine says is of that run, or it left quarantine with it.
+    """
+    first = next((run for run, read in runs if read), None)
+    if first is None or row["retry_at"] is not None:
+        return None
+    tries = [one for one in decisions if one["action"] == "retry" and one["at"] > first.began_at]
+    if row["cause"] == "rejected" or (row["cause"] and tries):
+        found = reach.past.of_tenant(pipeline, tenant, failed=False, before=row["quarantined_at"], limit=1)
+    elif row["cause"] is None and any(one["key"] for one in tries):
+        found = reach.past.after(pipeline, tenant, max(one["at"] for one in tries if one["key"]))
+    else:
+        found = []
+    return next((run_row(one) for one in found if one["token"] > first.token), None)
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -226,7 +257,11 @@ def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
 
 
 def _end(
-    row: dict[str, Any], state: str, runs: Sequence[tuple[RunRow, bool]], runner: RunnerStatus | None
+    row: dict[str, Any],
+    state: str,
+    runs: Sequence[tuple[RunRow, bool]],
+    runner: RunnerStatus | None,
+    again: RunRow | None,
 ) -> Iterator[Step]:
     reader = next((run for run, read in runs if read), None)
     is_read = reader is not None
@@ -241,6 +276,10 @@ def _end(
     elif row["delivered_at"] is not None:
         at, token = row["delivered_at"], row["delivered_by"]
         yield Step(at, "read", f"read by run {token}, as the journal says", token)
+    if again is not None:
+        at, token = again.ended_at, again.token
+        where = f" on the worker {again.worker}" if again.worker else ""
+        yield Step(again.began_at, "read", f"read again by run {token}{where}", token)
     if row["cause"] is not None:
         yield from _quarantine(row, token)
     elif state == "handled" and row["skipped"] and reader is None:
@@ -264,7 +303,25 @@ def _quarantine(row: dict[str, Any], token: str | None) -> Iterator[Step]:
     else:
         said = f"quarantined after {counted(row['attempts'], 'attempt')}: {reason}"
         yield Step(row["quarantined_at"], "quarantined", said, token)
-    if row["discarded_at"] is not None:
-        yield Step(row["discarded_at"], "discarded", "somebody gave it up")
+
+
+def _by(decision: Mapping[str, Any]) -> str:
+    """Say who decided about a record, or about many among which it may have been."""
+    who: str = decision["who"]
+    return who if decision["key"] is not None else f"{who}, about many records at once,"
+
+
+def _decided(row: dict[str, Any], decisions: Sequence[dict[str, Any]]) -> Iterator[Step]:
+    """Say who wanted another try, and who gave the record up; those who decided about many at once are not known."""
+    tries = [(one["at"], _by(one)) for one in decisions if one["action"] == "retry"]
     if row["retry_at"] is not None:
-        yield Step(row["retry_at"], "retrying", "somebody asked for another try; the next run of its tenant takes it")
+        # The audit has it a moment before.
+        by = tries.pop()[1] if tries and tries[-1][0] <= row["retry_at"] else "somebody"
+        said = f"{by} asked for another try; the next run of its tenant takes it"
+        yield Step(row["retry_at"], "retrying", said)
+    for at, by in tries:
+        yield Step(at, "retrying", f"{by} asked for another try")
+    if row["discarded_at"] is not None:
+        last = decisions[-1] if decisions else None
+        by = _by(last) if last and last["action"] == "discard" else "somebody"
+        yield Step(row["discarded_at"], "discarded", f"{by} gave it up")

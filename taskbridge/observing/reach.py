@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import redis
 
 from taskbridge.common.texts import shown
 from taskbridge.errors import UnknownPipeline
@@ -63,6 +65,13 @@ class Reach:
     def tenants(self, pipeline: str) -> Tenants:
         """Return the tenants of a pipeline's source; raises as `pipeline`."""
         return Tenants(self.database, self.source(pipeline), seconds=LOOK_SECONDS)
+
+    def at_work(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
+        """Return the tenants of each pipeline whose runners are due first; none where Redis does not say."""
+        try:
+            return {name: one.tenants for name, one in self.inspector.survey(pipelines, most).items()}
+        except redis.RedisError:
+            return dict.fromkeys(pipelines, ())
 
     def chosen(self, pipeline: str | None) -> list[str]:
         """Return the names of one pipeline, or of all; raises as `pipeline`."""

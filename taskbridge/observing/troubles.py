@@ -12,7 +12,16 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Survey
 from taskbridge.store import Backlog, PausedCount
 
-__all__ = ["MOST_COUNTED", "MOST_RUNNERS", "Trouble", "nobody_looks", "troubles", "unserved"]
+__all__ = [
+    "MOST_COUNTED",
+    "MOST_RUNNERS",
+    "Trouble",
+    "nobody_looks",
+    "nobody_works",
+    "troubles",
+    "unmatched",
+    "unserved",
+]
 
 MOST_RUNNERS: Final = 100
 """Of so many tenants whose runners are due first pending records are counted."""
@@ -45,6 +54,24 @@ class Trouble(NamedTuple):
 def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
     """Whether no worker has looked for records of a pipeline for long; `tail_seconds`: since the last look."""
     return tail_seconds > NO_WORKER_SECONDS + tail_interval
+
+
+def nobody_works(tail_seconds: float, pipelines: int) -> Trouble:
+    """Return what is wrong where nobody looks for records of any pipeline; `tail_seconds`: since the last look."""
+    since = "" if math.isinf(tail_seconds) else f" for {tail_seconds:,.0f} s"
+    return Trouble(
+        f"no worker is at work: none has looked for records of any of the {pipelines:,} pipelines{since}",
+        "start a worker that declares them; if one runs, read its log",
+        True,
+        tail_seconds,
+    )
+
+
+def unmatched(source: str, count: int, most: int) -> Trouble:
+    """Return what is wrong where messages of a source match no criterion; up to `most` were counted."""
+    exact = counted(count, "message matches", "messages match")
+    messages = exact if count < most else f"{count:,} or more messages match"
+    return Trouble(f"{source}: {messages} no criterion", f"taskbridge unmatched list {source}")
 
 
 def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) -> Iterator[Trouble]:

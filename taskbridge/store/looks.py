@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Looks", "PausedCount"]
 
+MOST_ACTIONS: Final = 10_000
+"""Of so many last actions those about one record are found."""
 _BEYOND: Final = "\U0010ffff"
 """In the order of code points it comes after every other character."""
 
@@ -87,6 +89,11 @@ class Looks:
         """Return what holds a tenant: its own pause, else its pipeline's."""
         found = self._rows("look_pause", pipeline=pipeline, tenant=tenant)
         return Pause(**found[0]) if found else None
+
+    def decisions(self, pipeline: str, tenant: str, key: str, since: datetime) -> list[dict[str, Any]]:
+        """Return what people decided about a record since a time, in order."""
+        values = {"pipeline": pipeline, "tenant": tenant, "key": key, "since": since}
+        return self._rows("look_decisions", **values, size=MOST_ACTIONS)
 
     def paused(self, pipeline: str, size: int) -> PausedCount:
         """Return how many tenants are paused, of up to `size`, and whether the pipeline is."""

@@ -106,6 +106,10 @@ class Past:
         found = self._rows("past_reader", **values, **times, size=MOST_READERS, limit=MOST_READERS)
         return [*found[:-1][:MOST_FAILED], *found[-1:]]
 
+    def after(self, pipeline: str, tenant: str, at: datetime) -> list[dict[str, Any]]:
+        """Return the first run of a tenant that ended after a time and did not fail, if one is known."""
+        return self._rows("past_after", pipeline=pipeline, tenant=tenant, at=at, size=MOST_OF_A_TENANT)
+
     def first_of_burst(self, pipeline: str, tenant: str, token: str) -> dict[str, Any] | None:
         """Return the first run of the burst of a run; None: the history has lost it."""
         values = {"pipeline": pipeline, "tenant": tenant, "token": token}

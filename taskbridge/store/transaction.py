@@ -226,7 +226,8 @@ class Transaction:
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        move = Move(self._key, self._moving(page, bisection, first_event_ms, len(reasons)))
+        rejected = len(reasons) if to_quarantine is not None and to_quarantine.cause == "rejected" else 0
+        move = Move(self._key, self._moving(page, bisection, first_event_ms, rejected))
         if not self.used and not leaving and not reasons:
             return advance(self._engine, move)
         connection = self.connect()

@@ -54,10 +54,15 @@ def count_unmatched(database: Database, source: str) -> int:
         return int(scalar(driver, queries(database)("count_unmatched"), {"source": source}))
 
 
-def unmatched_sources(database: Database) -> dict[str, int]:
-    """Return how many unmatched records each source has, also one that nobody reads; only those with some."""
+def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]:
+    """Return how many unmatched records each source has, also one that nobody reads; only those with some.
+
+    At most `most` are counted in all.
+    """
     with driving(database) as driver, within(driver, None):
-        return {row["source"]: row["count"] for row in rows(driver, queries(database)("unmatched_sources"))}
+        return {
+            row["source"]: row["count"] for row in rows(driver, queries(database)("unmatched_sources"), {"size": most})
+        }
 
 
 def is_adopted(database: Database, source: str) -> bool:

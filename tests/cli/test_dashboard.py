@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import time
 from http.client import HTTPConnection
 
@@ -52,6 +53,15 @@ def test_a_password_that_is_too_short_is_refused_and_not_shown(taskbridge: Progr
     ended = taskbridge("dashboard", TASKBRIDGE_DASHBOARD_PASSWORD="short one")
     assert_one_clear_line(ended, "use 12 to 200 characters", status=1)
     assert "short one" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [("dashboard",), ("serve", "shop:app")])
+def test_a_port_that_another_program_has_is_named(taskbridge: Program, command: tuple[str, ...]) -> None:
+    (taskbridge.directory / "shop.py").write_text("async def app(scope, receive, send): ...")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = taskbridge(*command, "--port", port)
+    assert_one_clear_line(ended, f"port {port} of 127.0.0.1 cannot be had: Address already in use", "--port", status=1)
 
 
 def test_with_a_password_it_listens_where_it_is_told(taskbridge: Program) -> None:

@@ -30,7 +30,7 @@ def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: P
     assert ended.json["level"] == "problem"
     found = findings(ended)
     assert found.pop("workers") == ["problem: no worker answers within 1 s, so nothing is handled"]
-    assert found.pop("tail") == ["warning: invoices: no worker has ever looked for its records"]
+    assert found.pop("tail") == ["problem: invoices: no worker has ever looked for its records"]
     assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
     servers = {"Postgres", "schema", "cluster", "Redis", "eviction", "clocks", "broker"}
     assert set(found) == servers | {"pipelines", "deadlines", "work"}
@@ -73,7 +73,7 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
     assert text.startswith("warning: invoices: nobody looks for what Redis may have forgotten, for 4,0")
     stood(engine, "tail", 100)
     (text,) = found()
-    assert text.startswith("warning: invoices: no worker has looked for records for 10")
+    assert text.startswith("problem: invoices: no worker has looked for records for 10")
     shown = taskbridge("doctor").stdout
     assert "-> start a worker that declares the pipeline; if one runs, read its log" in shown
     assert "\ninvoices: no worker has looked for records for 10" in taskbridge("status").stdout
@@ -111,7 +111,7 @@ def test_a_broker_of_another_kind_that_is_away_costs_no_other_finding(taskbridge
     ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL="amqp://guest@127.0.0.1:1//")
     assert ended.status == 1
     found = findings(ended)
-    assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker"]
+    assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker", "tail"]
     assert "cannot be reached" in found["broker"][0]
     assert {"Postgres", "Redis", "work", "tail"} <= found.keys()
 

@@ -53,6 +53,9 @@ def test_why_says_one_sentence_and_then_the_figures(
         "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')",
         "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, snapshot) VALUES ('orders', 'nobody', '1:1:')",
     )
+    assert taskbridge("pause", "--pipeline", "invoices").status == 0
+    assert taskbridge("why", "nobody").status == 1, "that a pipeline is paused makes no tenant"
+    assert taskbridge("resume", "--pipeline", "invoices").status == 0
     for command in ("why", "status"):
         missing = taskbridge(command, "nobody")
         assert (missing.status, "in invoices; orders cannot be asked here" in missing.stderr) == (1, True)

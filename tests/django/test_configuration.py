@@ -71,9 +71,6 @@ def test_the_url_is_that_of_django_s_database(monkeypatch: pytest.MonkeyPatch) -
     given = {names[name]: value for name, value in wanted.items()}
     given |= {"options": "-c search_path=shop,public", "sslmode": "prefer"}
     assert parameters_of(url_of("default")) == given
-    engine = connect(url_of("default"))
-    _, parameters = engine.dialect.create_connect_args(engine.url)
-    assert {name: str(parameters[name]) for name in given} == given
 
 
 def test_what_is_not_set_follows_from_django_and_celery_and_the_environment_wins(

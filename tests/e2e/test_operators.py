@@ -35,6 +35,7 @@ def test_inspect_lists_the_tasks(deployment: Deployment) -> None:
 
 
 def test_flower_lists_the_workers_and_the_runs_with_their_tenant(deployment: Deployment) -> None:
+    pytest.importorskip("flower")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -35,8 +35,8 @@ def quarantined(engine: Engine) -> None:
 def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, answers: Answers) -> None:
     never = answers.health()
     assert never.colour == "red"
-    first, others = "broken: no worker has ever looked for its records", "calls, narrow, orders and 1 more"
-    assert never.sentence == f"{first}, and 4 more findings, also about {others}"
+    assert never.sentence == "no worker is at work: none has looked for records of any of the 5 pipelines"
+    assert len(never.findings) == 1, "one cause, one finding"
     run(deployment.engine, LOOKED)
     well = answers.health()
     assert (well.colour, well.findings) == ("green", [])
@@ -53,6 +53,12 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, a
         "orders: 1 tenant is paused, such as 'acme'",
     ]
     assert {one.pipeline for one in troubled.findings} == {"orders"}
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('x', 'm', 'why', '{}')",
+    )
+    (unmatched,) = (one for one in answers.health().findings if one.pipeline is None)
+    assert (unmatched.sentence, unmatched.page) == ("x: 1 message matches no criterion", "checks")
     assert [(one.page, one.tenant) for one in troubled.findings] == [
         ("failing", None),
         ("failing", None),

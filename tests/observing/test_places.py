@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from taskbridge import LatencyNeutral
+from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.gate import State
+from taskbridge.handlers.journal import journal
+from taskbridge.integration.app import make_app
 from taskbridge.observing import places
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.shapes import Step, Story
-from taskbridge.store import Incoming, receive, record, record_many
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import Audit, Incoming, Quarantine, receive, record, record_many, sum_runs
 from tests.deployment import Deployment
 from tests.store.adopting import run
 from tests.waiting import wait_until
@@ -82,6 +89,75 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
 
         wait_until(lambda: re.fullmatch(in_hand, end().sentence), "a run has it in hand")
         assert end().token is not None
+
+
+@pytest.mark.e2e
+def test_another_try_is_told_with_who_asked_for_it_and_the_run_that_made_it(
+    deployment: Deployment, answers: Answers, tmp_path: Path
+) -> None:
+    mended, orders = tmp_path / "mended", Quarantine(deployment.engine, "orders")
+    record(deployment.engine, "orders", "bolt", "r", {"do": "reject", "until": str(mended)})
+    record(deployment.engine, "orders", "cask", "f", {"do": "fail", "until": str(mended)})
+
+    def decide(tenant: str, key: str, action: str) -> None:
+        # Else the run that is on would make the next try too.
+        wait_until(lambda: deployment.gate.look("orders", [tenant])[0].state is State.IDLE, "no run is on", 20)
+        Audit(deployment.engine).note("ada", action, pipeline="orders", tenant=tenant, key=key)
+        found, _ = orders.find("orders", tenant=tenant, discarded=True)
+        (orders.retry if action == "retry" else orders.discard)("orders", found)
+        deployment.gate.notify("orders", tenant, SPACING)
+
+    def tried_again(tenant: str, key: str, former: Story) -> Story:
+        decide(tenant, key, "retry")
+
+        def again() -> Story | None:
+            story = told(answers, tenant, key, former.state)
+            return story if story.steps[-1].at != former.steps[-1].at else None
+
+        return wait_until(again, "it is in quarantine again", 20) or former
+
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        rejected = told(answers, "bolt", "r", "quarantined")
+        again = tried_again("bolt", "r", rejected)
+        assert in_order(again) == ["recorded", "started", "read", "retrying", "read", "rejected"]
+        assert again.steps[3].sentence == "ada asked for another try"
+        first, second, last = again.steps[2].token, again.steps[4].token, again.steps[5].token
+        assert first == rejected.steps[-1].token
+        assert second == last != first
+
+        failed = told(answers, "cask", "f", "quarantined")
+        twice = tried_again("cask", "f", failed)
+        assert in_order(twice)[-3:] == ["retrying", "read", "quarantined"]
+        assert twice.steps[-1].token != failed.steps[-1].token
+
+        decide("bolt", "r", "discard")
+        gone = told(answers, "bolt", "r", "discarded")
+        assert (gone.steps[-1].what, gone.steps[-1].sentence) == ("discarded", "ada gave it up")
+        mended.touch()
+        for tenant, key, tries in (("bolt", "r", 2), ("cask", "f", 2)):
+            decide(tenant, key, "retry")
+            well = told(answers, tenant, key, "handled")
+            assert in_order(well)[-2:] == ["read", "handled"]
+            assert in_order(well).count("retrying") == tries
+            assert well.steps[-1].token not in {first, second, failed.steps[-1].token, twice.steps[-1].token}
+    # What failed was not rejected.
+    sum_runs(deployment.engine, "orders")
+    assert answers.failed("orders").rejected in (0, 2), "the minutes that are over are summed"
+    with deployment.engine.connect() as connection:
+        rejections = connection.exec_driver_sql("SELECT tenant, sum(rejected) FROM taskbridge.runs GROUP BY tenant")
+        assert dict(map(tuple, rejections)) == {"bolt": 2, "cask": 0}
+
+
+def test_a_search_without_redis_finds_what_postgres_has(deployment: Deployment) -> None:
+    settings = replace(deployment.settings, redis_url="redis://127.0.0.1:1/0")
+    away = runtime_of(make_app(settings).app)
+    declared = {name: Pipeline(name, journal, LatencyNeutral(), 100) for name in ("orders", "calls")}
+    answers = Answers(deployment.engine, away.gate, declared, settings)
+    record(deployment.engine, "orders", "acme", "1", {})
+    run(deployment.engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
+    assert [(one.kind, one.tenant) for one in answers.find("1")] == [("record", "acme")]
+    assert [one.kind for one in answers.find("acme")] == ["tenant"]
+    assert answers.noisy(None, by="records", hours=1.0).tenants == []
 
 
 def test_without_a_history_the_story_says_what_it_cannot_tell(deployment: Deployment, answers: Answers) -> None:

@@ -203,7 +203,7 @@ def test_a_finding_leads_to_what_tells_more(visitor: Visitor, deployment: Deploy
             "/tenant?pipeline=orders&amp;tenant=b+%26+c",
             "<bdi>orders: 1 tenant is paused, such as &#39;b &amp; c&#39;</bdi>",
         ),
-        ("/checks?pipeline=orders", "<bdi>orders: no worker has ever looked for its records</bdi>"),
+        ("/checks", "<bdi>no worker is at work: none has looked for records of any of the 2 pipelines</bdi>"),
     ):
         assert f'<a href="{path}">{said}</a>' in now, now
 

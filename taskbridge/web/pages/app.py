@@ -146,14 +146,14 @@ class _Site:
 
             def make() -> str:
                 shown = self._reading.ask(values, asked)
-                shown |= {"title": title, "here": path, "asked": asked, "said": None, TOKEN: ""}
+                shown |= {"title": title, "here": path, "asked": asked, "said": None, "warned": None, TOKEN: ""}
                 if self._actions and shown["health"] is not None:
                     try:
                         shown[TOKEN] = token = self._token(request)
                         shown["said"] = _said(told, token) if told else None
                     except Unavailable as error:
                         # What is shown is as true without the forms.
-                        shown["said"] = f"Nothing can be done here now: {error}"
+                        shown["warned"] = f"Nothing can be done here now: {error}"
                 return self._shown(f"{name}.html", request, shown)
 
             try:

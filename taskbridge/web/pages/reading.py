@@ -123,8 +123,9 @@ class Reading:
     def _health_of(self, values: Callable[[QueryParams], Values]) -> Health | None:
         """Return the health that a page has at its top; None: it is unknown, and the page is not about it."""
         if values == self.checks:
-            # Checks say themselves which server is away.
-            return self.last_health
+            # Checks say themselves which server is away. What was true a while ago may be true no more.
+            is_new = self._health is not None and monotonic() - self._health[0] < FAILED_SECONDS
+            return self.last_health if is_new else None
         if values in (self.now, self.tenant):
             return self.health()
         if self._failed is not None and monotonic() - self._failed[0] < FAILED_SECONDS:
@@ -150,7 +151,8 @@ class Reading:
             shown.append((one, charts.rates(points, POINTS, pulse.at) if moved else None))
         shown.sort(key=lambda one: -one[0].runners)
         # Nobody calls a pipeline idle whose records wait for a worker.
-        waiting = {one.pipeline for one in self.health().findings if one.colour == "red"}
+        red = {one.pipeline for one in self.health().findings if one.colour == "red"}
+        waiting = set(self.pipelines) if None in red else red
         idle = [
             one.pipeline
             for one, chart in shown

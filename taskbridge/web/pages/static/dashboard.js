@@ -28,6 +28,9 @@
       const look = JSON.parse(event.data);
       put(status, look.status);
       if (!isInUse()) put(part, look.part);
+      // Without a new part a server does not answer, and what is shown is of before.
+      part.dataset.stale = look.part === undefined ? "yes" : "no";
+      if (look.part !== undefined) part.dataset.at = new Date().toLocaleTimeString();
       document.body.dataset.live = "yes";
     });
     source.addEventListener("error", () => {

@@ -1,0 +1,12 @@
+-- The first run of a tenant that ended after a time, and did not fail; of the last `size` runs.
+SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+       first_event_ms
+FROM (
+    SELECT * FROM {schema}.runs
+    WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
+    ORDER BY token DESC
+    LIMIT %(size)s
+) r
+WHERE ended_at >= %(at)s::timestamptz AND outcome = 'handled'
+ORDER BY token
+LIMIT 1
