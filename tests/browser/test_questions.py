@@ -229,6 +229,19 @@ def test_a_page_changes_by_itself_and_stands_still_without_the_script(board: Boa
     assert board.page.evaluate("document.activeElement.textContent") == "All runs"
 
 
+def test_an_open_page_says_that_it_is_of_before_while_a_server_is_silent(board: Board) -> None:
+    board.save("orders", "acme", "1")
+    page = board.open("")
+    live = page.locator("#live")
+    page.wait_for_selector('body[data-live="yes"] #live[data-stale="no"]')
+    runtime_of(board.deployment.app).redis.execute_command("CLIENT", "PAUSE", "6000", "ALL")
+    page.wait_for_selector('#live[data-stale="yes"]')
+    said = live.evaluate("one => getComputedStyle(one, '::before').content")
+    assert re.fullmatch(r'"as it was .*\d\d:\d\d.*: a server does not answer"', said), said
+    page.wait_for_selector('#live[data-stale="no"]')
+    assert live.evaluate("one => getComputedStyle(one, '::before').content") == "none"
+
+
 def test_actions_are_done_by_forms_and_written_down(board: Board) -> None:
     board.save("orders", MARKUP, "1")
     board.open("tenant", pipeline="orders", tenant=MARKUP)
@@ -300,7 +313,7 @@ def test_every_page_fits_into_360_pixels_whatever_tenants_are_called(board: Boar
     for name in names:
         page = board.open("tenant", pipeline="orders", tenant=name)
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], name
-        assert page.locator("h1 bdi").inner_text() == name
+        assert page.locator("h1 bdi").inner_text() == name.replace("\u202e", "\\u202e")
         if name == LONG:
             board.picture(f"how-to/dashboard/narrow-{scheme}.png")
     board.complaints[:] = [one for one in board.complaints if "404" not in one]

@@ -5,6 +5,9 @@
   const status = document.getElementById("status");
   if (!part || !window.EventSource) return;
 
+  const now = () => { part.dataset.at = new Date().toLocaleTimeString(); };
+  now();
+
   const isInUse = () => {
     const chosen = document.getSelection();
     return part.querySelector("details[open]") !== null ||
@@ -30,7 +33,7 @@
       if (!isInUse()) put(part, look.part);
       // Without a new part a server does not answer, and what is shown is of before.
       part.dataset.stale = look.part === undefined ? "yes" : "no";
-      if (look.part !== undefined) part.dataset.at = new Date().toLocaleTimeString();
+      if (look.part !== undefined) now();
       document.body.dataset.live = "yes";
     });
     source.addEventListener("error", () => {
