@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -268,9 +268,36 @@ def _telling(kind: type[Transaction]) -> type[Transaction]:
 def _send(connection: Connection, app: Celery, events: Events) -> None:
     if connection.dialect.is_async:
         driver: Any = connection.connection.dbapi_connection
-        driver.run_async(lambda _: anotify_quietly(app, events))
+        driver.run_async(lambda _: _undisturbed(anotify_quietly(app, events)))
     else:
         notify_quietly(app, events)
+
+
+CANCELLED_AFTER: Final = 0.1
+_LEFT: Final[set[asyncio.Future[Any]]] = set()
+"""What is sent although nobody waits for it any more; the event loop itself keeps no hold of it."""
+
+
+async def _undisturbed(sending: Coroutine[Any, Any, object]) -> None:
+    """Wait for what follows a commit. A cancellation meanwhile comes after it.
+
+    For the transaction has ended well, and a `commit` that raised would say that it had not.
+    """
+    task, left = asyncio.current_task(), asyncio.ensure_future(sending)
+    try:
+        await asyncio.shield(left)
+    except asyncio.CancelledError:
+        _LEFT.add(left)
+        left.add_done_callback(_LEFT.discard)
+        # Not at once: the connection goes back to its pool first, which may wait for the server.
+        asyncio.get_running_loop().call_later(CANCELLED_AFTER, _cancel_again, task)
+
+
+def _cancel_again(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task that is to be cancelled still; a time-out that was left meanwhile has taken its part back."""
+    if task is not None and task.cancelling():
+        task.uncancel()
+        task.cancel()
 
 
 @cache

@@ -234,7 +234,7 @@ def test_an_open_page_says_that_it_is_of_before_while_a_server_is_silent(board: 
     page = board.open("")
     live = page.locator("#live")
     page.wait_for_selector('body[data-live="yes"] #live[data-stale="no"]')
-    runtime_of(board.deployment.app).redis.execute_command("CLIENT", "PAUSE", "6000", "ALL")
+    runtime_of(board.deployment.app).redis.client_pause(6_000)
     page.wait_for_selector('#live[data-stale="yes"]')
     said = live.evaluate("one => getComputedStyle(one, '::before').content")
     assert re.fullmatch(r'"as it was .*\d\d:\d\d.*: a server does not answer"', said), said

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from taskbridge.embedded import Servers
@@ -127,6 +127,52 @@ def test_an_event_loop_that_stands_still(swallowed: Bridge, postgres_url: str, e
     with engine.connect() as connection:
         found = connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar()
     assert found == 2 * (REQUESTS + 1)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_a_commit_that_was_made_and_is_said_to_have_failed(
+    swallowed: Bridge, postgres_url: str, engine: Engine, driver: str
+) -> None:
+    """Cancelled while the event waits for Redis, after the commit."""
+    runtime = runtime_of(swallowed.app)
+    runtime.settings = replace(runtime.settings, notify_timeout=2 * TIMEOUT)
+
+    async def committed(session: AsyncSession, key: str) -> None:
+        runtime.events_rest_until = 0
+        await session.execute(text("SELECT 1"))
+        await swallowed.arecord("a", key, {}, source="orders", connection=session, notify="after commit")
+        await session.commit()
+
+    async def goes_on(session: AsyncSession) -> None:
+        await committed(session, "cancelled")
+        reached.append("after the commit")
+        await asyncio.sleep(2 * TIMEOUT)
+
+    async def cancelled() -> None:
+        async with AsyncSession(own) as session:
+            async with asyncio.timeout(TIMEOUT / 2):
+                await committed(session, "in time")
+            assert (await session.execute(text("SELECT 7"))).scalar() == 7, "the session can be used"
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        async with AsyncSession(own) as session:
+            asyncio.get_running_loop().call_later(TIMEOUT / 2, task.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await goes_on(session)
+        task.uncancel()
+        await own.dispose()
+        # Whoever sends gives its connection back.
+        await asyncio.sleep(3 * TIMEOUT)
+
+    reached: list[str] = []
+    own = create_async_engine(make_url(postgres_url).set(drivername=f"postgresql+{driver}"))
+    with taking_at_most(20 * TIMEOUT):
+        asyncio.run(cancelled())
+    assert reached == ["after the commit"]
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT key FROM taskbridge.records WHERE key <> '0'").scalars()
+    assert {"in time", "cancelled"} == set(found)
 
 
 def test_events_that_are_tried_again_when_redis_is_back(
