@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
-import redis
-
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, moment
@@ -110,7 +108,7 @@ def _tenants(reach: Reach, text: str) -> Iterator[Found]:
     for name, declared in sorted(reach.pipelines.items()):
         names = reach.looks.tenants(name, declared.source, text, MOST_TENANTS)
         if text not in names:
-            runner = _runner(reach, name, text)
+            runner = reach.runner(name, text)
             if runner is not None and (runner.token is not None or runner.deadline_ms is not None):
                 names.insert(0, text)
         for tenant in names:
@@ -138,7 +136,7 @@ def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> St
         return None
     state = _state(row)
     runs, note = _runs(reach, pipeline, tenant, row, state)
-    runner = _runner(reach, pipeline, tenant)
+    runner = reach.runner(pipeline, tenant)
     decisions = reach.looks.decisions(pipeline, tenant, key, row["changed_at"])
     if row["cause"] is None and not any(run.rejected or run.outcome == "failed" for run, _ in runs):
         # It never was in quarantine.
@@ -154,14 +152,6 @@ def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> St
     # Of equal times, and without one, in the order of the steps.
     steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
     return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
-
-
-def _runner(reach: Reach, pipeline: str, tenant: str) -> RunnerStatus | None:
-    """Return how the tenant's runner stands; None: Redis does not say, and the story is true without it."""
-    try:
-        return reach.inspector.look(pipeline, [tenant])[0]
-    except redis.RedisError:
-        return None
 
 
 def _again(

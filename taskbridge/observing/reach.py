@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import redis
 
@@ -17,9 +19,15 @@ from taskbridge.store import LOOK_SECONDS, Looks, Past, Tenants
 
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
+    from taskbridge.gate import RunnerStatus
     from taskbridge.store.sessions import Database
 
+T = TypeVar("T")
+
 __all__ = ["Reach"]
+
+SILENT_SECONDS: Final = 5.0
+"""So long Redis is not asked again where an answer goes without it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,11 @@ class Reach:
     inspector: Inspector
     pipelines: Mapping[str, Pipeline]
     settings: Settings
+
+    @cached_property
+    def _unanswered(self) -> list[float]:
+        """When Redis did not answer last."""
+        return [-math.inf]
 
     @cached_property
     def looks(self) -> Looks:
@@ -68,10 +81,23 @@ class Reach:
 
     def at_work(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
         """Return the tenants of each pipeline whose runners are due first; none where Redis does not say."""
+        found = self._of_redis(lambda: self.inspector.survey(pipelines, most))
+        return dict.fromkeys(pipelines, ()) if found is None else {name: one.tenants for name, one in found.items()}
+
+    def runner(self, pipeline: str, tenant: str) -> RunnerStatus | None:
+        """Return how a tenant's runner stands; None: Redis does not say."""
+        found = self._of_redis(lambda: self.inspector.look(pipeline, [tenant]))
+        return None if found is None else found[0]
+
+    def _of_redis(self, look: Callable[[], T]) -> T | None:
+        """Return what a look at Redis gives; None: it does not answer. One question waits for that once."""
+        if monotonic() - self._unanswered[-1] < SILENT_SECONDS:
+            return None
         try:
-            return {name: one.tenants for name, one in self.inspector.survey(pipelines, most).items()}
+            return look()
         except redis.RedisError:
-            return dict.fromkeys(pipelines, ())
+            self._unanswered[:] = [monotonic()]
+            return None
 
     def chosen(self, pipeline: str | None) -> list[str]:
         """Return the names of one pipeline, or of all; raises as `pipeline`."""
