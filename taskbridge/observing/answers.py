@@ -34,6 +34,8 @@ from taskbridge.settings import Settings
 from taskbridge.store.past import Before
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from taskbridge.declaring.pipeline import Pipeline
     from taskbridge.store.sessions import Database
 
@@ -136,9 +138,14 @@ class Answers:
         """
         return history.failed(self._reach, pipeline, hours, limit)
 
-    def over_time(self, pipeline: str | None = None, *, hours: float = 24) -> list[Minute]:
-        """Return at most 500 points of the last `hours`, the first one first; minutes without a run are not in it."""
-        return history.over_time(self._reach, pipeline, hours)
+    def over_time(
+        self, pipeline: str | None = None, *, hours: float = 24, until: datetime | None = None
+    ) -> list[Minute]:
+        """Return at most 500 points of the last `hours` before `until`, the first one first; None: before now.
+
+        Minutes without a run are not in it.
+        """
+        return history.over_time(self._reach, pipeline, hours, until)
 
     def pulse(self, most: int = 50) -> Pulse:
         """Return how all stands now, with up to `most` active tenants of each pipeline; made for once a second."""

@@ -216,12 +216,12 @@ def saved(reach: Reach, pipeline: str, days: int) -> list[DayRow]:
     ]
 
 
-def over_time(reach: Reach, pipeline: str | None, hours: float) -> list[Minute]:
+def over_time(reach: Reach, pipeline: str | None, hours: float, until: datetime | None) -> list[Minute]:
     """Return sums over time; see `Answers.over_time`."""
     if pipeline is not None:
         reach.pipeline(pipeline)
     seconds = max(1, -(-round(hours * 60) // MOST_POINTS)) * 60
-    since = reach.looks.now() - timedelta(hours=hours) + timedelta(seconds=seconds)
+    since = (until or reach.looks.now()) - timedelta(hours=hours) + timedelta(seconds=seconds)
     return [
         Minute(
             at=row["at"],
@@ -231,7 +231,7 @@ def over_time(reach: Reach, pipeline: str | None, hours: float) -> list[Minute]:
             first_event_p50_ms=_quantile(row["first_event_counts"], 0.5),
             first_event_p99_ms=_quantile(row["first_event_counts"], 0.99),
         )
-        for row in reach.past.sums(pipeline, since, timedelta(seconds=seconds))[-MOST_POINTS:]
+        for row in reach.past.sums(pipeline, since, timedelta(seconds=seconds), until)[-MOST_POINTS:]
     ]
 
 

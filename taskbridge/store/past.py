@@ -78,11 +78,13 @@ class Past:
         values = {"pipeline": pipeline, "since": since, "before": before, "failed": failed}
         return [(row["minute"], row["runs"]) for row in self._rows("past_minutes", **values, limit=limit)]
 
-    def sums(self, pipeline: str | None, since: datetime, width: timedelta) -> list[dict[str, Any]]:
-        """Return the sums over each `width`, the first one first."""
+    def sums(
+        self, pipeline: str | None, since: datetime, width: timedelta, until: datetime | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the sums over each `width`, the first one first; `until` None: up to now."""
         with limited(self._database) as driver:
             text = bucket_sums(self._query("past_sums"))
-            return rows(driver, text, {"pipeline": pipeline, "since": since, "width": width})
+            return rows(driver, text, {"pipeline": pipeline, "since": since, "until": until, "width": width})
 
     def count(self, pipeline: str | None, since: datetime, *, failed: bool) -> int:
         """Return how many runs began since a time, or how many of them failed, but for those of the last minute."""

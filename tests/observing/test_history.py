@@ -103,6 +103,10 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, answers: Ans
     assert {one.seconds for one in points} == {60}
     assert points[0].first_event_mean_ms == 20
     assert {one.seconds for one in answers.over_time(hours=24 * 7)} == {1_260}
+    until = points[len(points) // 2].at
+    before = answers.over_time("orders", hours=1, until=until)
+    assert [one.at for one in before] == [one.at for one in points if one.at < until]
+    assert answers.over_time("orders", hours=1, until=points[0].at) == []
 
 
 def test_days_are_those_of_utc_wherever_the_database_is(deployment: Deployment, answers: Answers) -> None:

@@ -226,9 +226,11 @@ class Reading:
 
     def failing(self, asked: QueryParams) -> Values:
         """What fails, since when."""
-        pipeline = self._some_pipeline(asked)
-        groups, past = self.answers.failing(pipeline, limit=ROWS + 1), self.answers.failed(pipeline, limit=ROWS)
-        return {"groups": groups[:ROWS], "more": len(groups) > ROWS, "past": past, "at_once": AT_ONCE}
+        pipeline, hours, answers = self._some_pipeline(asked), _hours(asked), self.answers
+        groups = answers.failing(pipeline, limit=ROWS + 1)
+        past = answers.failed(pipeline, hours=float(hours), limit=ROWS)
+        found = {"groups": groups[:ROWS], "more": len(groups) > ROWS, "past": past, "at_once": AT_ONCE}
+        return found | {"hours": hours, "all_hours": HOURS}
 
     def saved(self, asked: QueryParams) -> Values:
         """What bursts saved."""
@@ -249,14 +251,16 @@ class Reading:
 
     def over_time(self, asked: QueryParams) -> Values:
         """What happened last night."""
-        hours, answers, now = _hours(asked), self.answers, datetime.now(UTC)
-        minutes = answers.over_time(self._some_pipeline(asked), hours=float(hours))
+        hours, answers, until = _hours(asked), self.answers, _time(asked, "until")
+        end = until or datetime.now(UTC)
+        minutes = answers.over_time(self._some_pipeline(asked), hours=float(hours), until=until)
         return {
             "minutes": minutes,
-            "counts": charts.counts(minutes, float(hours), now),
-            "delays": charts.delays(minutes, float(hours), now),
+            "counts": charts.counts(minutes, float(hours), end),
+            "delays": charts.delays(minutes, float(hours), end),
             "hours": hours,
             "all_hours": HOURS,
+            "until": None if until is None else until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M"),
             "has_history": answers.has_history,
         }
 
@@ -308,17 +312,25 @@ def _hours(asked: QueryParams) -> str:
     return str(_one_of(tuple(HOURS), asked.get("hours"), "24"))
 
 
-def _before(asked: QueryParams) -> Before | None:
-    text = asked.get("before", "")
+def _time(asked: QueryParams, name: str) -> datetime | None:
+    """Return the time that a parameter gives; None: it is not there."""
+    text = asked.get(name, "")
     if not text:
         return None
     try:
         found = datetime.fromisoformat(text[:40])
     except ValueError:
-        raise InvalidInput("`before` is no time: write it as 2026-01-31T08:00:00+00:00") from None
+        raise InvalidInput(f"`{name}` is no time: write it as 2026-01-31T08:00:00+00:00") from None
     if not FIRST_YEAR <= found.year < LAST_YEAR:
-        raise InvalidInput("`before` is the time of no run: write it as 2026-01-31T08:00:00+00:00")
+        raise InvalidInput(f"`{name}` is the time of no run: write it as 2026-01-31T08:00:00+00:00")
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _before(asked: QueryParams) -> Before | None:
+    found = _time(asked, "before")
+    if found is None:
+        return None
     token = asked.get("run", "")
     if "\0" in token:
         raise InvalidInput("`run` is no token of a run: open the first page")
-    return Before(found if found.tzinfo else found.replace(tzinfo=UTC), token[:100])
+    return Before(found, token[:100])

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -129,7 +129,7 @@ class Showing:
         self._pages.filters.update(
             n=number, seconds=duration, ms=_milliseconds, ago=ago, clock=_clock, minute=_minute, line=_line
         )
-        self._pages.globals.update(share=_share, infinity=math.inf, version=FILES.version)
+        self._pages.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf, version=FILES.version)
 
     def page(self, template: str, root: str, values: Mapping[str, Any]) -> str:
         """Return a page, or a part of one. `root` is the path under which the dashboard is mounted."""
