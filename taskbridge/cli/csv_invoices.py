@@ -14,7 +14,8 @@ How a line is told from the next is `taskbridge.cli.csv_records`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Context, Decimal, Inexact
 from pathlib import Path
@@ -102,7 +103,11 @@ def read_invoices(
     Raises InvalidInput, with the path and what to do, where the file as a whole cannot be read or holds no invoices.
     What is wrong with single lines is in `problems` of the answer.
     """
-    records = read_records(path, progress)
+    with closing(read_records(path, progress)) as records:
+        return _read(path, records, tenant_column)
+
+
+def _read(path: Path, records: Iterator[Record], tenant_column: str) -> InvoiceFile:
     names = _column_names(path, next(records, None), tenant_column)
     drafts: dict[str, _Draft] = {}
     problems: list[Problem] = []

@@ -11,8 +11,8 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     fields: list[str]
 
 
-def read_records(path: Path, progress: Callable[[int], None] | None) -> Iterator[Record]:
+def read_records(path: Path, progress: Callable[[int], None] | None) -> Generator[Record, None, None]:
     """Yield the lines of a CSV file, plain or gzip, but for blank ones, in which no field holds anything.
 
     `progress` is told how many bytes of the file have been read; see `taskbridge.cli.csv_invoices.read_invoices`.
@@ -54,23 +54,25 @@ def read_records(path: Path, progress: Callable[[int], None] | None) -> Iterator
         InvalidInput: the file cannot be opened or read to its end, or its quoting is broken.
     """
     taken: list[str] = []
-    reader = csv.reader(_kept(_text_lines(path, progress), taken), strict=True)
-    while True:
-        taken.clear()
-        first = reader.line_num + 1
-        try:
-            fields = next(reader)
-            _check_quoting("".join(taken), len(taken))
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise InvalidInput(
-                f"{path}: line {first} cannot be read: {error}. Nothing of the file was taken: correct its quotes, or "
-                "export it again"
-            ) from error
-        # Spreadsheets append lines of commas; no amount can be missing in them.
-        if any(value.strip(SPACE) for value in fields):
-            yield Record(first, reader.line_num, "".join(taken), fields)
+    # Whoever stops reading, or is stopped by an error, leaves no file open.
+    with closing(_text_lines(path, progress)) as lines:
+        reader = csv.reader(_kept(lines, taken), strict=True)
+        while True:
+            taken.clear()
+            first = reader.line_num + 1
+            try:
+                fields = next(reader)
+                _check_quoting("".join(taken), len(taken))
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InvalidInput(
+                    f"{path}: line {first} cannot be read: {error}. Nothing of the file was taken: correct its quotes, "
+                    "or export it again"
+                ) from error
+            # Spreadsheets append lines of commas; no amount can be missing in them.
+            if any(value.strip(SPACE) for value in fields):
+                yield Record(first, reader.line_num, "".join(taken), fields)
 
 
 def _kept(lines: Iterator[str], taken: list[str]) -> Iterator[str]:
@@ -109,7 +111,7 @@ def is_date(text: str) -> bool:
         return False
 
 
-def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Iterator[str]:
+def _text_lines(path: Path, progress: Callable[[int], None] | None) -> Generator[str, None, None]:
     """Yield the physical lines, each with its line end. Only LF ends one: a lone CR is left for the CSV reader."""
     with _translated_errors(path):
         file = path.open("rb")

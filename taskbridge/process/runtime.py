@@ -297,7 +297,12 @@ class Runtime(LightRuntime):
                 self._publishing.release()
 
         # No process waits for this thread when it ends.
-        Thread(target=copy_context().run, args=(publish,), name="taskbridge-publishing", daemon=True).start()
+        thread = Thread(target=copy_context().run, args=(publish,), name="taskbridge-publishing", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The interpreter is ending, which takes no new thread since Python 3.12, or the machine has none left.
+            publish()
         try:
             ended.result(max(0.0, ends - time.monotonic()))
         except TimeoutError:
