@@ -12,6 +12,7 @@ from typing import Final
 
 import redis
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.common.names import check_tenant
 from taskbridge.common.seldom import Seldom
@@ -93,6 +94,9 @@ def notify_quietly(app: Celery, events: Events) -> list[Answer] | None:
     """Notify for who has committed already: where Redis cannot be used, say so in the log and return None."""
     try:
         return _send(runtime_of(app), events)
+    except SoftTimeLimitExceeded:
+        # A task that notifies is told that its time is over.
+        raise
     except Exception as error:
         if runtime_of(app).eager:
             raise

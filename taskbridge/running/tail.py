@@ -71,7 +71,8 @@ LENGTHS: Final = 4
 """How many of them are compared."""
 LONGEST_REST: Final = 30.0
 """Seconds of the longest rest after a base round, where the base interval is not longer."""
-_TOO_SLOW: Final = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, NoAnswer)
+_TOO_SLOW: Final = (psycopg.errors.QueryCanceled, NoAnswer)
+"""More time helps. It does not where a lock is waited for, which takes as long each time."""
 
 
 def tail_page(

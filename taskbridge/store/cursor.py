@@ -35,7 +35,7 @@ from taskbridge.store.bounded import let_statements_take, within
 from taskbridge.store.documents import decoded
 from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, Standing, columns_of, page_of
-from taskbridge.store.queries import queries, query, schema_of
+from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.sessions import (
     IMPATIENT,
     PATIENT,
@@ -54,6 +54,7 @@ __all__ = ["CLAIMED_WITHIN", "Claim", "Cursors", "Evidence", "StaleToken", "Unre
 
 log = logging.getLogger(__name__)
 
+WAITS_SHORTLY: Final = setting("lock_timeout", "500ms", LOCAL)
 LONG_LOOK: Final = 60.0
 """Seconds for a look at many tenants of a pipeline."""
 LOCKED: Final = 2.0
@@ -389,6 +390,9 @@ class Cursors:
     ) -> None:
         driver.execute(self._query("begin"))
         driver.execute(*before)
+        if known_rows is not RECORDED:
+            # Somebody may hold the application's table for long: no worker waits there, others' records are due.
+            driver.execute(WAITS_SHORTLY)
         which = {"source": self._source, "limit": batch.limit, "bisecting": batch.bisecting}
         values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
         cursor.execute(self._reading("read_batch", known_rows), values)

@@ -11,7 +11,6 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DataError, DBAPIError, ProgrammingError
@@ -42,6 +41,7 @@ from taskbridge.store import (
     unadopt,
     unadopt_within,
 )
+from taskbridge.store.cursor import Unread
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
 from tests.waiting import wait_until
 
@@ -68,6 +68,20 @@ def test_rows_that_are_there_are_not_pending_and_later_ones_are(engine: Engine) 
     assert reader.seen() == {}
     run(engine, "UPDATE orders SET note = 'new' WHERE id = 2", "INSERT INTO orders VALUES (5, 'bolt', 5, 'e')")
     assert reader.seen() == {"acme": ["2"], "bolt": ["5"]}
+
+
+def test_a_table_that_somebody_holds_keeps_a_worker_no_longer_than_half_a_second(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    reader = Reader(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert [one.external_id for one in reader.records("acme")] == ["1"]
+    run(engine, "INSERT INTO orders VALUES (2, 'acme', 1, 'a')")
+    with engine.begin() as other:
+        other.exec_driver_sql("LOCK orders IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(Unread, match="lock timeout"):
+            reader.records("acme")
+    assert [one.external_id for one in reader.records("acme")] == ["2"]
 
 
 def test_a_record_has_the_row_as_it_is(engine: Engine) -> None:
