@@ -11,6 +11,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DataError, DBAPIError, ProgrammingError
@@ -41,7 +42,6 @@ from taskbridge.store import (
     unadopt,
     unadopt_within,
 )
-from taskbridge.store.cursor import Unread
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
 from tests.waiting import wait_until
 
