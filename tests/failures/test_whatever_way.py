@@ -22,6 +22,7 @@ from taskbridge.errors import InvalidInput
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
 from taskbridge.store import record_invoice
+from taskbridge.store.documents import decoded
 from tests.failures.drill import BAD, NUMBERS, Drill
 from tests.waiting import wait_until
 
@@ -289,10 +290,13 @@ UNDECODABLE = {
 
 @pytest.mark.parametrize("what", UNDECODABLE)
 def test_a_document_that_cannot_be_decoded_costs_no_other(drill: Drill, what: str) -> None:
+    bad = f'{{"a": [{UNDECODABLE[what]}]}}'
+    if what == "nested" and decoded(bad)[1] is None:
+        pytest.skip("this Python reads so many levels")
     drill.handle(journal)
     with drill.deployment.engine.begin() as connection:
         for number in NUMBERS:
-            document = f'{{"a": [{UNDECODABLE[what]}]}}' if number == BAD else "{}"
+            document = bad if number == BAD else "{}"
             connection.exec_driver_sql(
                 "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', 'acme', %s, %s)",
                 (number, document),
