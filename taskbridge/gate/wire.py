@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -27,6 +27,9 @@ from taskbridge.common.lost_connections import REDIS_AWAY, REDIS_SWITCHED, is_sw
 __all__ = ["COMMAND", "Call", "Wire", "client", "hurry"]
 
 CHUNK: Final = 500
+"""Calls of one round trip."""
+WORDS_AT_ONCE: Final = 200
+"""Words of commands that are packed before they are sent."""
 
 _kept: WeakKeyDictionary[redis.ConnectionPool, tuple[int, deque[Any]]] = WeakKeyDictionary()
 
@@ -189,7 +192,8 @@ class Wire:
             connection = self._pool.get_connection(*COMMAND)
         try:
             commands = [("EVALSHA", sha, len(keys), *keys, *args) for keys, args in calls]
-            connection.send_packed_command(connection.pack_commands(commands))
+            for some in _sent_together(commands):
+                connection.send_packed_command(connection.pack_commands(some))
             replies = [_reply(connection) for _ in calls]
         except BaseException as error:
             # A reply that was not read must not become the next call's.
@@ -206,6 +210,16 @@ class Wire:
                 connection.disconnect()
             self._pool.release(connection)
         return replies
+
+
+def _sent_together(commands: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """Yield the commands in parts: Redis works on a long one while this process packs the next."""
+    start = words = 0
+    for at, command in enumerate(commands, 1):
+        words += len(command)
+        if words >= WORDS_AT_ONCE or at == len(commands):
+            yield commands[start:at]
+            start, words = at, 0
 
 
 def _reply(connection: Any) -> Any:

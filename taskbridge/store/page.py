@@ -119,14 +119,19 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
     """Return the rows of `read_batch.sql` as a page."""
     columns = len(Standing._fields)
     cursor = Standing._make(rows[0][:columns])
-    found = [row[columns:] for row in rows if row[columns] is not None]
+    found = [row[columns:] for row in rows] if rows[0][columns] is not None else []
     pipeline, tenant = key.pipeline, key.tenant
-    records, undecodable = [], {}
-    for _, _, external_id, revision, text, *_, deleted in found:
+    records, positions, quarantined, undecodable = [], [], [], {}
+    # One loop with every column named: a batch is thousands of rows.
+    for row_id, xid, external_id, revision, text, _, _, retried, is_quarantined, deleted in found:
         document, reason = ({}, None) if text is None else decoded(text)
         if reason is not None:
             undecodable[external_id] = reason
         records.append(Record(pipeline, tenant, external_id, revision, document, deleted))
+        if not retried:
+            positions.append((xid, row_id))
+        if is_quarantined:
+            quarantined.append(external_id)
     return Page(
         records=tuple(records),
         undecodable=undecodable,
@@ -136,9 +141,9 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
         finished=whole and len(found) < cursor.size,
         resumed=cursor.resumed,
         paused=cursor.paused,
-        retried=sum(retried for *_, retried, _, _ in found),
-        positions=tuple((xid, row_id) for row_id, xid, *_, retried, _, _ in found if not retried),
-        quarantined=frozenset(external_id for _, _, external_id, *_, quarantined, _ in found if quarantined),
+        retried=len(records) - len(positions),
+        positions=tuple(positions),
+        quarantined=frozenset(quarantined),
         bisection=Bisection(
             cursor.batch_limit,
             cursor.suspects,
