@@ -8,6 +8,7 @@ from taskbridge.common.lazy import on_first_use
 
 if TYPE_CHECKING:
     from taskbridge.declaring.policy import Spacing
+    from taskbridge.gate.constants import Constant
     from taskbridge.gate.gate import Gate
     from taskbridge.gate.inspector import OLDEST_REDIS, CircuitStatus, Hold, RunnerStatus, Survey
     from taskbridge.gate.keys import OURS, Keys, Queue
@@ -33,6 +34,7 @@ if not TYPE_CHECKING:
     __getattr__ = on_first_use(
         __name__,
         {
+            "constants": "Constant",
             "gate": "Gate Spacing",
             "keys": "OURS Keys Queue",
             "inspector": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",

@@ -16,6 +16,7 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import RUN_TASK_TEXT
@@ -170,18 +171,24 @@ class Gate(Inspector):
         return [_begun(reply) for reply in self._wire.call(self._scripts["begin"], calls)]
 
     def take(self, most_first: int, most_next: int) -> list[Message]:
-        """Take up to so many run messages out of the queues, first events before the others: up to `most_next` in all.
+        """Take up to so many run messages out of the queues, up to `most_next` in all.
 
-        Only where the scripts publish the messages themselves. A message that is not a run's ends it.
+        First events come before the others, but for each fourth place: that is a continuation's where one waits. Only
+        where the scripts publish the messages themselves. A message that is not a run's ends it.
         """
         (found,) = self._wire.call(
             self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]
         )
-        return [
-            Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0]))
+        firsts, nexts = (
+            [Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0])) for text in texts]
             for queue, texts in zip(Queue, found, strict=True)
-            for text in texts
-        ]
+        )
+        row = int(Constant.FIRSTS_IN_A_ROW)
+        merged: list[Message] = []
+        while firsts or nexts:
+            merged += [*firsts[:row], *nexts[:1]]
+            firsts, nexts = firsts[row:], nexts[1:]
+        return merged
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Put messages that `take` returned back into their places."""

@@ -1,5 +1,6 @@
--- A worker slot has time for more runs: take their messages, first events before the others. It ends before a message that
--- is not a run's, or not as a script writes it: that is Celery's.
+-- A worker slot has time for more runs: take their messages, first events before the others. Of as many as may be taken in
+-- all, some are kept for continuations where these wait: else a storm of first events would keep them waiting until its end.
+-- It ends before a message that is not a run's, or not as a script writes it: that is Celery's.
 -- KEYS: first next
 -- ARGV: most_first most_next run_task
 -- RETURNS: {firsts, nexts}: the messages of each queue as they lay there, the next one first
@@ -22,6 +23,7 @@ local function take(queue_key, most)
   return taken
 end
 
-local firsts = take(first_key, most_first)
+local kept = math.max(0, math.min(redis.call("LLEN", next_key), math.floor(most_next / (FIRSTS_IN_A_ROW + 1))))
+local firsts = take(first_key, most_first - kept)
 local nexts = take(next_key, most_next - #firsts)
 return { firsts, nexts }

@@ -28,8 +28,8 @@ __all__ = ["COMMAND", "Call", "Wire", "client", "hurry"]
 
 CHUNK: Final = 500
 """Calls of one round trip."""
-WORDS_AT_ONCE: Final = 200
-"""Words of commands that are packed before they are sent."""
+LONG: Final = 200
+"""Words of a command that is sent before the next one is packed."""
 
 _kept: WeakKeyDictionary[redis.ConnectionPool, tuple[int, deque[Any]]] = WeakKeyDictionary()
 
@@ -214,12 +214,11 @@ class Wire:
 
 def _sent_together(commands: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
     """Yield the commands in parts: Redis works on a long one while this process packs the next."""
-    start = words = 0
+    start = 0
     for at, command in enumerate(commands, 1):
-        words += len(command)
-        if words >= WORDS_AT_ONCE or at == len(commands):
+        if len(command) >= LONG or at == len(commands):
             yield commands[start:at]
-            start, words = at, 0
+            start = at
 
 
 def _reply(connection: Any) -> Any:

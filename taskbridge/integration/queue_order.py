@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taskbridge.gate import OURS
+from taskbridge.gate import OURS, Constant
 
 __all__ = ["QueueOrder"]
 
@@ -12,24 +12,33 @@ __all__ = ["QueueOrder"]
 class QueueOrder:
     """Each queue of the app has its turn, as kombu's own `round_robin` gives it, and our queues have one together.
 
-    Within that turn first events come before continuations. kombu makes one of these for each connection; the methods
-    have the names of kombu's own orders (`kombu.utils.scheduling`).
+    Within that turn first events come before continuations, but not more than `FIRSTS_IN_A_ROW`: then a continuation
+    that waits comes first. Else a storm of first events would keep all continuations waiting until its end. kombu makes
+    one of these for each connection; the methods have the names of kombu's own orders (`kombu.utils.scheduling`).
     """
 
     def __init__(self) -> None:
         self._turns: list[list[str]] = []
+        self._ours: list[str] = []
+        self._in_a_row = 0
 
     def update(self, queues: Iterable[str]) -> None:
         """Begin anew with these queues."""
         names = sorted(queues)
-        ours = [name for name in names if name.startswith(OURS)]
-        self._turns = [turn for turn in (ours, *([name] for name in names if name not in ours)) if turn]
+        self._ours = [name for name in names if name.startswith(OURS)]
+        others = [[name] for name in names if name not in self._ours]
+        self._turns = [turn for turn in (self._ours, *others) if turn]
 
     def consume(self, count: int) -> list[str]:
         """Return the first `count` queues, in the order in which to look at them now."""
-        return [name for turn in self._turns for name in turn][:count]
+        return [name for turn in self._turns for name in self._ordered(turn)][:count]
 
     def rotate(self, last_used: str) -> str:
         """Let the others come before the queue that a message was taken from."""
+        if last_used in self._ours:
+            self._in_a_row = self._in_a_row + 1 if last_used == self._ours[0] else 0
         self._turns.sort(key=lambda turn: last_used in turn)
         return last_used
+
+    def _ordered(self, turn: list[str]) -> list[str]:
+        return turn[::-1] if turn is self._ours and self._in_a_row >= Constant.FIRSTS_IN_A_ROW else turn

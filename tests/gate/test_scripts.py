@@ -441,14 +441,25 @@ def listening(client: redis.Redis) -> Iterator[list[list[list[bytes]]]]:
     connection: Any = client.connection_pool.get_connection(*COMMAND)
     client.connection_pool.release(connection)
     kind = type(connection)
-    send = kind.send_packed_command
+    send, read = kind.send_packed_command, kind.read_response
+    waited = True
 
     def noting(self: Any, command: Any, check_health: bool = True) -> Any:
-        sent.append(list(_commands(command)))
+        nonlocal waited
+        if waited:
+            sent.append([])
+        sent[-1] += _commands(command)
+        waited = False
         return send(self, command, check_health)
+
+    def reading(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal waited
+        waited = True
+        return read(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "send_packed_command", noting)
+        patch.setattr(kind, "read_response", reading)
         yield sent
 
 

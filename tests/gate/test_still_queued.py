@@ -97,6 +97,37 @@ def test_a_message_of_the_other_queue_is_published_again_however_many_first_even
     redis_client.delete(*keys.queues)
 
 
+def test_a_storm_of_first_events_leaves_each_fourth_place_to_a_continuation(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
+) -> None:
+    firsts, nexts = [f"first-{at}" for at in range(14)], [f"next-{at}" for at in range(5)]
+    for tenant in (*nexts, *firsts):
+        gate.notify(PIPELINE, tenant, SPACING)
+    for _ in nexts:
+        redis_client.rpoplpush(keys.queue(Queue.FIRST), keys.queue(Queue.NEXT))
+
+    taken = [message.run.tenant for message in gate.take(16, 16)]
+
+    assert taken == [*firsts[:3], nexts[0], *firsts[3:6], nexts[1], *firsts[6:9], nexts[2], *firsts[9:12], nexts[3]]
+    assert [message.run.tenant for message in gate.take(16, 16)] == [*firsts[12:], nexts[4]]
+    assert gate.take(16, 16) == []
+
+
+def test_messages_that_are_put_back_lie_where_they_lay(
+    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
+) -> None:
+    for at in range(12):
+        gate.notify(PIPELINE, f"tenant-{at}", SPACING)
+    for _ in range(4):
+        redis_client.rpoplpush(keys.queue(Queue.FIRST), keys.queue(Queue.NEXT))
+    before = [redis_client.lrange(name, 0, -1) for name in keys.queues]
+
+    gate.put_back(gate.take(9, 9))
+
+    assert [redis_client.lrange(name, 0, -1) for name in keys.queues] == before
+    redis_client.delete(*keys.queues)
+
+
 @pytest.mark.parametrize(
     ("outcome", "order"),
     [

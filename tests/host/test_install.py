@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -156,17 +157,17 @@ def test_settings_that_cannot_be_read_keep_no_other_task_from_being_sent(monkeyp
         bridge.notify_event.delay("acme")
 
 
-def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deployment: Deployment) -> None:
-    names = ["zoo", *reversed(OURS), "app"]
+def in_order(deployment: Deployment, sent: Mapping[str, int]) -> list[str]:
+    """Publish so many messages to queues; return from which queue a worker's connection takes one after the other."""
     options = {"queue_order_strategy": f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
     app = Celery(broker=deployment.settings.redis_url, set_as_current=False)
     taken: list[str] = []
     with app.connection_for_write(transport_options=options) as connection:
         channel: Any = connection.channel()
-        queues = [KombuQueue(name, routing_key=name)(channel) for name in names]
+        queues = [KombuQueue(name, routing_key=name)(channel) for name in sent]
         for queue in queues:
             queue.declare()
-            for _ in range(2):
+            for _ in range(sent[queue.name]):
                 app.amqp.Producer(channel).publish({}, routing_key=queue.name)
         channel.basic_qos(0, 1, False)
 
@@ -175,11 +176,27 @@ def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deploymen
             message.ack()
 
         with app.amqp.Consumer(channel, queues, callbacks=[note], accept=["json"]):
-            while len(taken) < 8:
+            while len(taken) < sum(sent.values()):
                 connection.drain_events(timeout=5)
     app.close()
+    return taken
+
+
+def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deployment: Deployment) -> None:
     first, following = OURS
+    taken = in_order(deployment, {"zoo": 2, following: 2, first: 2, "app": 2})
     assert taken == [first, "app", "zoo", first, "app", "zoo", following, following]
+
+
+def test_a_storm_of_first_events_lets_a_continuation_through_now_and_then(deployment: Deployment) -> None:
+    first, following = OURS
+    taken = in_order(deployment, {following: 3, first: 8})
+    assert taken == [first] * 3 + [following] + [first] * 3 + [following] + [first] * 2 + [following]
+
+
+def test_a_first_event_comes_before_all_continuations_that_wait(deployment: Deployment) -> None:
+    first, following = OURS
+    assert in_order(deployment, {following: 9, first: 1})[0] == first
 
 
 class OfAnApp(BasePool):
