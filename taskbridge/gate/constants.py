@@ -17,6 +17,7 @@ class Constant(int, Enum):
     WALK = 13, "probes in a row that try records further and further ahead; the next tries the first again"
     BEHIND = 100_000_000_000_000, "milliseconds that put a continuation behind all first events in the wait queue"
     FIRSTS_IN_A_ROW = 3, "first events that go before a continuation that waits"
+    DECLINED_MS = 200, "until a run is published again that came to a worker which does not declare its pipeline"
     TURN_DEADLINE_MS = 60_000, "the deadline of a tenant that waits for its turn, should the set of turns be lost"
     GRACE_MS = 1_000, "how long past its deadline a message counts as queued that was not published again"
     LONGEST_REPUBLISH_MS = (

@@ -170,6 +170,20 @@ class Gate(Inspector):
         ]
         return [_begun(reply) for reply in self._wire.call(self._scripts["begin"], calls)]
 
+    def decline(self, runs: Sequence[RunKey]) -> list[Answer]:
+        """Give runs up, in one round trip, whose pipelines this worker does not declare. DECLINED or LOST each.
+
+        The ticker of a worker that declares the pipeline publishes a run again. If there is none, nothing circulates.
+        """
+        calls = [
+            (
+                self._keys_of("decline", run.pipeline, run.tenant, None),
+                (*run, self._timing.republish, self._now()),
+            )
+            for run in runs
+        ]
+        return [Answer(reply[0]) for reply in self._wire.call(self._scripts["decline"], calls)]
+
     def take(self, most_first: int, most_next: int) -> list[Message]:
         """Take up to so many run messages out of the queues, up to `most_next` in all.
 

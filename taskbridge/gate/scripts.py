@@ -53,6 +53,11 @@ SCRIPTS: dict[str, Script] = {
             ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "worker", "now_ms"),
             uses=("wait_queue",),
         ),
+        Script(
+            "decline",
+            ("due", "runner", "handed", "reminded", "sent"),
+            ("pipeline", "tenant", "token", "republish_ms", "now_ms"),
+        ),
         Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
         Script(
             "settle",

@@ -9,7 +9,8 @@ States, how each is left, and who frees it when its owner dies
     waiting   a deadline and nothing else, so no worker slot is held. Left by an event or a reminder whose spacing is
               over, or by its deadline; any worker's ticker fires it.
     queued    a run message is on its way. Left by the run that begins with the current token. A lost message is
-              published again by the ticker with the same token after `republish_after`, then twice as long each time.
+              published again by the ticker with the same token after `republish_after`, then twice as long each time. A
+              worker that does not declare the pipeline declines it: then it is published again soon, by one that does.
     running   a run holds the token and moves its deadline on while it works. Left by its settle. A run that died stops
               moving its deadline: the ticker issues a new token and publishes, and from then on the old one opens
               nothing, neither here nor in Postgres. The next run learns of the death when it begins, and counts it as
@@ -47,6 +48,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.state import State
 
 __all__ = ["TRANSITIONS", "Answer", "Condition", "Row", "State", "Verb"]
@@ -58,6 +60,7 @@ class Verb(StrEnum):
     NOTIFY = "notify"
     REMIND = "remind"
     BEGIN = "begin"
+    DECLINE = "decline"
     BEAT = "beat"
     DEADLINE = "deadline"
     MORE = "settle: more"
@@ -87,6 +90,7 @@ class Answer(IntEnum):
     NOT_DUE = 15
     POSTPONED = 16
     ENDED = 17
+    DECLINED = 18
 
 
 class Condition(Enum):
@@ -223,6 +227,15 @@ TRANSITIONS: tuple[Row, ...] = (
         "swept = events; last run = now; deadline = now + runner TTL; learns whether the run before it died",
     ),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
+    Row(
+        _Q,
+        Verb.DECLINE,
+        (_When.CURRENT,),
+        _Q,
+        Answer.DECLINED,
+        f"due at now + {Constant.DECLINED_MS} ms, for the ticker of a worker that declares the pipeline",
+    ),
+    *_everywhere(Verb.DECLINE, Answer.LOST, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_When.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another run took over"),
     Row(

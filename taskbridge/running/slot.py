@@ -22,8 +22,9 @@ from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_text
-from taskbridge.gate import Answer, Queue
+from taskbridge.gate import Answer
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
@@ -38,15 +39,9 @@ T = TypeVar("T")
 
 MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
-PASSED_ON_WITHIN: Final = 1.0
-"""Seconds for which a run goes from worker to worker until one declares its pipeline. Then its deadline counts."""
-PASSED_ON_AFTER: Final = 0.01
-"""Seconds that a worker keeps such a run: another one is quicker."""
-MOST_PASSING: Final = 1_000
-_passing: Final[dict[str, tuple[float, float]]] = {}
-"""By token, when this process passed a run on first, and last."""
 ADVANCED_WITHIN: Final = 0.01
 """Seconds after which what handlers have done is advanced before another handler is called."""
+_seldom: Final = Seldom()
 
 
 def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
@@ -55,12 +50,11 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     Raises:
         Exception: what the handler raised in the message's run, after all runs. What others raised is logged.
     """
-    if pipeline not in runtime.pipelines.names() and _passed_on(runtime, pipeline, tenant, token):
-        return
-    until = time.monotonic() + SLICE
-    (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
+    until, key, error = time.monotonic() + SLICE, RunKey(pipeline, tenant, token), None
+    if not _declined(runtime, [key] if pipeline not in runtime.pipelines.names() else []):
+        (error,) = run_together(runtime, [key])
     try:
-        while keys := _more(runtime, left := until - time.monotonic()):
+        while (keys := _more(runtime, left := until - time.monotonic())) is not None:
             for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
                 if other is not None:
                     log.error("run of %s for tenant %r failed", key.pipeline, key.tenant, exc_info=other)
@@ -82,38 +76,44 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
         raise error
 
 
-def _passed_on(runtime: Runtime, pipeline: str, tenant: str, token: str) -> bool:
-    """Publish a run again that this worker cannot do, for one that declares its pipeline; False: nobody took it so far.
+def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
+    """Give up the runs whose pipelines this worker does not declare; return whether there were any.
 
     While a new pipeline is deployed, workers of before serve its queues too.
     """
-    now = time.monotonic()
-    since, last = _passing.get(token, (now, now))
-    if now - last > PASSED_ON_WITHIN:
-        # Its deadline has published it again.
-        since = now
-    if len(_passing) >= MOST_PASSING:
-        _passing.clear()
-    _passing[token] = since, now
-    if now - since > PASSED_ON_WITHIN:
+    if not keys:
         return False
-    time.sleep(PASSED_ON_AFTER)
-    log.info("run of %s for tenant %r: this worker does not declare the pipeline; passed on", pipeline, tenant)
-    runtime.publish(Queue.NEXT, pipeline, tenant, token)
+    runtime.gate.decline(keys)
+    # Where they had their turn, others have it now: no run ends that would give the next one.
+    handed, waiting = runtime.gate.turns(len(keys))
+    runtime.gate.publish_turns(waiting[: max(0, runtime.most_handed - handed)])
+    for key in keys:
+        if count := _seldom.counted(key.pipeline):
+            log.warning(
+                "this worker does not declare the pipeline %s, and declined %d of its runs since it last said so, now "
+                "that of tenant %r: a worker that declares it does them",
+                *(key.pipeline, count, key.tenant),
+            )
     return True
 
 
-def _more(runtime: Runtime, left: float) -> list[RunKey]:
-    """Take as many runs from the queues as are done in `left` seconds, going by their handlers' last calls."""
+def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
+    """Take as many runs from the queues as are done in `left` seconds, going by their handlers' last calls.
+
+    None: there are no more, or none that is done so soon.
+    """
     most_first, most_next = (MOST_AT_ONCE if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
     if left <= 0 or is_stopping() or not (most_first or most_next):
-        return []
-    messages = runtime.gate.take(most_first, most_next)
+        return None
+    declared = set(runtime.pipelines.names())
+    found = runtime.gate.take(most_first, most_next)
+    declined = _declined(runtime, [message.run for message in found if message.run.pipeline not in declared])
+    messages = [message for message in found if message.run.pipeline in declared]
     calls = accumulate(runtime.paces[message.run.pipeline].small_call or math.inf for message in messages)
     taken = sum(1 for seconds in calls if seconds < left)
     if messages[taken:]:
         runtime.gate.put_back(messages[taken:])
-    return [message.run for message in messages[:taken]]
+    return [message.run for message in messages[:taken]] if taken or declined else None
 
 
 class _Running:
@@ -140,6 +140,8 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
 
     Those that wait for more than `seconds` while others' handlers are called are given back: other slots take them.
     """
+    if not keys:
+        return []
     asked = time.monotonic()
     pipelines = [runtime.pipelines[key.pipeline] for key in keys]
     asking = [(key, one.max_runs) for key, one in zip(keys, pipelines, strict=True)]

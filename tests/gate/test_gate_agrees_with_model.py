@@ -37,6 +37,7 @@ from tests.model.reference import (
     Beat,
     Begin,
     Deadline,
+    Decline,
     Event,
     Notify,
     Remind,
@@ -241,6 +242,13 @@ class GateAndModel(RuleBasedStateMachine):
             )
             assert (begun.died is not None) is before.died
         self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
+
+    @rule(which=subjects, age=token_ages)
+    def decline(self, which: int, age: int | None) -> None:
+        subject = self.active[which]
+        token = self._token(subject, age)
+        (answer,) = self.gate.decline([RunKey(*subject, token)])
+        self._agree(subject, Decline(_number(token)), answer)
 
     @rule(which=subjects, age=token_ages)
     def beat(self, which: int, age: int | None) -> None:
@@ -762,6 +770,7 @@ class GateAndModelWithTurns(GateAndModel):
         self._begin_a_run(which)
         for of_another in Outcome:
             self.settle(which, None, of_another, 500, 1)
+        self.decline(which, None)
         if outcome is None:
             self.the_deadline_passes(which)
         else:

@@ -34,6 +34,7 @@ VERBS = {
     "notify": {Verb.NOTIFY},
     "remind": {Verb.REMIND},
     "begin": {Verb.BEGIN},
+    "decline": {Verb.DECLINE},
     "beat": {Verb.BEAT},
     "settle": {Verb.MORE, Verb.STOPPED, Verb.DONE, Verb.RETRY, Verb.STALE},
     "expire": {Verb.DEADLINE},
@@ -297,6 +298,7 @@ def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
         lambda: gate.notify_many([("invoices", "acme", SPACING)]),
         lambda: begin(gate, RunKey("invoices", "acme", OWNER)),
         lambda: gate.beat(RunKey("invoices", "acme", OWNER)),
+        lambda: gate.decline([RunKey("invoices", "acme", OWNER)]),
         lambda: settle(gate, RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
         lambda: gate.expire("invoices", ["acme"]),
     ):
@@ -397,6 +399,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "permit": lambda gate, token: gate.permit(
             RunKey("invoices", "acme", token), 3, 1, *(Limits.of("", (f"1/{at}", f"1 calls/{at}")) for at in "sm")
         ),
+        "decline": lambda gate, token: gate.decline([RunKey("invoices", "acme", token)]),
         "beat": lambda gate, token: gate.beat(RunKey("invoices", "acme", token)),
         "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),

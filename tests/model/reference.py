@@ -26,6 +26,7 @@ __all__ = [
     "Begin",
     "Circuit",
     "Deadline",
+    "Decline",
     "Event",
     "Notify",
     "Remind",
@@ -301,6 +302,13 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Decline:
+    """A run message with this token came to a worker that does not declare the pipeline."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The run with this token is alive."""
 
@@ -339,7 +347,7 @@ class Deadline:
     turn: bool = False
 
 
-Event = Notify | Remind | Begin | Beat | Settle | Deadline
+Event = Notify | Remind | Begin | Decline | Beat | Settle | Deadline
 
 _SETTLES = {
     Outcome.MORE: Verb.MORE,
@@ -440,6 +448,8 @@ def _verb(event: Event) -> Verb:
             return Verb.REMIND
         case Begin():
             return Verb.BEGIN
+        case Decline():
+            return Verb.DECLINE
         case Beat():
             return Verb.BEAT
         case Settle():
@@ -450,7 +460,7 @@ def _verb(event: Event) -> Verb:
 
 def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     delay = now.spacing.delay if isinstance(event, Notify | Remind) else tenant.delay
-    token = event.token if isinstance(event, Begin | Beat | Settle) else None
+    token = event.token if isinstance(event, Begin | Decline | Beat | Settle) else None
     early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
     called = isinstance(event, Deadline) and event.turn
     in_turns = tenant.turn and now.subject in now.shared.turns.waiting
@@ -773,6 +783,11 @@ def _give_the_next_its_turn(now: _Now) -> None:
         shared.turn = shared.turns.order()[0]
 
 
+def _decline(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+    _arrived(now)
+    return replace(tenant, republish=now.timing.republish, deadline=now.ms + Constant.DECLINED_MS)
+
+
 def _keep(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     if now.name in now.shared.running:
         now.shared.running[now.name] = now.ms + now.timing.runner_ttl
@@ -839,6 +854,7 @@ _EFFECTS: dict[Answer, Callable[[Tenant, Event, Row, _Now], Tenant]] = {
     Answer.ABSORBED: _same,
     Answer.BEGUN: _begin,
     Answer.REFUSED: _same,
+    Answer.DECLINED: _decline,
     Answer.KEPT: _keep,
     Answer.LOST: _same,
     Answer.CONTINUED: _continue,

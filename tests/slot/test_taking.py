@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import pytest
 from celery import Celery
 
 from taskbridge.declaring.batch import Batch
-from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.gate import Queue
+from taskbridge.declaring.policy import LatencyNeutral, Spacing
+from taskbridge.gate import Answer, Constant, Queue, Reminder
 from taskbridge.running import slot
+from taskbridge.store import record_invoice
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.slot.doing import (
@@ -23,6 +27,8 @@ from tests.slot.doing import (
     save,
     work,
 )
+
+SPACING: Final = Spacing(delay=200, lease=1_200)
 
 
 def test_a_message_is_followed_by_the_runs_behind_it(inline: Inline) -> None:
@@ -99,3 +105,44 @@ def test_a_storm_of_first_events_is_handled_once_each(deployment: Deployment, po
         deployment.gate.notify_many([("invoices", tenant, LatencyNeutral().spacing) for tenant in tenants])
         deployment.wait_until_idle(30)
     assert sorted(deployment.deliveries()) == sorted((tenant, "1") for tenant in tenants)
+
+
+def test_runs_of_a_pipeline_that_this_worker_does_not_declare_go_round_nowhere(inline: Inline) -> None:
+    gate, deployment = inline.runtime.gate, inline.deployment
+    gate.notify_many([("gone", f"tenant-{at}", SPACING) for at in range(40)])
+    save(inline)
+    inline.handle(nothing)
+    quick(inline)
+
+    message = inline.message()
+    assert message is not None
+    slot.work(inline.runtime, *message)
+
+    assert queued(inline) == []
+    assert handled(inline) == dict.fromkeys(TENANTS, 1)
+    soon = time.time() * 1000 + Constant.DECLINED_MS
+    assert deployment.redis.zcount(inline.runtime.keys.due("gone"), "-inf", soon) == 40
+
+
+def test_a_turn_of_a_pipeline_that_this_worker_does_not_declare_comes_free_at_once(inline: Inline) -> None:
+    gate = inline.runtime.gate
+    gate.remind("gone", [Reminder(f"tenant-{at}", 0) for at in range(3)], by_base=True)
+    gate.remind("invoices", [Reminder("a", 0)], by_base=True)
+    gate.publish_turns(gate.turns(1)[1])
+    called = note_calls(inline)
+    record_invoice(inline.deployment.engine, "a", "1", {})
+    quick(inline)
+    work(inline)
+    assert gate.turns(9) == (0, [])
+    assert called == ["a"]
+
+
+def test_a_run_that_was_declined_is_published_again_by_who_declares_its_pipeline(inline: Inline) -> None:
+    gate = inline.runtime.gate
+    gate.notify("gone", "acme", SPACING)
+    save(inline, "a")
+    inline.handle(nothing)
+    quick(inline)
+    work(inline)
+    inline.deployment.redis.zadd(inline.runtime.keys.due("gone"), {"acme": 1})
+    assert gate.expire("gone", gate.tick("gone", 10).tenants) == [Answer.REPUBLISHED]
