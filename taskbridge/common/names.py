@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from taskbridge.common.limits import NAMES
 from taskbridge.common.texts import shown
@@ -49,6 +50,15 @@ def check_tenant(tenant: object) -> str:
     if tenant != tenant.strip():
         raise InvalidName(f"the tenant {tenant!r} begins or ends with space: strip it")
     return tenant
+
+
+def check_tenants(tenants: Iterable[str]) -> list[str]:
+    """Return the tenants, or raise InvalidName. One text or bytes are not taken for a tenant for each character."""
+    if isinstance(tenants, (str, bytes)):
+        raise InvalidName(
+            f"the tenants {shown(tenants, 80)} are {type(tenants).__name__}", "pass a list of tenants, also for one"
+        )
+    return [check_tenant(tenant) for tenant in tenants]
 
 
 def check_pipeline_name(name: object) -> str:

@@ -45,7 +45,7 @@ OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
 ANSWER_SECONDS: Final = 1.0
 BASE_SECONDS: Final = 300.0
-"""A base is stored every 5 s of a round, and rests for half a minute at the most; a page may wait for its time-outs."""
+"""A base is stored after each page, and rests for half a minute at the most; a page may wait for its time-outs."""
 INTERVALS: Final = 10
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -14,7 +15,7 @@ import redis
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
-from taskbridge.common.names import check_tenant
+from taskbridge.common.names import check_tenant, check_tenants
 from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.errors import Unavailable
@@ -69,7 +70,9 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
             return _inline(runtime, pipeline, tenant)
-        spacing = _spacing(runtime, declared, tenant, delay_ms)
+        if delay_ms is None:
+            delay_ms = _delays(runtime, declared, [tenant]).get(tenant)
+        spacing = _spacing(declared, delay_ms)
         with hurry(runtime.settings.notify_timeout):
             return send_one(runtime.event_gate, pipeline, tenant, spacing)
 
@@ -80,14 +83,14 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
     Raises: as `notify`. Nothing is sent when a tenant is not allowed.
     """
     runtime = runtime_of(app)
-    checked = [check_tenant(tenant) for tenant in tenants]
+    checked = check_tenants(tenants)
     with translated_errors():
         declared = runtime.pipelines[pipeline]
         if runtime.eager:
             return [send_one(runtime.gate, pipeline, tenant, EAGER) for tenant in checked]
-        spacings = {tenant: _spacing(runtime, declared, tenant) for tenant in set(checked)}
-        events = [(pipeline, tenant, spacings[tenant]) for tenant in checked]
-        return _sent(runtime, events)
+        delays = _delays(runtime, declared, set(checked))
+        spacings = {tenant: _spacing(declared, delays.get(tenant)) for tenant in set(checked)}
+        return _sent(runtime, [(pipeline, tenant, spacings[tenant]) for tenant in checked])
 
 
 def notify_quietly(app: Celery, events: Events) -> list[Answer] | None:
@@ -163,13 +166,13 @@ def _send(runtime: Runtime, events: Events) -> list[Answer]:
     if time.monotonic() < runtime.events_rest_until:
         raise Unavailable("Redis did not answer in time a moment ago")
     with translated_errors():
-        pipelines = runtime.pipelines
+        known = _with_delays(runtime, events)
         try:
             return _sent(
                 runtime,
                 [
-                    (pipeline, tenant, _spacing(runtime, pipelines[pipeline], tenant, delay_ms))
-                    for (pipeline, tenant), delay_ms in events.items()
+                    (pipeline, tenant, _spacing(runtime.pipelines[pipeline], delay_ms))
+                    for (pipeline, tenant), delay_ms in known.items()
                 ],
             )
         except redis.TimeoutError:
@@ -219,14 +222,27 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: G
             asked.expire(pipeline, held, early=True)
 
 
-def _spacing(runtime: Runtime, pipeline: Pipeline, tenant: str, delay_ms: int | None = None) -> Spacing:
-    """Return how the tenant's next run is spaced.
+def _with_delays(runtime: Runtime, events: Events) -> Events:
+    """Return the events in their order, each with the delay that Postgres gives where it has to be asked."""
+    known, asking = dict(events), defaultdict[str, list[str]](list)
+    for event, delay_ms in events.items():
+        if _asks(runtime, event, delay_ms):
+            asking[event[0]].append(event[1])
+    for pipeline, tenants in asking.items():
+        found = _delays(runtime, runtime.pipelines[pipeline], tenants)
+        known.update(((pipeline, tenant), delay_ms) for tenant, delay_ms in found.items())
+    return known
 
-    With criteria and without `delay_ms` Postgres is asked for the smallest delay of the records that wait.
-    """
+
+def _delays(runtime: Runtime, pipeline: Pipeline, tenants: Collection[str]) -> dict[str, int]:
+    """Return the smallest delay of what waits for each tenant, if the pipeline has criteria: Postgres is asked once."""
     if pipeline.criteria is None:
+        return {}
+    return runtime.tenants_of(pipeline.name).delays(pipeline.name, tenants, pipeline.criteria.smallest_ms)
+
+
+def _spacing(pipeline: Pipeline, delay_ms: int | None) -> Spacing:
+    """Return how a tenant's next run is spaced; `delay_ms` is the smallest delay of what waits; None: none is known."""
+    if pipeline.criteria is None or delay_ms is None:
         return pipeline.policy.spacing
-    if delay_ms is not None:
-        return pipeline.criteria.spacing_for(delay_ms)
-    waiting = runtime.tenants_of(pipeline.name).waiting(pipeline.name, tenant, pipeline.criteria.smallest_ms)
-    return pipeline.policy.spacing if waiting is None else pipeline.criteria.spacing_for(waiting.delay_ms)
+    return pipeline.criteria.spacing_for(delay_ms)

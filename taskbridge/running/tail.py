@@ -10,8 +10,14 @@ Who is authoritative
     Postgres. What the tail has looked at, T, and what the base has, B, are snapshots. They are stored there, and only
     after every tenant of the round was reminded: a round that ends before that is made again. A T or B that is older
     than it could be costs one more look. So two workers may make a round at the same time, and one may freeze in the
-    middle of a round. A T or B that is too new would hide records; so each is
-    stored only where the one that the round has read is still there.
+    middle of a round. A T or B that is too new would hide records; so each is stored only where the one that the round
+    has read is still there.
+
+Why every page is stored
+    The place where the next page begins lies in memory. A Postgres that crashes, or fails over to a replica that lags,
+    may lose its last commits, and their ids are used again. If a page has seen these commits, the new records may lie
+    before the place, where no later page of the round looks. What a page stores stands behind all commits that it has
+    seen in Postgres's log. So a server that lost one of these has lost that too, and the round begins anew.
 
 Who does it
     One worker at a time for each pipeline: the one that has the hold in Redis. The hold ends half a second after the
@@ -21,9 +27,8 @@ Who does it
 
 What one pipeline may do to the others
     They wait for one page of its records, or for the time-outs of that page. A round is made in pages, also inside of
-    one transaction; the place is kept in memory, and what is behind it is stored every few seconds. So no backlog is
-    too long for a round. A pipeline whose page failed rests for a second, or longer if the page took too much time, and
-    goes on with the same page.
+    one transaction, and after each what it has seen is stored. So no backlog is too long for a round. A pipeline whose
+    page failed rests for a second, or longer if the page took too much time, and goes on with the same page.
 """
 
 from __future__ import annotations
@@ -50,8 +55,7 @@ log = logging.getLogger(__name__)
 HOLDS_LONGER: Final = 0.5
 """The hold ends so many seconds after the next round is due."""
 STORES_EVERY: Final = 5.0
-"""Seconds after which T is stored although nothing was new, so that it lists no transactions that ended long ago; and
-seconds of a long round after which its pages are stored."""
+"""Seconds after which T is stored although nothing was new, so that it lists no transactions that ended long ago."""
 LONGEST_PAGE: Final = 45.0
 """Seconds for which the hold is kept for a page: more than its time-outs take together."""
 RENEWS_EVERY: Final = 0.1
@@ -80,29 +84,28 @@ def tail_page(
 ) -> tuple[bool, Found | None]:
     """Remind tenants with records that no run has looked at: the page of a round that follows the page `previous`.
 
-    T is stored after the round's last page if anything was new, and after this page if it `stores`. Returns whether T
-    was stored, and the page if it is not the round's last. `more_seconds`: how much longer than usual it may take.
+    T is stored after each page but the round's last, and after that if anything was new, or if it `stores`. Returns
+    whether T was stored, and the page if it is not the last. `more_seconds`: how much longer than usual it may take.
     """
     found = _look(runtime, pipeline, Kind.TAIL, previous=previous, more_seconds=more_seconds)
     _remind(runtime, pipeline, found.waiting, by_base=False)
-    stores = stores or (found.fresh and found.until is None)
+    stores = stores or found.fresh or found.until is not None
     if stores:
         found = runtime.tails.keep(Kind.TAIL, pipeline, found)
     return stores, None if found.until is None else found
 
 
 def base_page(
-    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = False, more_seconds: float = 0.0
+    runtime: Runtime, pipeline: str, previous: Found | None = None, *, more_seconds: float = 0.0
 ) -> tuple[list[str], Found | None]:
-    """Remind tenants with pending records, as `tail_page` does; B is stored after the last page, or if it `stores`.
+    """Remind tenants with pending records, as `tail_page` does, and store B.
 
     Returns the tenants that get a run by it, in their turn, and the page if it is not the round's last.
     """
     found = _look(runtime, pipeline, Kind.BASE, previous=previous, more_seconds=more_seconds)
     # Whoever has a run under way is found by the next round, if that run leaves anything.
     started = _remind(runtime, pipeline, found.waiting, by_base=True)
-    if stores or found.until is None:
-        found = runtime.tails.keep(Kind.BASE, pipeline, found, more_seconds)
+    found = runtime.tails.keep(Kind.BASE, pipeline, found, more_seconds)
     return started, None if found.until is None else found
 
 
@@ -206,7 +209,6 @@ class _Standing:
     base: Found | None = None
     beside: Iterator[list[str]] | None = None
     base_at: float = 0.0
-    base_stored_at: float = 0.0
     base_extra: float = 0.0
     history_at: float = 0.0
     started: int = 0
@@ -314,8 +316,7 @@ class Rounds:
             standing.beside = retries_and_last_runs(self.runtime, name)
         self._keep_history(name, standing, began)
         try:
-            stores = began - standing.base_stored_at > STORES_EVERY
-            started, page = base_page(self.runtime, name, previous, stores=stores, more_seconds=standing.base_extra)
+            started, page = base_page(self.runtime, name, previous, more_seconds=standing.base_extra)
             if started:
                 self._take(name, standing)
         except Exception as error:
@@ -328,16 +329,13 @@ class Rounds:
         # Redis may have lost what this round reminded, so a new one begins.
         if lost != standing.lost:
             return LEAST_REST
-        if stores:
-            standing.base_stored_at = time.monotonic()
         standing.base = page
         if page is not None:
             return LEAST_REST
         # The quickest counts: some may take long because a process or a server stood still, or others were at work.
         standing.lengths.append(standing.worked)
         standing.worked, share = 0.0, SHARE * (min(standing.lengths) - SHORT_ROUND)
-        standing.base_at = standing.base_stored_at = time.monotonic()
-        standing.base_at += max(interval, min(LONGEST_REST, share))
+        standing.base_at = time.monotonic() + max(interval, min(LONGEST_REST, share))
         if standing.started:
             self.runtime.orphaned[name] += standing.started
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)

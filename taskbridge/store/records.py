@@ -119,6 +119,10 @@ def writing(
 ) -> Writing[Counter[str]]:
     """Write or update records as `record_many`. `after_each` is called with the tenants that a statement changed."""
     check_source_name(source)
+    if _is_text(rows):
+        raise InvalidInput(
+            f"the rows are {type(rows).__name__}: pass a list with (tenant, key, document) for each record"
+        )
     changed: Counter[str] = Counter()
     for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
         tenants = yield _statement(source, some)
@@ -180,10 +184,17 @@ def fetching(engine: Engine, connection: Connection | None = None) -> Callable[[
 def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
     """Return tenant, key and the document's text; `number` counts from 1."""
     try:
+        if _is_text(row):
+            raise TypeError
         tenant, key, document = row
     except (TypeError, ValueError):
         raise InvalidInput(f"row {number} is no (tenant, key, document): pass three values for each record") from None
     return _checked(tenant, key, document)
+
+
+def _is_text(given: object) -> bool:
+    """Whether it is one text, which Python would take for the list of its characters."""
+    return isinstance(given, (str, bytes))
 
 
 def _statements(rows: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str]]]:

@@ -51,13 +51,14 @@ class Place(NamedTuple):
 class Found(NamedTuple):
     """What a page of a round found: the tenants to remind, and the snapshot that may be stored when that is done.
 
-    `before`: the snapshot that is stored now. `fresh`: the round has found records that it does not see, handled or
-    not. `until`: where the next page begins; None: it was the round's last page.
+    `before`: the snapshot that is stored now, `stored_at` the microsecond at which it was. `fresh`: the round has found
+    records that it does not see, handled or not. `until`: where the next page begins; None: it was the round's last.
     """
 
     waiting: list[Waiting]
     seen: str
     before: str
+    stored_at: int | None
     fresh: bool
     until: Place | None
 
@@ -78,6 +79,7 @@ class _Stands(NamedTuple):
 
     now: str
     before: str
+    stored_at: int
     known: bool
 
 
@@ -113,7 +115,8 @@ class Tails:
     ) -> Found:
         """Return the tenants with pending records among the next ones that T or B does not see.
 
-        Where somebody else stored since the page before, the round begins anew.
+        Where what is stored is not what the page before has stored, the round begins anew. Then somebody else has
+        stored, or the server lost its last commits, and ids that the round has passed are used again.
 
         Args:
             kind: the tail leaves out what a run has looked at, the base what the tail has not seen.
@@ -121,7 +124,7 @@ class Tails:
             source: what it reads.
             smallest: the delay of a record that has none, in milliseconds.
             has_delays: whether the delays of its source's records are this pipeline's.
-            previous: the round's page before this one, as `keep` returned it if it was stored; None: it is the first.
+            previous: the round's page before this one, as `keep` returned it; None: it is the first.
             more_seconds: that the page may take longer than others.
 
         Raises:
@@ -130,7 +133,8 @@ class Tails:
         of = _Round(kind.value, pipeline, source, smallest, has_delays, every=kind is Kind.TAIL)
         seconds = self._seconds_of(kind) + more_seconds
         page = self._page_of(of, previous, seconds)
-        if previous is not None and page.before != previous.before:
+        # The times tell what the snapshots do not: inside of a transaction a page stores the one that was there.
+        if previous is not None and (page.before, page.stored_at) != (previous.before, previous.stored_at):
             # What this round has seen before is in no snapshot.
             return self._page_of(of, None, seconds)
         return page
@@ -184,17 +188,18 @@ class Tails:
             raise Unavailable(
                 f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
             )
-        return _found(previous, stands.before, stands.now, rows, self._most_open)
+        return _found(previous, stands, rows, self._most_open)
 
     def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
         """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
         seconds = self._seconds_of(kind) + more_seconds
-        values = {"pipeline": pipeline, "kind": kind.value, "seen": found.seen, "before": found.before}
+        seen = None if found.seen == found.before else found.seen
+        values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": found.stored_at}
         # No round waits for the disk; see `plan_of_rounds.sql`.
         settings = {**_limits(seconds), "synchronous_commit": "off"}
         with self._lent(seconds) as connection:
-            in_one_message(connection, self._query("tail_keep"), values, **settings)
-        return found._replace(before=found.seen)
+            stored = in_one_message(connection, self._query("tail_keep"), values, **settings)
+        return found._replace(before=found.seen, stored_at=stored[0][0] if stored else None)
 
     def _seconds_of(self, kind: Kind) -> float:
         return self._seconds * (1 if kind is Kind.TAIL else BASE_FACTOR)
@@ -251,7 +256,7 @@ def _limits(seconds: float) -> dict[str, str]:
     return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
 
 
-def _found(previous: Found | None, before: str, now: str, rows: list[tuple[Any, ...]], most_open: int) -> Found:
+def _found(previous: Found | None, stands: _Stands, rows: list[tuple[Any, ...]], most_open: int) -> Found:
     ((xid, last, fresh, open_xids, *_),) = [row for row in rows if row[4] is None]
     waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
     after, opened = 0, set(open_xids)
@@ -260,9 +265,10 @@ def _found(previous: Found | None, before: str, now: str, rows: list[tuple[Any, 
         fresh = fresh or previous.fresh
         if previous.until.is_open:
             opened.add(after)
-    seen = before if previous is None else previous.seen
-    seen = _advanced(seen, now, after, xid, opened, most_open)
-    return Found(waiting, seen, before, fresh, None if xid is None else Place(xid, last, xid in opened))
+    seen = stands.before if previous is None else previous.seen
+    seen = _advanced(seen, stands.now, after, xid, opened, most_open)
+    until = None if xid is None else Place(xid, last, xid in opened)
+    return Found(waiting, seen, stands.before, stands.stored_at, fresh, until)
 
 
 def _advanced(seen: str, now: str, after: int, until: int | None, opened: Collection[int], most_open: int) -> str:

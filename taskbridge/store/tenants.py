@@ -74,6 +74,16 @@ class Tenants:
             row = driver.execute(self._query("waiting_records"), values).fetchone()
         return None if row is None else WaitingRecords(*row)
 
+    def delays(self, pipeline: str, tenants: Collection[str], smallest: int) -> dict[str, int]:
+        """Return, of `tenants`, those for whom records wait, and the smallest delay (milliseconds) of each."""
+        asked, found = list(tenants), dict[str, int]()
+        values = {"pipeline": pipeline, "source": self._source, "smallest": smallest, "size": None}
+        for start in range(0, len(asked), PAGE):
+            some = {"tenants": asked[start : start + PAGE]}
+            with driving(self._database) as driver:
+                found.update(driver.execute(self._query("waiting_delays"), values | some).fetchall())
+        return found
+
     def pending_before(self, pipeline: str, tenants: Collection[str], snapshot: str) -> dict[str, int]:
         """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
 

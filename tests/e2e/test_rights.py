@@ -16,9 +16,12 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ProgrammingError
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.gate import Answer, Reminder
+from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.handlers.journal import JOURNAL, journal
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
+from taskbridge.producing.notify import notify_many
 from taskbridge.producing.recording import record_event
 from taskbridge.store import Incoming, connect, forget_received, receive, record_invoice
 from tests.deployment import Deployment
@@ -167,6 +170,43 @@ def test_the_rights_of_the_page_are_enough_for_failures(rights: Rights, producer
     assert (failures, error) == (True, "ValueError: the price is missing")
     assert rights.refused() == []
     assert "denied" not in text
+
+
+def test_a_producer_notifies_a_tenant_that_waits_for_its_turn(rights: Rights, producer: Any) -> None:
+    gate = rights.deployment.gate
+    gate.remind("invoices", [Reminder("found", 200, None)], by_base=True)
+    assert notify_many(producer, ["found", "other"]) == [Answer.STARTED] * 2
+    assert rights.refused() == []
+
+
+def does(name: str) -> set[str]:
+    """The commands in the text of a script, and of the parts that it uses."""
+    publishing = read("publish.lua")
+    if "at_front" not in read(f"{name}.lua"):
+        publishing = re.sub(r'.*"RPUSH".*', "", publishing)
+    text = render(SCRIPTS[name], publishing)
+    found = re.findall(r'redis\.p?call\("([A-Z]+)"', text)
+    assert len(found) == len(re.findall(r"redis\.p?call", text)), "each command is written out"
+    return {one.lower() for one in found}
+
+
+def may(admin: Any, who: str) -> set[str]:
+    """The commands that the page lets a user do."""
+    (line,) = [line for line in shown("redis").splitlines() if line.split()[2] == who]
+    granted = set[str]()
+    for right in re.findall(r" \+(\S+)", line):
+        granted |= set(admin.acl_cat(right[1:])) if right.startswith("@") else {right}
+    return granted
+
+
+def test_the_page_lets_a_producer_do_what_its_script_does_and_no_more(deployment: Deployment) -> None:
+    connects = {"select", "ping", "evalsha", "script|load"}
+    assert may(deployment.redis, "producer") == connects | does("notify")
+
+
+def test_the_page_lets_a_worker_do_what_its_scripts_do(deployment: Deployment) -> None:
+    allowed = may(deployment.redis, "worker")
+    assert {name: left for name in SCRIPTS if (left := does(name) - allowed)} == {}
 
 
 def test_flower_s_rights_are_enough_for_events_and_remote_control(rights: Rights) -> None:

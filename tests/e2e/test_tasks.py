@@ -53,6 +53,13 @@ def test_the_gates_message_is_what_celery_would_publish(deployment: Deployment, 
     assert ours == theirs
 
 
+@pytest.mark.parametrize("tenants", ["acme", "", b"acme"])
+def test_one_tenant_is_no_list_of_tenants(deployment: Deployment, tenants: Any) -> None:
+    with pytest.raises(InvalidName, match="pass a list of tenants"):
+        notify_many(deployment.app, tenants)
+    assert deployment.redis.dbsize() == 0
+
+
 @pytest.mark.e2e
 def test_a_worker_runs_messages_of_every_tenant_name(deployment: Deployment) -> None:
     with deployment.worker("-P", "solo"):

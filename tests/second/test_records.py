@@ -8,14 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer, Keys
-from taskbridge.producing.notify import notify
+from taskbridge.producing.notify import notify, notify_many, notify_quietly
 from taskbridge.producing.recording import match_again, record_event
 from taskbridge.running.tail import Rounds, base_round, last_runs_restored, tail_round
 from taskbridge.store import read_unmatched
@@ -72,6 +72,27 @@ def test_an_event_without_data_is_due_by_the_smallest_delay_of_what_waits(world:
     assert notify(world.app, "A", PIPELINE) is Answer.DELAYED
     # then the ERROR counts
     assert world.due("A") == last + 5 * MINUTE * 1000
+
+
+def test_postgres_is_asked_once_for_the_delays_of_many_tenants(world: World) -> None:
+    lasts: dict[str, int] = {}
+    for tenant in "ABC":
+        world.record("ERROR", tenant)
+        world.run_all()
+        lasts[tenant] = world.last_run(tenant) or 0
+    with world.runtime.engine.begin() as connection:
+        for level, tenant in (("WARNING", "A"), ("WARNING", "B"), ("ERROR", "B")):
+            record_event(world.app, PIPELINE, {"level": level, "service": tenant}, connection=connection)
+    asked: list[object] = []
+    event.listen(world.runtime.engine, "checkout", lambda *it: asked.append(it))
+    assert notify_many(world.app, ["A", "B", "C", "A"], PIPELINE) == [Answer.DELAYED] * 4
+    assert len(asked) == 1
+    minutes = {tenant: ((world.due(tenant) or 0) - last) / (MINUTE * 1000) for tenant, last in lasts.items()}
+    # the smallest where nothing waits
+    assert minutes == {"A": 15, "B": 5, "C": 5}
+    events = {(PIPELINE, tenant): None for tenant in "ABC"}
+    assert notify_quietly(world.app, events) == [Answer.DELAYED] * 3
+    assert len(asked) == 2
 
 
 def test_a_record_that_nobody_notified_is_due_when_one_with_an_event_would_be(world: World) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from taskbridge.declaring.batch import Record
 from taskbridge.errors import InvalidInput, InvalidName
-from taskbridge.store import record_invoice
+from taskbridge.store import record_invoice, record_many
 
 
 def rows(engine: Engine) -> list[tuple[Any, ...]]:
@@ -44,6 +44,18 @@ def test_a_tenant_that_could_be_mistaken_is_refused(engine: Engine, tenant: Any)
     with pytest.raises(InvalidName):
         record_invoice(engine, tenant, "1", {})
     assert rows(engine) == []
+
+
+@pytest.mark.parametrize("given", ["", "acme", b"acme", b""])
+def test_one_text_is_no_list_of_rows(engine: Engine, given: Any) -> None:
+    with pytest.raises(InvalidInput, match="pass a list"):
+        record_many(engine, "invoices", given)
+
+
+@pytest.mark.parametrize("row", ["abc", b"abc", ("a", "b"), 7])
+def test_a_row_is_three_values_and_no_text(engine: Engine, row: Any) -> None:
+    with pytest.raises(InvalidInput, match="row 2 is no"):
+        record_many(engine, "invoices", [("acme", "1", {}), row])
 
 
 @pytest.mark.parametrize("number", ["", "1" * 201, "1\n2", 7, None])
