@@ -101,7 +101,8 @@ def _figures(answer: TenantAnswer) -> Iterator[str]:
     oldest = f" (the oldest for {span(answer.pending_since)})" if answer.pending_since else ""
     discarded = f", {answer.discarded:,} discarded" if answer.discarded else ""
     kept = f"{answer.quarantined:,} in quarantine{discarded}"
-    yield f"records: {answer.pending:,} pending{oldest}, {answer.handled:,} handled, {kept}"
+    handled = "-" if answer.handled is None else f"{answer.handled:,}"
+    yield f"records: {answer.pending:,} pending{oldest}, {handled} handled, {kept}"
     lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
     yield f"this burst: {counted(answer.events, 'event')}, {counted(answer.runs, 'run')}{lease}"
     counts = answer.counts

@@ -10,7 +10,8 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
-from taskbridge.store import record, sum_runs
+from taskbridge.observing.standing import MOST_RECORDS
+from taskbridge.store import record, record_many, sum_runs
 from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_output import on_a_terminal
@@ -59,6 +60,15 @@ def test_why_says_one_sentence_and_then_the_figures(
     for command in ("why", "status"):
         missing = taskbridge(command, "nobody")
         assert (missing.status, "in invoices; orders cannot be asked here" in missing.stderr) == (1, True)
+
+
+def test_why_answers_where_so_many_records_are_pending_that_the_handled_ones_are_not_counted(
+    taskbridge: Program, engine: Engine
+) -> None:
+    record_many(engine, "invoices", (("acme", str(number), {}) for number in range(MOST_RECORDS)))
+    shown = taskbridge("why", "acme")
+    assert shown.status == 0, shown.stderr
+    assert re.search(r"records: 10,000 pending \(the oldest for .*\), - handled, 0 in quarantine", shown.stdout)
 
 
 def test_who_paused_and_who_resumed_is_written_down(taskbridge: Program, engine: Engine) -> None:
