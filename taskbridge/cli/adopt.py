@@ -27,6 +27,7 @@ FROM_NOW_ON: Final = (
     "A row that was there before is no record until it changes. The same command with --backfill makes records of "
     "all; with --from-now-on nobody is reminded of it."
 )
+STAYS_SO: Final = "rows without a record stay so until they change, and nobody is reminded of a backfill"
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
 
@@ -104,11 +105,14 @@ def adopt(
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
     what = f"{found.definition.source}: {found.table.name}"
-    if store.adopt(engine, found):
+    is_new = store.adopt(engine, found)
+    is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
+    if is_new:
         click.echo(f"{what} is adopted: each change from now on is a record")
-        is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
         if is_due and not (backfill or again or from_now_on):
             console.tell(FROM_NOW_ON)
+    elif from_now_on and is_due:
+        click.echo(f"{what} was adopted before: {STAYS_SO}")
     else:
         click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
     if from_now_on:
