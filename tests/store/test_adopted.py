@@ -776,6 +776,22 @@ def test_row_level_security_is_refused_and_hides_nothing_later(engine: Engine, r
     assert Reader(engine).seen() == {"acme": ["1", "2"]}
 
 
+def test_a_role_that_row_level_security_binds_from_now_on_sees_no_row_as_deleted(engine: Engine, role: Any) -> None:
+    name, own = role
+    run(engine, ORDERS, "ALTER TABLE orders ENABLE ROW LEVEL SECURITY", f"ALTER ROLE {name} BYPASSRLS")
+    adopted(engine)
+    run(engine, FOUR)
+    run(engine, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+    run(engine, f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA taskbridge TO {name}")
+    reader = Reader(own)
+    assert reader.seen(["bolt"]) == {"bolt": ["3"]}
+    # Unlike a change of the table, this changes nothing by which a process finds that it has to look again.
+    run(engine, f"ALTER ROLE {name} NOBYPASSRLS")
+    with pytest.raises(Unread, match="row-level security"):
+        reader.seen()
+    assert Reader(engine).seen() == {"acme": ["1", "2"]}
+
+
 def test_a_writer_that_does_not_end_keeps_nobody_waiting_and_nothing_half_done(engine: Engine) -> None:
     run(engine, ORDERS)
     wanted = adoption(engine, "orders", "customer", ["id"])
