@@ -63,7 +63,7 @@ class Gate(Inspector):
     ) -> None:
         if (publish is None) == (message is None):
             raise TypeError("a gate takes either `publish` or `message`")
-        super().__init__(client, keys)
+        super().__init__(client, keys, queue_prefix=None if message is None else queue_prefix)
         self._wire = Wire(client)
         self._ticker = _nonce()
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
