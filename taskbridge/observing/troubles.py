@@ -16,6 +16,7 @@ __all__ = [
     "MOST_COUNTED",
     "MOST_RUNNERS",
     "Trouble",
+    "is_overdue",
     "nobody_looks",
     "nobody_works",
     "troubles",
@@ -56,6 +57,11 @@ def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
     return tail_seconds > NO_WORKER_SECONDS + tail_interval
 
 
+def is_overdue(overdue_seconds: float) -> bool:
+    """Whether a deadline passed so long ago that the workers should have acted on it."""
+    return overdue_seconds > OVERDUE_SECONDS
+
+
 def nobody_works(tail_seconds: float, pipelines: int) -> Trouble:
     """Return what is wrong where nobody looks for records of any pipeline; `tail_seconds`: since the last look."""
     since = "" if math.isinf(tail_seconds) else f" for {tail_seconds:,.0f} s"
@@ -91,7 +97,7 @@ def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) 
             True,
             tail_seconds,
         )
-    if overdue_seconds > OVERDUE_SECONDS:
+    if is_overdue(overdue_seconds):
         yield Trouble(
             f"a run was due {overdue_seconds:,.0f} s ago, and no worker has begun it",
             "start more workers, or see whether one is frozen",

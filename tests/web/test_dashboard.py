@@ -22,6 +22,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.integration.app import make_app
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.shapes import Health
+from taskbridge.observing.troubles import NO_WORKER_SECONDS, OVERDUE_SECONDS
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
@@ -30,6 +31,7 @@ from taskbridge.web.pages import live as live_pages
 from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
+from tests.store.adopting import run
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import wait_until
 from tests.web.serving import served
@@ -209,6 +211,29 @@ def test_a_finding_leads_to_what_tells_more(visitor: Visitor, deployment: Deploy
         ("/checks", "<bdi>no worker is at work: none has looked for records of any of the 2 pipelines</bdi>"),
     ):
         assert f'<a href="{path}">{said}</a>' in now, now
+
+
+def test_a_figure_is_marked_exactly_where_a_finding_is_about_it(visitor: Visitor, deployment: Deployment) -> None:
+    def marked() -> list[str]:
+        return re.findall(r'<div class="warn"><dt>(overdue deadlines|last look for records)</dt>', visitor.get("/").text)
+
+    def looked(seconds: int) -> None:
+        run(
+            deployment.engine,
+            "INSERT INTO taskbridge.tails (pipeline, kind, snapshot, stored_at) "
+            f"SELECT p, 'tail', pg_current_snapshot(), now() - {seconds} * interval '1 s' "
+            "FROM unnest(ARRAY['invoices', 'orders']) p "
+            "ON CONFLICT (pipeline, kind) DO UPDATE SET stored_at = excluded.stored_at",
+        )
+
+    keys, gate = runtime_of(deployment.app).keys, deployment.gate
+    looked(0)
+    assert marked() == []
+    looked(round(NO_WORKER_SECONDS + deployment.settings.tail_interval) + 1)
+    deployment.redis.zadd(keys.due("invoices"), {"acme": gate.now_ms() - 1_000 * (OVERDUE_SECONDS + 1)})
+    wait_until(lambda: marked() == ["overdue deadlines", "last look for records"], "the page looks again")
+    assert "a run was due" in (page := visitor.get("/").text)
+    assert "no worker is at work" in page
 
 
 def test_a_look_under_two_prefixes_has_the_links_of_each(deployment: Deployment) -> None:
