@@ -27,6 +27,7 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
+from taskbridge.web.pages import app as site
 from taskbridge.web.pages import live as live_pages
 from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
@@ -277,6 +278,16 @@ def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, path: str) -> N
         holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
         answer = visitor.get(f"/{path}")
         assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True)
+
+
+def test_a_page_that_does_not_come_in_time_is_not_said_to_be_one_of_too_many(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "PAGE_SECONDS", 0.5)
+    with visiting(deployment) as visitor, deployment.engine.connect() as holding:
+        holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
+        answer = visitor.get("/tenants")
+    assert (answer.status_code, "no answer came in time" in answer.text) == (503, True)
 
 
 @pytest.mark.parametrize("which", ["postgres_url", "redis_url"])
