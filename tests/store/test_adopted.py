@@ -525,7 +525,7 @@ def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> Non
         (str(at), at == 102, 0 if at == 102 else 32_000) for at in range(100, 105)
     ]
     who = RunKey("other", "acme", TOKEN)
-    page = reader.cursors.claim(Claim(who, 100, events=1, new_events=1, runs=1, documents=False))
+    page = reader.cursors.claim(Claim(who, 100, events=1, new_events=1, runs=1, died=True))
     bare = {one.external_id: one for one in page.records}
     assert (dict(bare["100"].document), bare["100"].deleted, bare["102"].deleted) == ({}, False, True)
     loaded = [reader.cursors.load(bare[name]) for name in ("100", "102")]
@@ -895,7 +895,7 @@ def test_a_row_that_json_cannot_hold_costs_no_other(engine: Engine, reader: Read
     with pytest.raises(Unread, match="unsupported Unicode"):
         reader.records("acme")
     # Where it is looked for without documents, as after a failure, it can be told from the others.
-    page = Cursors(engine, "orders").claim(Claim(who, 10, events=1, new_events=1, runs=1, documents=False))
+    page = Cursors(engine, "orders").claim(Claim(who, 10, events=1, new_events=1, runs=1, died=True))
     assert [one.external_id for one in page.records] == ["1"]
 
 
