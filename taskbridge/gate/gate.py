@@ -16,6 +16,7 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import RUN_TASK_TEXT
@@ -313,11 +314,11 @@ class Gate(Inspector):
 
     def begin_rebuilding(self, pipeline: str) -> None:
         """Note that `mark_rebuilt` will come, unless Redis loses its data in between."""
-        self._client.set(self._keys.rebuilt(pipeline), 0, ex=86_400)
+        self._client.set(self._keys.rebuilt(pipeline), 0, px=int(Constant.DAY_MS))
 
     def mark_rebuilt(self, pipeline: str, longest_ms: int) -> None:
         """Note that all last runs that can matter under this longest delay are in Redis."""
-        self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400, xx=True)
+        self._client.set(self._keys.rebuilt(pipeline), longest_ms, px=int(Constant.DAY_MS), xx=True)
 
     def hold_tail(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""

@@ -13,6 +13,7 @@ from taskbridge.gate import RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Hold, Place
 from taskbridge.observing.shapes import Cause
 from taskbridge.observing.troubles import nobody_looks
+from taskbridge.process.heartbeat import BEATS
 from taskbridge.store import Pause
 
 __all__ = ["Seen", "is_alive", "text_of_state", "why"]
@@ -21,8 +22,6 @@ UNTOLD: Final = "its last run ended before it could store why; the log of a work
 ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in the order of arrival"
 LATE_MS: Final = 1_000
 """A worker acts on a deadline within this time, unless it is busy or there is none."""
-BEATS: Final = 3
-"""A run beats so many times in its TTL."""
 
 
 class Seen(NamedTuple):
