@@ -216,16 +216,18 @@ def test_a_finding_leads_to_what_tells_more(visitor: Visitor, deployment: Deploy
 
 def test_a_figure_is_marked_exactly_where_a_finding_is_about_it(visitor: Visitor, deployment: Deployment) -> None:
     def marked() -> list[str]:
-        return re.findall(r'<div class="warn"><dt>(overdue deadlines|last look for records)</dt>', visitor.get("/").text)
+        page = visitor.get("/").text
+        return re.findall(r'<div class="warn"><dt>(overdue deadlines|last look for records)</dt>', page)
 
     def looked(seconds: int) -> None:
-        run(
-            deployment.engine,
-            "INSERT INTO taskbridge.tails (pipeline, kind, snapshot, stored_at) "
-            f"SELECT p, 'tail', pg_current_snapshot(), now() - {seconds} * interval '1 s' "
-            "FROM unnest(ARRAY['invoices', 'orders']) p "
-            "ON CONFLICT (pipeline, kind) DO UPDATE SET stored_at = excluded.stored_at",
-        )
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.tails (pipeline, kind, snapshot, stored_at) "
+                "SELECT p, 'tail', pg_current_snapshot(), now() - %s * interval '1 s' "
+                "FROM unnest(ARRAY['invoices', 'orders']) p "
+                "ON CONFLICT (pipeline, kind) DO UPDATE SET stored_at = excluded.stored_at",
+                (seconds,),
+            )
 
     keys, gate = runtime_of(deployment.app).keys, deployment.gate
     looked(0)
@@ -235,6 +237,17 @@ def test_a_figure_is_marked_exactly_where_a_finding_is_about_it(visitor: Visitor
     wait_until(lambda: marked() == ["overdue deadlines", "last look for records"], "the page looks again")
     assert "a run was due" in (page := visitor.get("/").text)
     assert "no worker is at work" in page
+
+
+def test_a_sentence_and_a_figure_say_in_the_same_way_how_long_ago_it_was(
+    visitor: Visitor, deployment: Deployment
+) -> None:
+    deployment.save("acme", "1")
+    runtime_of(deployment.app).pauses.pause("invoices", "acme")
+    run(deployment.engine, "UPDATE taskbridge.pauses SET paused_at = now() - interval '725 s'")
+    page = visitor.get("/tenant", pipeline="invoices", tenant="acme").text
+    assert "paused, 12m ago" in page
+    assert re.search(r"<time [^>]*>12m ago</time>", page)
 
 
 def test_a_look_under_two_prefixes_has_the_links_of_each(deployment: Deployment) -> None:
