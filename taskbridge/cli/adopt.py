@@ -104,17 +104,13 @@ def adopt(
     if print_sql:
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
-    what = f"{found.definition.source}: {found.table.name}"
     is_new = store.adopt(engine, found)
     is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
-    if is_new:
-        click.echo(f"{what} is adopted: each change from now on is a record")
-        if is_due and not (backfill or again or from_now_on):
-            console.tell(FROM_NOW_ON)
-    elif from_now_on and is_due:
-        click.echo(f"{what} was adopted before: {STAYS_SO}")
-    else:
-        click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
+    means = "" if backfill or again else f": {STAYS_SO}" if from_now_on and is_due else ": nothing to do"
+    said = "is adopted: each change from now on is a record" if is_new else f"was adopted before{means}"
+    click.echo(f"{found.definition.source}: {found.table.name} {said}")
+    if is_new and is_due and not (backfill or again or from_now_on):
+        console.tell(FROM_NOW_ON)
     if from_now_on:
         store.choose_from_now_on(engine, found)
     if again:

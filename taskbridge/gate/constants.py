@@ -27,8 +27,7 @@ class Constant(int, Enum):
     TAIL_MEMORY_MS = 60_000, "how long Redis knows who held a tail last"
     DAY_MS = (
         86_400_000,
-        "how long a circuit, slots, the wait queue and turns are kept that nothing changes; how long Redis is trusted to "
-        "have all last runs",
+        "how long circuits, slots, wait queues and turns are kept that nothing changes; all last runs count as known",
     )
     MONTH_MS = 2_592_000_000, "how long the clock's mark and the counts of replaced runs are kept that nothing changes"
 

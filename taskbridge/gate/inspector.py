@@ -105,8 +105,8 @@ class Place(NamedTuple):
 class Inspector:
     """The part of the gate that changes nothing: it says how tenants and pipelines stand.
 
-    `queue_prefix` is what kombu puts before a queue's name (`global_keyprefix`); None: the queues lie in another server,
-    the broker, or nobody said where.
+    `queue_prefix` is what kombu puts before a queue's name (`global_keyprefix`); None: the queues lie in another
+    server, the broker, or nobody said where.
     """
 
     def __init__(self, client: redis.Redis, keys: Keys, *, queue_prefix: str | None = None) -> None:
@@ -174,7 +174,7 @@ class Inspector:
         with self._client.pipeline(transaction=False) as pipe:
             for queue in self._queues.values():
                 pipe.llen(queue)
-            return sum(pipe.execute())
+            return int(sum(pipe.execute()))
 
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""

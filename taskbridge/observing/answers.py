@@ -1,7 +1,8 @@
 """What operators ask: is it healthy, where is a record, why does a tenant not run, who is noisy, what fails.
 
-The dashboard uses all of them. `why`, `top`, `saved` and `failed` of the command line use them too, and `where` for what
-became of a record; `where` finds records by its own statement, which looks through all, and `status` has its own lists.
+The dashboard uses all but `records`. `why`, `top`, `saved` and `failed` of the command line use them too, and `where`
+for what became of a record. `where` finds records by a statement of its own, which looks through all; `status` has
+lists of its own.
 
 Nothing here changes anything, and each answer is bounded: what it costs does not grow with the tenants, the records and
 the runs that there are. Where a bound cuts an answer short, the answer says so.

@@ -19,7 +19,7 @@ from taskbridge.store import Pause
 __all__ = ["Seen", "is_alive", "text_of_state", "why"]
 
 UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
-ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in the order of arrival"
+ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in order of arrival"
 LATE_MS: Final = 1_000
 """A worker acts on a deadline within this time, unless it is busy or there is none."""
 

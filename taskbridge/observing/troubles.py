@@ -40,8 +40,9 @@ OVERDUE_GRAVE: Final = 30.0
 class Trouble(NamedTuple):
     """What is wrong, and what to do.
 
-    `grave`: nothing of the pipeline is handled, and nobody wanted that. `seconds`: for how long; infinite where nobody knows. `tenant`: the one
-    that the sentence names. `page`: of the dashboard, which tells more where no tenant is named.
+    `grave`: nothing of the pipeline is handled, and nobody wanted that. `seconds`: for how long; infinite where nobody
+    knows. `tenant`: the one that the sentence names. `page`: of the dashboard, which tells more where no tenant is
+    named.
     """
 
     sentence: str

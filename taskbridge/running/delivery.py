@@ -113,8 +113,8 @@ class Run:
     def claim(self, limit: int, *, bisecting: bool = True) -> Claim:
         """Return what it asks of its cursor first: to be its owner, and a batch."""
         self.runtime.know(self.pipeline)
-        begun = self.begun
-        return Claim(self.key, limit, begun.events, begun.new_events, begun.runs, bisecting, died=begun.died is not None)
+        begun, died = self.begun, self.begun.died is not None
+        return Claim(self.key, limit, begun.events, begun.new_events, begun.runs, bisecting, died)
 
     def most_records(self) -> int:
         """How many records the handler can handle in what is left of the budget, judging by its last calls."""

@@ -186,5 +186,5 @@ def test_the_pulse_counts_messages_where_the_broker_of_the_app_has_them(deployme
 
     conf.broker_transport_options = {"global_keyprefix": "shared-"}
     assert queued() == 1
-    conf.broker_url = "amqp://elsewhere//"
+    conf.update(broker_url="amqp://elsewhere//")
     assert queued() is None
