@@ -51,7 +51,7 @@ test-slow: $(READY) ## The tests that take long or draw at random: benchmarks wi
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
 	TASKBRIDGE_TEST_EXAMPLES=400 $(BIN)/pytest -n 2 --timeout 1200 tests/gate/test_gate_agrees_with_model.py tests/gate/test_admission.py
 
-test-browser: $(READY) ## The dashboard in Chromium (needs the system's chromium; 3 minutes); writes the pictures of docs
+test-browser: $(READY) ## The dashboard in Chromium (needs the system's chromium; some minutes); writes the pictures of docs
 	$(PIP) playwright
 	TASKBRIDGE_TEST_PICTURES=docs $(BIN)/pytest -m browser tests/browser $(PYTEST_FLAGS)
 

@@ -27,6 +27,7 @@ FROM_NOW_ON: Final = (
     "A row that was there before is no record until it changes. The same command with --backfill makes records of "
     "all; with --from-now-on nobody is reminded of it."
 )
+STAYS_SO: Final = "rows without a record stay so until they change, and nobody is reminded of a backfill"
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
 
@@ -103,14 +104,13 @@ def adopt(
     if print_sql:
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
-    what = f"{found.definition.source}: {found.table.name}"
-    if store.adopt(engine, found):
-        click.echo(f"{what} is adopted: each change from now on is a record")
-        is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
-        if is_due and not (backfill or again or from_now_on):
-            console.tell(FROM_NOW_ON)
-    else:
-        click.echo(f"{what} was adopted before" + ("" if backfill or again else ": nothing to do"))
+    is_new = store.adopt(engine, found)
+    is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
+    means = "" if backfill or again else f": {STAYS_SO}" if from_now_on and is_due else ": nothing to do"
+    said = "is adopted: each change from now on is a record" if is_new else f"was adopted before{means}"
+    click.echo(f"{found.definition.source}: {found.table.name} {said}")
+    if is_new and is_due and not (backfill or again or from_now_on):
+        console.tell(FROM_NOW_ON)
     if from_now_on:
         store.choose_from_now_on(engine, found)
     if again:

@@ -101,7 +101,10 @@ class Effect(Enum):
         f"open for {Constant.CIRCUIT_WAIT_MS:,} ms; its tenant goes to the end of the wait queue, and the first is "
         "called for the end of the wait"
     )
-    REOPEN = f"open for twice as long as before, {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms at the most; the rest as above"
+    REOPEN = (
+        f"open for twice as long as before, {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms at the most; its tenant goes to "
+        "the end of the wait queue, and the first is called for the end of the wait"
+    )
     CLOSE = "all that is known of failures and probes is forgotten; the wait queue is emptied, all in it start"
     JOIN = "its tenant goes to the end of the wait queue"
     REFUSE = "refused"
@@ -112,7 +115,10 @@ class Effect(Enum):
     NEXT_PROBE = "it probes no more; the first in the wait queue is called now"
     TAKE = "it has a slot until now + runner TTL, where there is a cap"
     GIVE_BACK = "refused, and a slot that was kept for it is free"
-    GIVE_BACK_AND_CALL = "as above; the first in the wait queue is called for the end of the wait"
+    GIVE_BACK_AND_CALL = (
+        "refused, and a slot that was kept for it is free; the first in the wait queue is called for the end of the "
+        "wait"
+    )
     WAIT = (
         "all wait for as long as the handler asked, or longer if they do already, and then begin with one run at a "
         "time; its tenant goes to the end of the wait queue, and the first is called for the end of the wait"

@@ -27,7 +27,10 @@ class Constant(int, Enum):
     EMPTY_RUN_MS = 200, "from the start of a run that took nothing to the next, where delays count from the last run"
     MARK_EVERY_US = 100_000, "how often tickers note the time"
     TAIL_MEMORY_MS = 60_000, "how long Redis knows who held a tail last"
-    DAY_MS = 86_400_000, "how long a circuit, slots, the wait queue and turns are kept that nothing changes"
+    DAY_MS = (
+        86_400_000,
+        "how long circuits, slots, wait queues and turns are kept that nothing changes; all last runs count as known",
+    )
     MONTH_MS = 2_592_000_000, "how long the clock's mark and the counts of replaced runs are kept that nothing changes"
 
     def __new__(cls, number: int, meaning: str) -> Constant:

@@ -64,7 +64,7 @@ class Gate(Inspector):
     ) -> None:
         if (publish is None) == (message is None):
             raise TypeError("a gate takes either `publish` or `message`")
-        super().__init__(client, keys)
+        super().__init__(client, keys, queue_prefix=None if message is None else queue_prefix)
         self._wire = Wire(client)
         self._ticker = _nonce()
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
@@ -334,11 +334,11 @@ class Gate(Inspector):
 
     def begin_rebuilding(self, pipeline: str) -> None:
         """Note that `mark_rebuilt` will come, unless Redis loses its data in between."""
-        self._client.set(self._keys.rebuilt(pipeline), 0, ex=86_400)
+        self._client.set(self._keys.rebuilt(pipeline), 0, px=int(Constant.DAY_MS))
 
     def mark_rebuilt(self, pipeline: str, longest_ms: int) -> None:
         """Note that all last runs that can matter under this longest delay are in Redis."""
-        self._client.set(self._keys.rebuilt(pipeline), longest_ms, ex=86_400, xx=True)
+        self._client.set(self._keys.rebuilt(pipeline), longest_ms, px=int(Constant.DAY_MS), xx=True)
 
     def hold_tail(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from taskbridge.errors import Unavailable
-from taskbridge.gate.keys import Keys
+from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.state import State
 
 __all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "RunnerStatus", "Survey"]
@@ -103,11 +103,16 @@ class Place(NamedTuple):
 
 
 class Inspector:
-    """The part of the gate that changes nothing: it says how tenants and pipelines stand."""
+    """The part of the gate that changes nothing: it says how tenants and pipelines stand.
 
-    def __init__(self, client: redis.Redis, keys: Keys) -> None:
+    `queue_prefix` is what kombu puts before a queue's name (`global_keyprefix`); None: the queues lie in another
+    server, the broker, or nobody said where.
+    """
+
+    def __init__(self, client: redis.Redis, keys: Keys, *, queue_prefix: str | None = None) -> None:
         self._client = client
         self._keys = keys
+        self._queues = None if queue_prefix is None else {one: f"{queue_prefix}{keys.queue(one)}" for one in Queue}
 
     def circuit(self, pipeline: str) -> CircuitStatus:
         """Return how the pipeline's circuit stands."""
@@ -162,12 +167,14 @@ class Inspector:
             for place, turn in zip(ranks[::2], ranks[1::2], strict=True)
         ]
 
-    def queued(self) -> int:
-        """Return how many messages lie in the two queues of runs, where the gate's Redis is the broker."""
+    def queued(self) -> int | None:
+        """Return how many messages lie in the two queues of runs; None: they lie in another server, or nobody said."""
+        if self._queues is None:
+            return None
         with self._client.pipeline(transaction=False) as pipe:
-            for queue in self._keys.queues:
+            for queue in self._queues.values():
                 pipe.llen(queue)
-            return sum(pipe.execute())
+            return int(sum(pipe.execute()))
 
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""

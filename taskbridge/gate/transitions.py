@@ -96,7 +96,10 @@ class Answer(IntEnum):
 class Condition(Enum):
     """What a row may ask before it applies; the value is the sentence that the docs print."""
 
-    SPACING_OVER = "last run + delay is past, or there was no last run; and 200 ms since a run that took nothing"
+    SPACING_OVER = (
+        "last run + delay is past, or there was no last run; and "
+        f"{Constant.EMPTY_RUN_MS} ms since a run that took nothing"
+    )
     HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
     FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"

@@ -86,11 +86,10 @@ class Begun(NamedTuple):
     """What a run learns when it begins.
 
     Of this burst: `events`, `new_events` since its last run, and `runs` with this one. `failures`: how many runs before
-    this one failed in a row. `age_ms`: the milliseconds since its first event; None: a
-    run before this one has acted on that. `probe`: which of the tenant's records, counted from 0, a run that probes an
-    open circuit tries; else None. `died`: the run that this one replaced because it did not end.
-    `traceparent`: the span of the runner's first event, where that was traced. `found`: no event came since the last
-    run; the tail found records.
+    this one failed in a row. `age_ms`: the milliseconds since its first event; None: a run before this one has acted on
+    that. `probe`: which of the tenant's records, counted from 0, a run that probes an open circuit tries; else None.
+    `died`: the run that this one replaced because it did not end. `traceparent`: the span of the runner's first event,
+    where that was traced. `found`: no event came since the last run; the tail found records.
     """
 
     events: int

@@ -1,8 +1,11 @@
 """What operators ask: is it healthy, where is a record, why does a tenant not run, who is noisy, what fails.
 
-The command line and the dashboard use the same answers. Nothing here changes anything, and each answer is bounded:
-what it costs does not grow with the tenants, the records and the runs that there are. Where a bound cuts an answer
-short, the answer says so.
+The dashboard uses all but `records`. `why`, `top`, `saved` and `failed` of the command line use them too, and `where`
+for what became of a record. `where` finds records by a statement of its own, which looks through all; `status` has
+lists of its own.
+
+Nothing here changes anything, and each answer is bounded: what it costs does not grow with the tenants, the records and
+the runs that there are. Where a bound cuts an answer short, the answer says so.
 """
 
 from __future__ import annotations

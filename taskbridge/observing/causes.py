@@ -13,15 +13,15 @@ from taskbridge.gate import RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Hold, Place
 from taskbridge.observing.shapes import Cause
 from taskbridge.observing.troubles import nobody_looks
+from taskbridge.process.heartbeat import BEATS
 from taskbridge.store import Pause
 
 __all__ = ["Seen", "is_alive", "text_of_state", "why"]
 
 UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
+ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in order of arrival"
 LATE_MS: Final = 1_000
 """A worker acts on a deadline within this time, unless it is busy or there is none."""
-BEATS: Final = 3
-"""A run beats so many times in its TTL."""
 
 
 class Seen(NamedTuple):
@@ -182,7 +182,7 @@ def _held(seen: Seen) -> tuple[Cause, str]:
     in_line = f"{number} in the wait queue"
     if runner.hold is Hold.TURN:
         turn = "" if place.for_turn is None else f": it is number {place.for_turn:,} of {place.turns:,}"
-        return Cause.TURN, f"it waits for its turn behind others that had less of the workers so far{turn}"
+        return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
     if runner.hold is Hold.RATE:
         return Cause.RATE, f"its rate limit is used up; it may go on {seen.due}"
     if circuit.open and (place.in_wait_queue is not None or runner.hold is Hold.WAIT_QUEUE):

@@ -142,7 +142,7 @@ def pulse(reach: Reach, most: int) -> Pulse:
     rates = _rates(reach)
     held = {name: reach.looks.paused_among(name, ["", *surveys[name].tenants]) for name in names}
     now_ms = reach.inspector.now_ms()
-    queued = None if reach.settings.broker_url else reach.inspector.queued()
+    queued = reach.inspector.queued()
     pipelines = []
     for name in names:
         survey = surveys[name]

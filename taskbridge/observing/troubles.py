@@ -16,6 +16,7 @@ __all__ = [
     "MOST_COUNTED",
     "MOST_RUNNERS",
     "Trouble",
+    "is_overdue",
     "nobody_looks",
     "nobody_works",
     "troubles",
@@ -39,8 +40,9 @@ OVERDUE_GRAVE: Final = 30.0
 class Trouble(NamedTuple):
     """What is wrong, and what to do.
 
-    `grave`: nothing of the pipeline is handled. `seconds`: for how long; infinite where nobody knows. `tenant`: the one
-    that the sentence names. `page`: of the dashboard, which tells more where no tenant is named.
+    `grave`: nothing of the pipeline is handled, and nobody wanted that. `seconds`: for how long; infinite where nobody
+    knows. `tenant`: the one that the sentence names. `page`: of the dashboard, which tells more where no tenant is
+    named.
     """
 
     sentence: str
@@ -54,6 +56,11 @@ class Trouble(NamedTuple):
 def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
     """Whether no worker has looked for records of a pipeline for long; `tail_seconds`: since the last look."""
     return tail_seconds > NO_WORKER_SECONDS + tail_interval
+
+
+def is_overdue(overdue_seconds: float) -> bool:
+    """Whether a deadline passed so long ago that the workers should have acted on it."""
+    return overdue_seconds > OVERDUE_SECONDS
 
 
 def nobody_works(tail_seconds: float, pipelines: int) -> Trouble:
@@ -91,7 +98,7 @@ def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) 
             True,
             tail_seconds,
         )
-    if overdue_seconds > OVERDUE_SECONDS:
+    if is_overdue(overdue_seconds):
         yield Trouble(
             f"a run was due {overdue_seconds:,.0f} s ago, and no worker has begun it",
             "start more workers, or see whether one is frozen",

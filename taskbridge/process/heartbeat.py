@@ -14,12 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from taskbridge.common.texts import error_text
 
-__all__ = ["Heartbeat", "Ownership"]
+__all__ = ["BEATS", "Heartbeat", "Ownership"]
 
 log = logging.getLogger(__name__)
+
+BEATS: Final = 3
+"""How often a run beats in `runner_ttl`, after which it counts as dead."""
 
 
 class Ownership:
@@ -54,10 +58,10 @@ class Ownership:
 
 
 class Heartbeat:
-    """Beats for the runs of a process three times per `ttl` seconds, after which a run counts as dead."""
+    """Beats for the runs of a process `BEATS` times per `ttl` seconds, after which a run counts as dead."""
 
     def __init__(self, ttl: float) -> None:
-        self._interval = ttl / 3
+        self._interval = ttl / BEATS
         self._trust = ttl * 0.9
         self._owned: set[Ownership] = set()
         self._starting = threading.Lock()

@@ -111,10 +111,10 @@ class Run:
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
     def claim(self, limit: int, *, bisecting: bool = True) -> Claim:
-        """Claim the cursor and read the first batch; without documents if the run before died: they may be why."""
+        """Return what it asks of its cursor first: to be its owner, and a batch."""
         self.runtime.know(self.pipeline)
-        begun = self.begun
-        return Claim(self.key, limit, begun.events, begun.new_events, begun.runs, bisecting, not begun.died)
+        begun, died = self.begun, self.begun.died is not None
+        return Claim(self.key, limit, begun.events, begun.new_events, begun.runs, bisecting, died)
 
     def most_records(self) -> int:
         """How many records the handler can handle in what is left of the budget, judging by its last calls."""

@@ -70,9 +70,9 @@ HISTORY_EVERY: Final = 60.0
 SHORT_ROUND: Final = 0.1
 """Seconds of a base round after which the next comes at the interval: most of it may be the way to the servers."""
 SHARE: Final = 100
-"""What the quickest of the last base rounds took beyond that, so many times, is the rest after a round."""
+"""The rest after a base round is SHARE x (what the quickest of the last LENGTHS took - SHORT_ROUND)."""
 LENGTHS: Final = 4
-"""How many of them are compared."""
+"""Base rounds of which the quickest counts."""
 LONGEST_REST: Final = 30.0
 """Seconds of the longest rest after a base round, where the base interval is not longer."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, NoAnswer)

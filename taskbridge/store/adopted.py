@@ -96,8 +96,6 @@ class Known(NamedTuple):
     digest: str
     version: str
     ended: bool
-    backfilled: int
-    backfill_done: bool
     called: str | None
     columns_called: Sequence[str]
 

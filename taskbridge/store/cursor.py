@@ -70,7 +70,7 @@ PAGE: Final = 5_000
 SMALL: Final = 2_000
 """Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
 
-Postgres compresses what takes more, to a hundredth at the very least. So 500 of these stay below 100 MB.
+Postgres compresses what takes more; 100 bytes of a document take 1 at the least. So 500 of these stay below 100 MB.
 """
 SLICE: Final = 1_048_576
 """Stored bytes of a slice. Postgres compresses large documents, so as text it may be several times as much."""
@@ -89,7 +89,8 @@ class StaleToken(Exception):
 class Claim(NamedTuple):
     """A run's claim of its cursor: which one, how many records to read, and what the gate has counted.
 
-    `bisecting` and `documents` are as in `Cursors.read`.
+    `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. Its batch comes
+    without documents, for they may be why.
     """
 
     key: RunKey
@@ -98,7 +99,12 @@ class Claim(NamedTuple):
     new_events: int
     runs: int
     bisecting: bool = True
-    documents: bool = True
+    died: bool = False
+
+    @property
+    def batch(self) -> _Batch:
+        """What to read."""
+        return _Batch(self.key, self.limit, self.bisecting, documents=not self.died)
 
 
 class _Batch(NamedTuple):
@@ -172,13 +178,13 @@ class Cursors:
             StaleToken: a higher token owns the cursor.
             Unread: the cursor was claimed, and the batch could not be read.
         """
-        key, batch = claim.key, _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
+        key = claim.key
         statement = (self._query("claim"), self._claiming(claim))
-        if not claim.documents:
-            # The run before this one died, or its process is frozen. It may have stopped with the cursor locked.
+        if claim.died:
+            # It may have stopped with the cursor locked.
             self._try_to_end_replaced(key)
         try:
-            page = self._claim(batch, *statement)
+            page = self._claim(claim.batch, *statement)
         except Unread:
             # The claim may have been rolled back with the read, and only the owner of the cursor can store the failure.
             if self._owner(key) != key.token:
@@ -243,8 +249,7 @@ class Cursors:
                 driver.execute(IMPATIENT)
                 let_statements_take(driver, SHORT_STATEMENT)
                 for claim, cursor in zip(claims, cursors, strict=True):
-                    batch = _Batch(claim.key, claim.limit, claim.bisecting, claim.documents)
-                    self._send(driver, cursor, rows, batch, self._query("claim"), self._claiming(claim))
+                    self._send(driver, cursor, rows, claim.batch, self._query("claim"), self._claiming(claim))
                 driver.execute(PATIENT)
                 let_statements_take(driver, None)
         done = sum(cursor.pgresult is not None for cursor in cursors)
@@ -272,7 +277,7 @@ class Cursors:
         return with_second_try(end)
 
     def _try_to_end_replaced(self, key: RunKey) -> None:
-        """Do so, where Postgres lets it. Else what is tried next ends them at its own beginning."""
+        """End the sessions of replaced runs, if Postgres answers; else what is tried next does it at its beginning."""
         try:
             self._end_replaced(key)
         except (DBAPIError, psycopg.Error) as error:

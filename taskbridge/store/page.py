@@ -112,7 +112,7 @@ class Standing(NamedTuple):
     size: int
     target: str
     resumed: bool
-    adopted: int | None
+    adopted: str | None
 
 
 def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:

@@ -1,7 +1,7 @@
 """The named queries: one `.sql` file each, whose comment says what it is for.
 
-`{schema}` in a text is the Postgres schema of TaskBridge's tables. `{after_cursor}`, `{pending}`, `{its_record}`,
-`{pipeline_start}` and `{moves_cursor}` are the texts of the files of these names, so that each is written once.
+`{schema}` in a text is the Postgres schema of TaskBridge's tables. The places of `_FRAGMENT` are the texts of the files
+of these names, so that each is written once.
 `{noted}` is what writes the run history; it is left out unless that is asked for.
 `{document}` is where a record's document comes from: the text of `recorded_document.sql`, unless another one is given.
 Other places are filled by `filled`, with what no parameter can be: names, parts of SQL, values of statements without
@@ -48,7 +48,9 @@ Queries = Callable[[str], str]
 
 _SQL: Final = Path(__file__).parent / "sql"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
-_FRAGMENT: Final = re.compile(r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor|adoption_version)\}")
+_FRAGMENT: Final = re.compile(
+    r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor|adoption_version|columns_called|batch_settings)\}"
+)
 
 
 def queries(where: Database | Connection) -> Queries:

@@ -37,7 +37,12 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert "A row that was there before is no record until it changes" in first.stderr
     assert "--backfill" in first.stderr
     assert again.stderr == ""
-    assert taskbridge(*ADOPT, "--from-now-on").status == 0
+    chosen, again = (taskbridge(*ADOPT, "--from-now-on") for _ in range(2))
+    assert chosen.stdout == (
+        "orders: public.orders was adopted before: rows without a record stay so until they change, "
+        "and nobody is reminded of a backfill\n"
+    )
+    assert again.stdout == "orders: public.orders was adopted before: nothing to do\n"
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
         "ok: orders: its changes are recorded, and its rows can be read"
     ]

@@ -478,6 +478,29 @@ def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployme
     wait_until(lambda: rounds.base_pages() > 0.1 and deployment.gate.active("invoices") == ["acme"], "found", 2)
 
 
+def test_a_redis_that_forgets_the_reminders_of_a_base_round_is_noticed(
+    deployment: Deployment, slow_rounds: Make
+) -> None:
+    rounds, _ = slow_rounds()
+    rounds.tail_pages()
+    rounds.base_pages()
+    insert(deployment, "acme", "1")
+    wait_until(lambda: rounds.tail_pages() > 0.1, "the tail has seen it", 5)
+    deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
+    standing = rounds.standings["invoices"]
+    older, lost = str(deployment.redis.get(Keys().tailing("invoices"))), standing.lost
+    standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
+    rounds.base_pages()
+    assert deployment.gate.active("invoices") == ["acme"]
+    # It has lost what came after the base round had begun.
+    deployment.redis.flushdb()
+    deployment.redis.set(Keys().tailing("invoices"), older)
+    rounds.tail_pages()
+    assert standing.lost == lost + 1
+    rounds.base_pages()
+    assert deployment.gate.active("invoices") == ["acme"]
+
+
 def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
     declared = Pipelines()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from sqlalchemy import Engine
 
 from taskbridge import LatencyNeutral
+from taskbridge.gate import Gate
 from taskbridge.observing.answers import Answers
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import Tenants, record
 from tests.deployment import Deployment
+from tests.observing.conftest import PIPELINES
 from tests.store.adopting import run
 
 LOOKED = (
@@ -172,3 +174,17 @@ def test_the_pulse_shows_who_is_active(deployment: Deployment, answers: Answers)
     assert {one.state for one in found["orders"].tenants} == {"queued"}
     assert found["orders"].tenants[0].lease_seconds > 0
     assert (found["calls"].paused, found["orders"].paused) == (True, False)
+
+
+def test_the_pulse_counts_messages_where_the_broker_of_the_app_has_them(deployment: Deployment) -> None:
+    runtime, conf = runtime_of(deployment.app), deployment.app.conf
+
+    def queued() -> int | None:
+        gate = runtime.make_gate(Gate)
+        gate.notify("orders", "acme", LatencyNeutral().spacing)
+        return Answers(deployment.engine, gate, PIPELINES, deployment.settings).pulse().queued
+
+    conf.broker_transport_options = {"global_keyprefix": "shared-"}
+    assert queued() == 1
+    conf.update(broker_url="amqp://elsewhere//")
+    assert queued() is None

@@ -525,7 +525,7 @@ def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> Non
         (str(at), at == 102, 0 if at == 102 else 32_000) for at in range(100, 105)
     ]
     who = RunKey("other", "acme", TOKEN)
-    page = reader.cursors.claim(Claim(who, 100, events=1, new_events=1, runs=1, documents=False))
+    page = reader.cursors.claim(Claim(who, 100, events=1, new_events=1, runs=1, died=True))
     bare = {one.external_id: one for one in page.records}
     assert (dict(bare["100"].document), bare["100"].deleted, bare["102"].deleted) == ({}, False, True)
     loaded = [reader.cursors.load(bare[name]) for name in ("100", "102")]
@@ -776,6 +776,22 @@ def test_row_level_security_is_refused_and_hides_nothing_later(engine: Engine, r
     assert Reader(engine).seen() == {"acme": ["1", "2"]}
 
 
+def test_a_role_that_row_level_security_binds_from_now_on_sees_no_row_as_deleted(engine: Engine, role: Any) -> None:
+    name, own = role
+    run(engine, ORDERS, "ALTER TABLE orders ENABLE ROW LEVEL SECURITY", f"ALTER ROLE {name} BYPASSRLS")
+    adopted(engine)
+    run(engine, FOUR)
+    run(engine, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+    run(engine, f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA taskbridge TO {name}")
+    reader = Reader(own)
+    assert reader.seen(["bolt"]) == {"bolt": ["3"]}
+    # Unlike a change of the table, this changes nothing by which a process finds that it has to look again.
+    run(engine, f"ALTER ROLE {name} NOBYPASSRLS")
+    with pytest.raises(Unread, match="row-level security"):
+        reader.seen()
+    assert Reader(engine).seen() == {"acme": ["1", "2"]}
+
+
 def test_a_writer_that_does_not_end_keeps_nobody_waiting_and_nothing_half_done(engine: Engine) -> None:
     run(engine, ORDERS)
     wanted = adoption(engine, "orders", "customer", ["id"])
@@ -879,7 +895,7 @@ def test_a_row_that_json_cannot_hold_costs_no_other(engine: Engine, reader: Read
     with pytest.raises(Unread, match="unsupported Unicode"):
         reader.records("acme")
     # Where it is looked for without documents, as after a failure, it can be told from the others.
-    page = Cursors(engine, "orders").claim(Claim(who, 10, events=1, new_events=1, runs=1, documents=False))
+    page = Cursors(engine, "orders").claim(Claim(who, 10, events=1, new_events=1, runs=1, died=True))
     assert [one.external_id for one in page.records] == ["1"]
 
 

@@ -257,7 +257,7 @@ def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
     with pytest.raises(Unread, match="invalid input"):
         cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
     # So the batch is halved until the bad one is alone, and goes to quarantine.
-    page = cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1, documents=False))
+    page = cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1, died=True))
     assert sorted(one.external_id for one in page.records) == ["5", "abc"]
 
 

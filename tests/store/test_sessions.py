@@ -263,7 +263,7 @@ def test_who_follows_a_run_that_died_does_not_wait_for_what_it_has_locked(engine
     with frozen.connect() as connection, ThreadPoolExecutor() as threads:
         values = {"new_events": 1, "burst_runs": 1, "burst_events": 1, "session": session_name(key())}
         connection.exec_driver_sql(query("claim"), {**key()._asdict(), **values})
-        successor = Claim(key(token=NEW), 10, events=1, new_events=1, runs=1, documents=False)
+        successor = Claim(key(token=NEW), 10, events=1, new_events=1, runs=1, died=True)
         claiming = threads.submit(Cursors(engine).claim, successor)
         try:
             assert [record.external_id for record in claiming.result(BOUND).records] == ["1"]

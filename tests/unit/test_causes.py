@@ -147,7 +147,7 @@ CASES: Final[dict[str, tuple[Seen, Cause, str]]] = {
     "its turn": (
         seen(waiting(Hold.TURN), place=Place(None, 0, 3, 7)),
         Cause.TURN,
-        "it waits for its turn behind others that had less of the workers so far: it is number 3 of 7",
+        "it waits for its turn: it is number 3 of 7; pipelines alternate, and tenants of one go in order of arrival",
     ),
     "its rate limit": (
         seen(waiting(Hold.RATE)),

@@ -22,14 +22,17 @@ from taskbridge.errors import Unavailable
 from taskbridge.integration.app import make_app
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.shapes import Health
+from taskbridge.observing.troubles import NO_WORKER_SECONDS, OVERDUE_SECONDS
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
+from taskbridge.web.pages import app as site
 from taskbridge.web.pages import live as live_pages
 from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
+from tests.store.adopting import run
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import wait_until
 from tests.web.serving import served
@@ -211,6 +214,42 @@ def test_a_finding_leads_to_what_tells_more(visitor: Visitor, deployment: Deploy
         assert f'<a href="{path}">{said}</a>' in now, now
 
 
+def test_a_figure_is_marked_exactly_where_a_finding_is_about_it(visitor: Visitor, deployment: Deployment) -> None:
+    def marked() -> list[str]:
+        page = visitor.get("/").text
+        return re.findall(r'<div class="warn"><dt>(overdue deadlines|last look for records)</dt>', page)
+
+    def looked(seconds: int) -> None:
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.tails (pipeline, kind, snapshot, stored_at) "
+                "SELECT p, 'tail', pg_current_snapshot(), now() - %s * interval '1 s' "
+                "FROM unnest(ARRAY['invoices', 'orders']) p "
+                "ON CONFLICT (pipeline, kind) DO UPDATE SET stored_at = excluded.stored_at",
+                (seconds,),
+            )
+
+    keys, gate = runtime_of(deployment.app).keys, deployment.gate
+    looked(0)
+    assert marked() == []
+    looked(round(NO_WORKER_SECONDS + deployment.settings.tail_interval) + 1)
+    deployment.redis.zadd(keys.due("invoices"), {"acme": gate.now_ms() - 1_000 * (OVERDUE_SECONDS + 1)})
+    wait_until(lambda: marked() == ["overdue deadlines", "last look for records"], "the page looks again")
+    assert "a run was due" in (page := visitor.get("/").text)
+    assert "no worker is at work" in page
+
+
+def test_a_sentence_and_a_figure_say_in_the_same_way_how_long_ago_it_was(
+    visitor: Visitor, deployment: Deployment
+) -> None:
+    deployment.save("acme", "1")
+    runtime_of(deployment.app).pauses.pause("invoices", "acme")
+    run(deployment.engine, "UPDATE taskbridge.pauses SET paused_at = now() - interval '725 s'")
+    page = visitor.get("/tenant", pipeline="invoices", tenant="acme").text
+    assert "paused, 12m ago" in page
+    assert re.search(r"<time [^>]*>12m ago</time>", page)
+
+
 def test_a_look_under_two_prefixes_has_the_links_of_each(deployment: Deployment) -> None:
     declare(deployment)
     deployment.save("acme", "1")
@@ -252,6 +291,16 @@ def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, path: str) -> N
         holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
         answer = visitor.get(f"/{path}")
         assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True)
+
+
+def test_a_page_that_does_not_come_in_time_is_not_said_to_be_one_of_too_many(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "PAGE_SECONDS", 0.5)
+    with visiting(deployment) as visitor, deployment.engine.connect() as holding:
+        holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
+        answer = visitor.get("/tenants")
+    assert (answer.status_code, "no answer came in time" in answer.text) == (503, True)
 
 
 @pytest.mark.parametrize("which", ["postgres_url", "redis_url"])

@@ -2,7 +2,7 @@
 -- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
 -- cursor has its former owner, and the run that claimed it is refused when it advances. A process that freezes while it
 -- reads what follows holds the cursor's row, so its session has a name by which a successor ends it. The other settings are
--- for the batch that is read next; `plan_by_index.sql` says why. A tenant's first cursor stands where its pipeline began.
+-- for the batch that is read next; `batch_settings.sql` says why. A tenant's first cursor stands where its pipeline began.
 -- A run that claims twice, as where its batch takes longer than the others', counts once.
 -- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
 INSERT INTO {schema}.sync_cursors AS c
@@ -21,9 +21,4 @@ SET owner = excluded.owner,
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
 RETURNING set_config('application_name', %(session)s, true),
           set_config('synchronous_commit', 'off', true),
-          set_config('row_security', 'off', true),
-          set_config('enable_seqscan', 'off', true),
-          set_config('enable_bitmapscan', 'off', true),
-          set_config('enable_sort', 'off', true),
-          set_config('max_parallel_workers_per_gather', '0', true),
-          set_config('jit', 'off', true)
+          {batch_settings}

@@ -4,7 +4,7 @@ SELECT r.revision, r.deleted, r.recorded_at, r.changed_at, r.xid::text AS xid, r
        q.cause, q.reason, q.attempts, q.quarantined_at, q.failing_since, q.retry_at, q.discarded_at,
        {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) AS handled,
        pg_visible_in_snapshot(r.xid, p.start) AS skipped,
-       c.failures, c.last_error, c.owner, c.failing_since AS tenant_failing_since,
+       c.failures, c.last_error, c.owner,
        d.delivered_at, d.token AS delivered_by,
        w.deliveries, w.delivery
 FROM {schema}.records r

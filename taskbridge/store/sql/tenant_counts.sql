@@ -1,7 +1,7 @@
 -- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
 -- records or a cursor. `pending_since`: when the oldest of the pending ones was written. `handled` is null where so many are
--- pending, or in quarantine, that they were not all counted. What the pipeline's start skipped
--- is in no state, for nobody handled it. Where a rebase has forgotten what that was, it counts as handled: the start's xmin is 1.
+-- pending, or in quarantine, that they were not all counted. What the pipeline's start skipped is in no state, for nobody
+-- handled it. Where a rebase has forgotten what that was, it counts as handled: the start's xmin is 1.
 SELECT t.tenant,
        coalesce(w.records, 0) AS pending,
        w.since AS pending_since,

@@ -74,6 +74,10 @@ class Busy(Exception):
     """Too many pages are asked for at once."""
 
 
+class Slow(Exception):
+    """A page did not come in time."""
+
+
 def dashboard(
     app: Celery | None = None,
     *,
@@ -249,6 +253,7 @@ class _Site:
 
         Raises:
             Busy: too much is under way.
+            Slow: it did not come in time.
         """
         if self._under_way >= MOST_WAITING:
             raise Busy
@@ -257,7 +262,7 @@ class _Site:
             async with asyncio.timeout(seconds):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except TimeoutError:
-            raise Busy from None
+            raise Slow from None
         finally:
             self._under_way -= 1
 
@@ -305,6 +310,8 @@ def _meaning(error: Exception) -> tuple[int, str]:
             return 400, str(error)
         case Busy():
             return 503, "too many pages are asked for at once: come again in a moment"
+        case Slow():
+            return 503, "no answer came in time: a server is slow, or has too much to do; come again in a moment"
         case TaskBridgeError():
             return 503, str(error)
         case _:

@@ -19,6 +19,7 @@ from taskbridge.integration.checks import Finding, examine, worst
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.overview import MOST_OF_A_TENANT, MOST_SORTED
 from taskbridge.observing.shapes import By, Finds, Health, PipelinePulse, Sort
+from taskbridge.observing.troubles import is_overdue, nobody_looks
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import Audit, document_of
@@ -151,7 +152,8 @@ class Reading:
             shown.append((one, charts.rates(points, POINTS, pulse.at) if moved else None))
         shown.sort(key=lambda one: -one[0].runners)
         # Nobody calls a pipeline idle whose records wait for a worker.
-        red = {one.pipeline for one in self.health().findings if one.colour == "red"}
+        health = self.health()
+        red = {one.pipeline for one in health.findings if one.colour == "red"}
         waiting = set(self.pipelines) if None in red else red
         idle = [
             one.pipeline
@@ -159,7 +161,11 @@ class Reading:
             if not (one.runners or one.paused or one.circuit_open or one.events_rate or one.runs_rate)
             and one.pipeline not in waiting
         ]
-        return {"pulse": pulse, "shown": shown, "idle": idle}
+        marks = {
+            "is_overdue": is_overdue(health.overdue_seconds),
+            "not_looked": nobody_looks(health.tail_seconds, self.runtime.settings.tail_interval),
+        }
+        return {"pulse": pulse, "shown": shown, "idle": idle, **marks}
 
     def _seen(self, one: PipelinePulse, at: datetime) -> list[tuple[datetime, float, float]]:
         """Add the rates of a pipeline at a time, and return those of the last minute."""

@@ -15,8 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from taskbridge.common.texts import one_line, printable
+from taskbridge.common.times import ago, ahead
 
-__all__ = ["FILES", "Showing", "ago", "duration", "number"]
+__all__ = ["FILES", "Showing", "duration", "number"]
 
 _FOLDER: Final = Path(__file__).parent
 _NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
@@ -48,16 +49,14 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
 
 
-def ago(at: datetime | None, now: datetime | None = None) -> str:
-    """Return how long ago a time was, or how far it lies ahead."""
+def _ago(at: datetime | None) -> str:
+    """Return how long ago a time was, or how far it lies ahead, as the sentences say it."""
     if at is None:
         return _NONE
-    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    seconds = (datetime.now(UTC) - at).total_seconds()
     if abs(seconds) < 1:
         return "now"
-    # Whole seconds: parts of them are of no use here.
-    shown = duration(float(round(abs(seconds))) if abs(seconds) < 10 else abs(seconds)).replace(".0 s", " s")
-    return f"{shown} ago" if seconds > 0 else f"in {shown}"
+    return ago(at) if seconds > 0 else ahead(-seconds)
 
 
 def _milliseconds(value: float | None) -> str:
@@ -127,7 +126,7 @@ class Showing:
             auto_reload=False,
         )
         self._pages.filters.update(
-            n=number, seconds=duration, ms=_milliseconds, ago=ago, clock=_clock, minute=_minute, line=_line
+            n=number, seconds=duration, ms=_milliseconds, ago=_ago, clock=_clock, minute=_minute, line=_line
         )
         self._pages.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf, version=FILES.version)
 
