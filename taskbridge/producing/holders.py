@@ -223,8 +223,10 @@ class _OfSQLAlchemy:
         if getattr(driver, "autocommit", False) is True:
             _send(self._connection, app, events)
             return
-        outermost = self._connection.get_transaction() or self._connection.begin()
-        _add(_due_after(self._connection.get_nested_transaction() or outermost), app, events)
+        if self._connection.get_transaction() is None:
+            self._connection.begin()
+        innermost, *_ = [_due_after(one) for one in _open_in(self._connection)]
+        _add(innermost, app, events)
 
 
 _Unsent = dict[Celery, dict[Event, int | None]]
@@ -238,6 +240,17 @@ def _add(unsent: _Unsent, app: Celery, events: Events) -> None:
 
 _DUE: Final[WeakKeyDictionary[Transaction, _Unsent]] = WeakKeyDictionary()
 """By transaction, or savepoint, what to send when it has ended well. What is rolled back is forgotten with it."""
+
+
+def _open_in(connection: Connection) -> list[Transaction]:
+    """Return the savepoints and the transaction of a connection, the innermost first."""
+    found: list[Transaction] = []
+    one: Any = connection.get_nested_transaction()
+    while one is not None:
+        found.append(one)
+        one = one._previous_nested
+    outermost = connection.get_transaction()
+    return found if outermost is None else [*found, outermost]
 
 
 def _due_after(transaction: Transaction) -> _Unsent:
@@ -254,13 +267,19 @@ def _telling(kind: type[Transaction]) -> type[Transaction]:
 
     def commit(self: Any) -> None:
         connection: Connection = self.connection
+        around = _open_in(connection)
         kind.commit(self)
-        around = connection.get_nested_transaction() or connection.get_transaction()
-        for app, events in _DUE.pop(self, {}).items():
-            if around is None:
-                _send(connection, app, events)
+        # Savepoints that were open inside of it have ended with it.
+        inside = [around.pop(0) for _ in range(around.index(self) + 1)]
+        unsent: _Unsent = {}
+        for one in inside:
+            for app, events in _DUE.pop(one, {}).items():
+                _add(unsent, app, events)
+        for app, events in unsent.items():
+            if around:
+                _add(_due_after(around[0]), app, events)
             else:
-                _add(_due_after(around), app, events)
+                _send(connection, app, events)
 
     return type(kind.__name__, (kind,), {"__slots__": (), "commit": commit, "__doc__": kind.__doc__})
 

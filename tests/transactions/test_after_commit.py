@@ -196,6 +196,31 @@ def test_blocks_that_commit_by_themselves(postgres_url: str, engine: Engine, bri
     assert sorted(name for name in events() if name.startswith("orders")) == [f"orders {tenant}" for tenant in "abdef"]
 
 
+@pytest.mark.filterwarnings("ignore:nested transaction already deassociated")
+@pytest.mark.parametrize("ended", ["transaction", "savepoint"])
+def test_savepoints_that_are_open_end_with_what_is_around_them(
+    ended: str, engine: Engine, bridge: Bridge, events: Events
+) -> None:
+    with engine.connect() as connection:
+        savepoint = connection.begin_nested()
+        bridge.record("a", "1", {}, connection=connection, **AFTER)
+        connection.begin_nested()
+        connection.begin_nested()
+        bridge.record("a", "2", {}, connection=connection, **AFTER)
+        bridge.record("b", "1", {}, connection=connection, **AFTER)
+        if ended == "savepoint":
+            savepoint.commit()
+            assert events() == {}
+        connection.commit()
+        assert {name: count for name, count in events().items() if "orders" in name} == {"orders a": 1, "orders b": 1}
+        connection.begin_nested()
+        bridge.record("c", "1", {}, connection=connection, **AFTER)
+        connection.rollback()
+        bridge.record("d", "1", {}, connection=connection, **AFTER)
+        connection.commit()
+    assert sorted(name for name in events() if "orders" in name) == ["orders a", "orders b", "orders d"]
+
+
 def test_a_session_is_refused_in_a_coroutine_before_it_connects(engine: Engine, bridge: Bridge) -> None:
     calls: tuple[Callable[[Session], Coroutine[Any, Any, Any]], ...] = (
         lambda session: bridge.arecord("a", "1", {}, source="orders", connection=session),
