@@ -5,7 +5,7 @@
 | none | both | at once, since each statement is its own transaction |
 | SQLAlchemy: Connection, Session, scoped_session | `record`, `notify` | when its outermost transaction has committed |
 | SQLAlchemy: AsyncConnection, AsyncSession, async_scoped_session | `arecord`, `anotify` | the same |
-| Django's | `record`, `notify` | by its `on_commit` |
+| Django's | `record`, `notify` | by its `on_commit`; refused where that is not allowed |
 | psycopg: Connection | `record` | refused: it tells nobody of its commit |
 | psycopg: AsyncConnection; asyncpg: any | `arecord` | refused, for the same reason |
 
@@ -66,8 +66,9 @@ _PLACE: Final = re.compile(r"%\((\w+)\)[sb]")
 class Holder(Protocol):
     """A connection that a producer passed."""
 
-    tells: bool
-    """Whether it tells of its commit."""
+    @property
+    def silence(self) -> str:
+        """Why it tells nobody of its commit; empty where it does."""
 
     def after_commit(self, app: Celery, events: Events) -> None:
         """Send events, each once, when the transaction has committed; at once where there is none."""
@@ -180,9 +181,9 @@ def event_of(runtime: Runtime, tenant: str, pipeline: str) -> dict[Event, int | 
 
 
 def _checked(holder: H, connection: object, *, tells: bool) -> H:
-    if tells and not holder.tells:
+    if tells and holder.silence:
         raise InvalidConnection(
-            f"{_named(connection)} tells nobody of its commit, so there can be no event after it: notify when you have "
+            f"{_named(connection)} {holder.silence}, so there can be no event after it: notify when you have "
             "committed, by `notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which "
             "find the records all the same"
         )
@@ -192,7 +193,7 @@ def _checked(holder: H, connection: object, *, tells: bool) -> H:
 class _Own:
     """The runtime's pool, where each statement is its own transaction."""
 
-    tells = True
+    silence = ""
 
     def __init__(self, runtime: Runtime) -> None:
         self.fetch = fetching(runtime.engine)
@@ -204,7 +205,7 @@ class _Own:
 class _OfSQLAlchemy:
     """A connection of SQLAlchemy, with any driver of Postgres; also what `run_sync` gives."""
 
-    tells = True
+    silence = ""
 
     def __init__(self, connection: Connection, runtime: Runtime) -> None:
         if connection.dialect.name != "postgresql":
@@ -328,13 +329,17 @@ def _as_text(sql: str) -> TextClause:
 class _OfDjango:
     """A connection of Django's to Postgres, or the proxy that `django.db.connection` is."""
 
-    tells = True
-
     def __init__(self, connection: Any, runtime: Runtime) -> None:
         if connection.vendor != "postgresql":
             raise InvalidConnection(f"the connection is to {connection.vendor}: pass {_KINDS}")
         self._connection = connection
         self._schema = runtime.settings.schema
+
+    @property
+    def silence(self) -> str:
+        if self._connection.in_atomic_block or self._connection.get_autocommit():
+            return ""
+        return "has autocommit off and no `atomic` block, where Django calls nobody after a commit"
 
     def fetch(self, statement: Statement) -> list[Any]:
         # As text, for cursors that bind in the client, which are Django's default.
@@ -385,7 +390,7 @@ class _OnCommit:
 class _OfDriver:
     """A driver's own connection, which tells nobody of its commit."""
 
-    tells = False
+    silence = "tells nobody of its commit"
 
     def __init__(self, connection: Any, runtime: Runtime) -> None:
         self._connection = connection
