@@ -373,12 +373,13 @@ def test_a_backend_prepares_the_batch_s_connection_as_its_own(
 
     def handler(batch: Batch) -> None:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT %s", [Point()])
+            cursor.execute("SELECT %s", [point])
             seen.append(cursor.fetchone()[0])
         create(batch)
         if len(seen) == 1:
             raise ValueError
 
+    point: Any = Point()
     seen: list[str] = []
     drill.handle(handler)
     drill.save("acme", "1")
@@ -387,7 +388,7 @@ def test_a_backend_prepares_the_batch_s_connection_as_its_own(
     assert seen == ["a point"] * 2
     assert numbers() == ["1"]
     with drill.runtime.engine.connect() as later, pytest.raises(ProgrammingError, match="cannot adapt"):
-        later.exec_driver_sql("SELECT %s", (Point(),))
+        later.exec_driver_sql("SELECT %s", (point,))
 
 
 @pytest.mark.usefixtures("backend")

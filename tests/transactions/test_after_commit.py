@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from django.db import connection as django_connection
-from django.db import transaction
-from django.test import TestCase
+from django.db import connections, transaction
+from django.test import TestCase, override_settings
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -345,9 +345,29 @@ def test_a_hook_that_was_called_is_none_to_join(bridge: Bridge, events: Events, 
         for expected in (1, 2):
             before = len(django_connection.run_on_commit)
             held.call(bridge, "notify", "a", "orders")
-            ((_, hook, _),) = django_connection.run_on_commit[before:]
+            (hook,) = [entry[1] for entry in django_connection.run_on_commit[before:]]
             hook()
             assert events() == {"orders a": expected}
+
+
+def test_delay_on_commit_takes_the_alias_that_is_configured_for_taskbridge(
+    bridge: Bridge, events: Events, postgres_url: str
+) -> None:
+    with opened("Django", postgres_url) as held:
+        connections["shop"] = held.connection
+        try:
+            with override_settings(TASKBRIDGE_DATABASE="shop"):
+                connections["default"] = connections["lite"]
+                bridge.notify_event.delay_on_commit("a", "orders")
+            for unset in (override_settings(), override_settings(TASKBRIDGE_DATABASE=None)):
+                with unset, pytest.raises(InvalidConnection, match=r"'default' is SQLite.*TASKBRIDGE_DATABASE"):
+                    bridge.notify_event.delay_on_commit("b", "orders")
+            assert events() == {}
+        finally:
+            connections["default"] = held.connection
+            del connections["shop"]
+        held.commit()
+    assert events() == {"orders a": 1}
 
 
 def test_delay_on_commit_without_django_says_so(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
