@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["Accepted", "Warehouse", "warehouse"]
 
@@ -101,7 +102,8 @@ def warehouse() -> Iterator[Warehouse]:
             found = _PATH.fullmatch(self.path)
             assert found is not None  # noqa: S101 - nobody calls anything else
             order = json.loads(body) if self.command == "PUT" else None
-            status, text = one.call(found["customer"], found["number"], self.headers["Idempotency-Key"], order)
+            customer, number = map(unquote, found.groups())
+            status, text = one.call(customer, number, self.headers["Idempotency-Key"], order)
             self.send_response(status)
             if status == 429:
                 self.send_header("Retry-After", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
@@ -49,7 +50,7 @@ def client(database: Engine, stock: Warehouse) -> Iterator[TestClient]:  # noqa:
 
 
 def place(client: TestClient, customer: str, **wish: object) -> str:
-    answer = client.post(f"/customers/{customer}/orders", json={**BIKE, **wish})
+    answer = client.post(f"/customers/{quote(customer)}/orders", json={**BIKE, **wish})
     assert answer.status_code == 201
     return str(answer.json())
 
@@ -101,6 +102,27 @@ def test_an_order_that_the_warehouse_rejects_does_not_stop_the_others(
     with database.connect() as connection:
         states = connection.exec_driver_sql("SELECT external_id, state FROM taskbridge.record_states").all()
     assert dict(map(tuple, states)) == {bad: "quarantined", good: "handled"}
+
+
+@pytest.mark.parametrize("customer", ["victim#", "acme?", "100%", "a b\u00e9"])
+def test_a_customer_s_name_stays_one_part_of_the_path(client: TestClient, stock: Warehouse, customer: str) -> None:
+    number = place(client, customer)
+    sync(customer)
+    assert list(stock.orders) == [(customer, number)]
+
+
+@pytest.mark.parametrize("customer", [".", ".."])
+def test_a_name_that_leads_to_another_path_is_rejected(
+    client: TestClient, stock: Warehouse, database: Engine, customer: str
+) -> None:
+    answer = client.post(f"/customers/{customer.replace('.', '%2E')}/orders", json=BIKE)
+    assert answer.status_code == 201
+    sync(customer)
+    assert stock.answers == {}
+    with database.connect() as connection:
+        assert connection.exec_driver_sql("SELECT state FROM taskbridge.record_states").scalars().all() == [
+            "quarantined"
+        ]
 
 
 def test_a_warehouse_that_asks_to_wait_gets_each_order_once_and_in_order(client: TestClient, stock: Warehouse) -> None:

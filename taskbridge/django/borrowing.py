@@ -5,8 +5,9 @@ is first used and stands as inside of an outermost `atomic` block. So nested blo
 and durable blocks are refused by Django itself, and `on_commit` hooks are kept until the batch has committed. The
 project's own connection is not touched: it takes its place again when the call ends.
 
-What Django sets on a connection (adapters, class of cursors, prepared statements) it sets on a view of the session, and
-what it sets in the session (time zone, role, search path) ends with the call or with the transaction.
+What Django sets on a connection (adapters, class of cursors, prepared statements) it sets on a view of the session. So
+does a backend that prepares its connections in `get_new_connection`, as GeoDjango's for PostGIS does. What Django sets
+in the session (time zone, role, search path) ends with the call or with the transaction.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import psycopg
 from django.db import connections
+from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.transaction import Atomic
 from psycopg.adapt import AdaptersMap
@@ -99,8 +101,17 @@ class Borrowed:
         if wanted:
             session.execute(query("set_locally"), {"names": [*wanted], "values": [*wanted.values()]})
         parameters = self.get_connection_params()
-        self.connection = View(session, parameters["context"].adapters)
-        self.connection.cursor_factory = parameters["cursor_factory"]
+        self.view = View(session, parameters["context"].adapters)
+        self.view.cursor_factory = parameters["cursor_factory"]
+        made = self.get_new_connection(parameters) if isinstance(self, Lent) else self.view
+        if made is not self.view:
+            made.close()
+            raise ConfigurationError(
+                f"the backend {self.settings_dict['ENGINE']!r} of Django's database {self.alias!r} connects without "
+                f"Django's own `get_new_connection`, so what a handler writes into it cannot commit with the cursor: "
+                f"call `super().get_new_connection` in the backend, or {REMEDY}"
+            )
+        self.connection = made
         connection_created.send(sender=type(self), connection=self)
 
     def close(self) -> None:
@@ -128,10 +139,24 @@ class Borrowed:
             view.execute(setting("role", None))
 
 
+class Lent(DatabaseWrapper):
+    """Stands between a backend and Django's own, so that the backend prepares what it is lent."""
+
+    view: View
+
+    def get_new_connection(self, _: Any) -> Any:
+        """Return the batch's in the place of a new one."""
+        return self.view
+
+
 @cache
 def _wrapper_class(of: type) -> type[Any]:
     """Return the class of the project's wrapper with a borrowed connection."""
-    return type(f"Borrowed{of.__name__}", (Borrowed, of), {"__module__": of.__module__})
+    if not issubclass(of, DatabaseWrapper):
+        bases: tuple[type, ...] = (Borrowed, of)
+    else:
+        bases = (Borrowed, Lent) if of is DatabaseWrapper else (Borrowed, of, Lent)
+    return type(f"Borrowed{of.__name__}", bases, {"__module__": of.__module__})
 
 
 _looked: Final[dict[tuple[str, ...], dict[str, str]]] = {}

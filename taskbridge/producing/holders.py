@@ -5,7 +5,7 @@
 | none | both | at once, since each statement is its own transaction |
 | SQLAlchemy: Connection, Session, scoped_session | `record`, `notify` | when its outermost transaction has committed |
 | SQLAlchemy: AsyncConnection, AsyncSession, async_scoped_session | `arecord`, `anotify` | the same |
-| Django's | `record`, `notify` | by its `on_commit` |
+| Django's | `record`, `notify` | by its `on_commit`; refused where that is not allowed |
 | psycopg: Connection | `record` | refused: it tells nobody of its commit |
 | psycopg: AsyncConnection; asyncpg: any | `arecord` | refused, for the same reason |
 
@@ -66,8 +66,9 @@ _PLACE: Final = re.compile(r"%\((\w+)\)[sb]")
 class Holder(Protocol):
     """A connection that a producer passed."""
 
-    tells: bool
-    """Whether it tells of its commit."""
+    @property
+    def silence(self) -> str:
+        """Why it tells nobody of its commit; empty where it does."""
 
     def after_commit(self, app: Celery, events: Events) -> None:
         """Send events, each once, when the transaction has committed; at once where there is none."""
@@ -180,9 +181,9 @@ def event_of(runtime: Runtime, tenant: str, pipeline: str) -> dict[Event, int | 
 
 
 def _checked(holder: H, connection: object, *, tells: bool) -> H:
-    if tells and not holder.tells:
+    if tells and holder.silence:
         raise InvalidConnection(
-            f"{_named(connection)} tells nobody of its commit, so there can be no event after it: notify when you have "
+            f"{_named(connection)} {holder.silence}, so there can be no event after it: notify when you have "
             "committed, by `notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which "
             "find the records all the same"
         )
@@ -192,7 +193,7 @@ def _checked(holder: H, connection: object, *, tells: bool) -> H:
 class _Own:
     """The runtime's pool, where each statement is its own transaction."""
 
-    tells = True
+    silence = ""
 
     def __init__(self, runtime: Runtime) -> None:
         self.fetch = fetching(runtime.engine)
@@ -204,7 +205,7 @@ class _Own:
 class _OfSQLAlchemy:
     """A connection of SQLAlchemy, with any driver of Postgres; also what `run_sync` gives."""
 
-    tells = True
+    silence = ""
 
     def __init__(self, connection: Connection, runtime: Runtime) -> None:
         if connection.dialect.name != "postgresql":
@@ -223,8 +224,10 @@ class _OfSQLAlchemy:
         if getattr(driver, "autocommit", False) is True:
             _send(self._connection, app, events)
             return
-        outermost = self._connection.get_transaction() or self._connection.begin()
-        _add(_due_after(self._connection.get_nested_transaction() or outermost), app, events)
+        if self._connection.get_transaction() is None:
+            self._connection.begin()
+        innermost, *_ = [_due_after(one) for one in _open_in(self._connection)]
+        _add(innermost, app, events)
 
 
 _Unsent = dict[Celery, dict[Event, int | None]]
@@ -238,6 +241,17 @@ def _add(unsent: _Unsent, app: Celery, events: Events) -> None:
 
 _DUE: Final[WeakKeyDictionary[Transaction, _Unsent]] = WeakKeyDictionary()
 """By transaction, or savepoint, what to send when it has ended well. What is rolled back is forgotten with it."""
+
+
+def _open_in(connection: Connection) -> list[Transaction]:
+    """Return the savepoints and the transaction of a connection, the innermost first."""
+    found: list[Transaction] = []
+    one: Any = connection.get_nested_transaction()
+    while one is not None:
+        found.append(one)
+        one = one._previous_nested
+    outermost = connection.get_transaction()
+    return found if outermost is None else [*found, outermost]
 
 
 def _due_after(transaction: Transaction) -> _Unsent:
@@ -254,13 +268,19 @@ def _telling(kind: type[Transaction]) -> type[Transaction]:
 
     def commit(self: Any) -> None:
         connection: Connection = self.connection
+        around = _open_in(connection)
         kind.commit(self)
-        around = connection.get_nested_transaction() or connection.get_transaction()
-        for app, events in _DUE.pop(self, {}).items():
-            if around is None:
-                _send(connection, app, events)
+        # Savepoints that were open inside of it have ended with it.
+        inside = [around.pop(0) for _ in range(around.index(self) + 1)]
+        unsent: _Unsent = {}
+        for one in inside:
+            for app, events in _DUE.pop(one, {}).items():
+                _add(unsent, app, events)
+        for app, events in unsent.items():
+            if around:
+                _add(_due_after(around[0]), app, events)
             else:
-                _add(_due_after(around), app, events)
+                _send(connection, app, events)
 
     return type(kind.__name__, (kind,), {"__slots__": (), "commit": commit, "__doc__": kind.__doc__})
 
@@ -309,13 +329,17 @@ def _as_text(sql: str) -> TextClause:
 class _OfDjango:
     """A connection of Django's to Postgres, or the proxy that `django.db.connection` is."""
 
-    tells = True
-
     def __init__(self, connection: Any, runtime: Runtime) -> None:
         if connection.vendor != "postgresql":
             raise InvalidConnection(f"the connection is to {connection.vendor}: pass {_KINDS}")
         self._connection = connection
         self._schema = runtime.settings.schema
+
+    @property
+    def silence(self) -> str:
+        if self._connection.in_atomic_block or self._connection.get_autocommit():
+            return ""
+        return "has autocommit off and no `atomic` block, where Django calls nobody after a commit"
 
     def fetch(self, statement: Statement) -> list[Any]:
         # As text, for cursors that bind in the client, which are Django's default.
@@ -326,14 +350,24 @@ class _OfDjango:
 
     def after_commit(self, app: Celery, events: Events) -> None:
         ours = [entry for entry in self._connection.run_on_commit if isinstance(entry[1], _OnCommit)]
-        hook = next((hook for savepoints, hook, *_ in ours if savepoints == set(self._connection.savepoint_ids)), None)
-        if hook is None:
-            # It may come in savepoints, and each is kept or not by itself.
-            hook = _OnCommit(ours[0][1].sent if ours else set())
-            _add(hook.unsent, app, events)
+        sent = ours[0][1].sent if ours else set()
+        if any(hook.called for _, hook, *_ in ours):
+            # A test captures hooks: they were called, and stay in the list.
+            sent.clear()
+        joined = None
+        if not _in_test_case(self._connection):
+            of_now = [hook for savepoints, hook, *_ in ours if savepoints == set(self._connection.savepoint_ids)]
+            joined = next((hook for hook in of_now if not hook.called), None)
+        # It may come in savepoints, and each is kept or not by itself.
+        hook = joined or _OnCommit(sent)
+        _add(hook.unsent, app, events)
+        if joined is None:
             self._connection.on_commit(hook)
-        else:
-            _add(hook.unsent, app, events)
+
+
+def _in_test_case(connection: Any) -> bool:
+    """Whether a TestCase of Django's holds the transaction, so that a test may capture this hook and not one before."""
+    return any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
 class _OnCommit:
@@ -342,8 +376,10 @@ class _OnCommit:
     def __init__(self, sent: set[tuple[Celery, Event]]) -> None:
         self.sent = sent
         self.unsent: _Unsent = {}
+        self.called = False
 
     def __call__(self) -> None:
+        self.called = True
         for app, events in self.unsent.items():
             left = {one: delay for one, delay in events.items() if (app, one) not in self.sent}
             self.sent.update((app, one) for one in left)
@@ -354,7 +390,7 @@ class _OnCommit:
 class _OfDriver:
     """A driver's own connection, which tells nobody of its commit."""
 
-    tells = False
+    silence = "tells nobody of its commit"
 
     def __init__(self, connection: Any, runtime: Runtime) -> None:
         self._connection = connection

@@ -10,7 +10,7 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils import uuid
 
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, InvalidConnection
 from taskbridge.producing.holders import notify_after_commit
 
 __all__ = ["NotifyTask"]
@@ -40,22 +40,33 @@ class NotifyTask(_Task):
         return self.apply_async((tenant, pipeline))
 
     def delay_on_commit(self, tenant: str, pipeline: str = INVOICES) -> None:
-        """Notify when the transaction of `django.db.connection` has committed, as Celery's own task for Django does.
+        """Notify when a transaction of Django's has committed, as Celery's own task for Django does.
 
+        It is that of the alias in TASKBRIDGE_DATABASE, else of `default`.
         Once for each tenant, and where Redis cannot be used there is a line in the log and no error: as
         `taskbridge.notify`.
 
         Raises:
             ConfigurationError: Django is not installed.
+            InvalidConnection: that alias is none of a PostgreSQL.
             Others: as `taskbridge.notify`.
         """
         try:
-            django: Any = importlib.import_module("django.db")
+            connections: Any = importlib.import_module("django.db").connections
+            settings: Any = importlib.import_module("django.conf").settings
         except ImportError:
             raise ConfigurationError(
                 "`delay_on_commit` is for Django, which is not installed: pass your connection to `taskbridge.notify`"
             ) from None
-        notify_after_commit(self.app, tenant, pipeline, django.connection)
+        alias = getattr(settings, "TASKBRIDGE_DATABASE", None) or "default"
+        connection = connections[alias]
+        if connection.vendor != "postgresql":
+            raise InvalidConnection(
+                f"Django's database {alias!r} is {connection.display_name}, and the one of TaskBridge is a PostgreSQL",
+                "name its alias in TASKBRIDGE_DATABASE, or call `transaction.on_commit(lambda: "
+                "notify_event.delay(tenant))`",
+            )
+        notify_after_commit(self.app, tenant, pipeline, connection)
 
     def apply_async(
         self,

@@ -283,6 +283,12 @@ def _target(url: str, tenant: str) -> httpcore2.URL:
             f"not sent: the URL for tenant {tenant!r} cannot be used. Write it as https://name/path, in ASCII (a name "
             "with other letters as xn--...), with a port of up to 65535 if any"
         )
+    parts = found.target.partition(b"?")[0].lower().replace(b"%2e", b".").split(b"/")
+    if b"." in parts or b".." in parts:
+        raise Undelivered(
+            f"not sent: the URL for tenant {tenant!r} has a part `.` or `..` in its path, which leads to another path, "
+            "encoded too. Make the URL by a function that writes this part otherwise"
+        )
     return found
 
 

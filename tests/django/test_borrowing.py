@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, close_old_connections, connection, connections, transaction
+from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext, override_settings
+from psycopg.adapt import Dumper
+from psycopg.types import TypeInfo
+from sqlalchemy.exc import ProgrammingError
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import ConfigurationError, HandlerMistake
@@ -323,6 +327,84 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
         assert later.exec_driver_sql(look).one() == before
         assert type(driver_of(later).cursor()).__module__.startswith("psycopg")
     assert drill.states() == {"handled": 1}
+
+
+class Point:
+    """A value for which psycopg knows no form."""
+
+
+class PointDumper(Dumper):
+    def dump(self, _: Point) -> bytes:
+        return b"a point"
+
+
+class Prepares(DatabaseWrapper):
+    """A backend that looks for a type and registers a form of values, as GeoDjango's for PostGIS."""
+
+    def get_new_connection(self, conn_params: Any) -> Any:
+        made: Any = super().get_new_connection(conn_params)
+        found = TypeInfo.fetch(made, "shop_order")
+        assert found is not None
+        made.adapters.register_dumper(Point, PointDumper)
+        return made
+
+
+class ConnectsItself(DatabaseWrapper):
+    def get_new_connection(self, conn_params: Any) -> Any:
+        return self.Database.connect(**conn_params)
+
+
+@pytest.fixture
+def backend(drill: Drill, request: pytest.FixtureRequest) -> Iterator[None]:  # noqa: ARG001 - it makes the table
+    before, kind = connections["default"], request.param
+    connections["default"] = made = kind(before.settings_dict, "default")
+    yield
+    made.close()
+    connections["default"] = before
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("backend", [Prepares], indirect=True)
+@pytest.mark.parametrize("options", [{}, {"isolation_level": 2}, {"options": "-c search_path=public,pg_catalog"}])
+def test_a_backend_prepares_the_batch_s_connection_as_its_own(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", options)
+
+    def handler(batch: Batch) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT %s", [point])
+            seen.append(cursor.fetchone()[0])
+        create(batch)
+        if len(seen) == 1:
+            raise ValueError
+
+    point: Any = Point()
+    seen: list[str] = []
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert [type(error) for error in drill.errors] == [ValueError]
+    assert seen == ["a point"] * 2
+    assert numbers() == ["1"]
+    with drill.runtime.engine.connect() as later, pytest.raises(ProgrammingError, match="cannot adapt"):
+        later.exec_driver_sql("SELECT %s", (point,))
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("backend", [ConnectsItself], indirect=True)
+def test_a_backend_that_connects_by_itself_is_refused(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            create(batch)
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    (error,) = drill.errors
+    assert isinstance(error, ConfigurationError)
+    assert "call `super().get_new_connection` in the backend, or name the alias" in str(error)
+    assert numbers() == []
 
 
 def test_many_rows_come_through_a_cursor_of_the_server(drill: Drill) -> None:

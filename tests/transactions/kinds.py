@@ -221,6 +221,7 @@ def of_django(url: str) -> Iterator[Held]:
             "AUTOCOMMIT": True,
             "ATOMIC_REQUESTS": False,
             "OPTIONS": {},
+            "TEST": {"MIRROR": None},
         },
         "default",
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import unittest
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.db import connection as django_connection
+from django.db import connections, transaction
+from django.test import TestCase, override_settings
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -192,6 +196,31 @@ def test_blocks_that_commit_by_themselves(postgres_url: str, engine: Engine, bri
     assert sorted(name for name in events() if name.startswith("orders")) == [f"orders {tenant}" for tenant in "abdef"]
 
 
+@pytest.mark.filterwarnings("ignore:nested transaction already deassociated")
+@pytest.mark.parametrize("ended", ["transaction", "savepoint"])
+def test_savepoints_that_are_open_end_with_what_is_around_them(
+    ended: str, engine: Engine, bridge: Bridge, events: Events
+) -> None:
+    with engine.connect() as connection:
+        savepoint = connection.begin_nested()
+        bridge.record("a", "1", {}, connection=connection, **AFTER)
+        connection.begin_nested()
+        connection.begin_nested()
+        bridge.record("a", "2", {}, connection=connection, **AFTER)
+        bridge.record("b", "1", {}, connection=connection, **AFTER)
+        if ended == "savepoint":
+            savepoint.commit()
+            assert events() == {}
+        connection.commit()
+        assert {name: count for name, count in events().items() if "orders" in name} == {"orders a": 1, "orders b": 1}
+        connection.begin_nested()
+        bridge.record("c", "1", {}, connection=connection, **AFTER)
+        connection.rollback()
+        bridge.record("d", "1", {}, connection=connection, **AFTER)
+        connection.commit()
+    assert sorted(name for name in events() if "orders" in name) == ["orders a", "orders b", "orders d"]
+
+
 def test_a_session_is_refused_in_a_coroutine_before_it_connects(engine: Engine, bridge: Bridge) -> None:
     calls: tuple[Callable[[Session], Coroutine[Any, Any, Any]], ...] = (
         lambda session: bridge.arecord("a", "1", {}, source="orders", connection=session),
@@ -271,6 +300,74 @@ def test_delay_on_commit_is_as_in_celerys_own_task_for_django(
         bridge.notify_event.delay_on_commit("c")
         held.rollback()
         assert events() == {"orders a": 1, "invoices b": 1}
+
+
+def test_each_capture_of_hooks_in_a_test_of_django_has_the_events_that_came_in_it(
+    bridge: Bridge, events: Events, postgres_url: str
+) -> None:
+    class Captures(TestCase):
+        def record(self, tenant: str, number: str) -> None:
+            bridge.record(tenant, number, {}, connection=django_connection, **AFTER)
+
+        def setUp(self) -> None:
+            self.record("a", "0")
+
+        def test_captures(self) -> None:
+            for number, tenant in enumerate("aab", 1):
+                with self.captureOnCommitCallbacks(execute=True) as hooks:
+                    self.record(tenant, str(number))
+                assert len(hooks) == 1
+            assert {name: count for name, count in events().items() if "orders" in name} == {
+                "orders a": 2,
+                "orders b": 1,
+            }
+            for number in (4, 5):
+                with self.captureOnCommitCallbacks(execute=True) as hooks, transaction.atomic():
+                    self.record("a", str(number))
+                assert len(hooks) == 1
+            assert events()["orders a"] == 4
+            with self.captureOnCommitCallbacks(execute=True):
+                self.record("a", "6")
+                with transaction.atomic():
+                    self.record("a", "7")
+                self.record("a", "8")
+            assert events()["orders a"] == 5
+
+    result = unittest.TestResult()
+    with opened("Django", postgres_url):
+        unittest.defaultTestLoader.loadTestsFromTestCase(Captures).run(result)
+    assert (result.testsRun, result.failures, result.errors) == (1, [], [])
+
+
+def test_a_hook_that_was_called_is_none_to_join(bridge: Bridge, events: Events, postgres_url: str) -> None:
+    # as where a test captures hooks in a transaction of its own
+    with opened("Django", postgres_url) as held:
+        for expected in (1, 2):
+            before = len(django_connection.run_on_commit)
+            held.call(bridge, "notify", "a", "orders")
+            (hook,) = [entry[1] for entry in django_connection.run_on_commit[before:]]
+            hook()
+            assert events() == {"orders a": expected}
+
+
+def test_delay_on_commit_takes_the_alias_that_is_configured_for_taskbridge(
+    bridge: Bridge, events: Events, postgres_url: str
+) -> None:
+    with opened("Django", postgres_url) as held:
+        connections["shop"] = held.connection
+        try:
+            with override_settings(TASKBRIDGE_DATABASE="shop"):
+                connections["default"] = connections["lite"]
+                bridge.notify_event.delay_on_commit("a", "orders")
+            for unset in (override_settings(), override_settings(TASKBRIDGE_DATABASE=None)):
+                with unset, pytest.raises(InvalidConnection, match=r"'default' is SQLite.*TASKBRIDGE_DATABASE"):
+                    bridge.notify_event.delay_on_commit("b", "orders")
+            assert events() == {}
+        finally:
+            connections["default"] = held.connection
+            del connections["shop"]
+        held.commit()
+    assert events() == {"orders a": 1}
 
 
 def test_delay_on_commit_without_django_says_so(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -129,6 +130,23 @@ def test_a_connection_that_tells_nobody_of_its_commit_is_refused_before_it_write
             held.call(bridge, "notify", "a", "orders")
         held.commit()
     assert stored(engine) == []
+    assert events() == {}
+
+
+def test_a_connection_of_django_with_autocommit_off_is_refused_before_it_writes(
+    bridge: Bridge, engine: Engine, postgres_url: str, events: Events
+) -> None:
+    with opened("Django", postgres_url) as held, closing(held.connection.copy()) as connection:
+        connection.set_autocommit(False)
+        with pytest.raises(InvalidConnection, match=r"has autocommit off.*notify when you have committed"):
+            bridge.record("a", "1", {}, source="orders", connection=connection, notify="after commit")
+        with pytest.raises(InvalidConnection, match="has autocommit off"):
+            bridge.notify("a", "orders", connection=connection)
+        connection.commit()
+        assert stored(engine) == []
+        bridge.record("b", "1", {}, source="orders", connection=connection)
+        connection.commit()
+    assert stored(engine) == [("b", "1", {})]
     assert events() == {}
 
 

@@ -504,6 +504,23 @@ def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
     assert drill.states("acme") == {"handled": 1}
 
 
+def test_a_tenant_whose_name_leads_to_another_path_is_sent_nothing(drill: Drill, endpoint: Endpoint) -> None:
+    endpoint.url += "/{tenant}/orders?of={tenant}"
+    handle(drill, endpoint, secret=lambda _: SECRET)
+    for tenant in (".", "..", "%2e.", "...", ".acme"):
+        drill.save(tenant, "1")
+    for _ in range(10):
+        drill.run_one()
+    assert sorted(path.partition("?")[0] for path, *_ in endpoint.requests) == [
+        "/hooks/%252e./orders",
+        "/hooks/.../orders",
+        "/hooks/.acme/orders",
+    ]
+    assert {type(error) for error in drill.errors} == {Undelivered}
+    assert all("has a part `.` or `..` in its path" in str(error) for error in drill.errors)
+    assert drill.quarantine() == []
+
+
 @pytest.mark.parametrize("url", ["https://x/{tenant}", lambda tenant: f"https://{tenant}.example"])
 def test_one_secret_for_the_endpoints_of_all_tenants_is_refused(url: Any) -> None:
     with pytest.raises(ConfigurationError, match="pass `secret` as a function of the tenant"):

@@ -45,6 +45,10 @@ def send_orders(batch: Batch) -> RetryAfter | None:
 
 def is_taken(batch: Batch, order: Record) -> bool:
     """Send an order; return whether the warehouse took it, else it is rejected."""
+    if order.tenant in {".", ".."}:
+        # Encoded too, it leads to another path.
+        batch.reject(order, "no path can name this customer")
+        return False
     try:
         send(order)
     except HTTPError as error:
@@ -59,8 +63,9 @@ def is_taken(batch: Batch, order: Record) -> bool:
 
 def send(order: Record) -> None:
     """Tell the warehouse how an order stands."""
+    customer, number = quote(order.tenant, safe=""), quote(order.external_id, safe="")
     request = Request(  # noqa: S310 - the project's own setting
-        f"{settings.WAREHOUSE_URL}/customers/{quote(order.tenant)}/orders/{order.external_id}",
+        f"{settings.WAREHOUSE_URL}/customers/{customer}/orders/{number}",
         json.dumps(dict(order.document)).encode(),
         {"Idempotency-Key": order.idempotency_key},
         method="DELETE" if order.deleted else "PUT",

@@ -102,6 +102,16 @@ class InATransaction(WithWarehouse, TestCase):
         self.assertEqual(list(acme.rejected), [str(bad.pk)])
         self.assertEqual(Shipment.objects.get(customer="acme").order, good.pk)
 
+    def test_no_customer_s_name_leads_to_another_path(self) -> None:
+        order, bad = services.place("acme/../victim?#", "bicycle", 1), services.place("..", "bicycle", 1)
+        rejected = {batch.tenant: list(batch.rejected) for batch in deliver("orders")}
+        self.assertEqual(rejected[".."], [str(bad.pk)])
+        expected = {
+            f"/customers/globex/orders/{self.early.pk}",
+            f"/customers/acme%2F..%2Fvictim%3F%23/orders/{order.pk}",
+        }
+        self.assertEqual(set(Warehouse.told), expected)
+
     def test_after_an_error_the_same_is_delivered_again(self) -> None:
         Warehouse.failing = True
         with self.assertRaisesMessage(Exception, "500"):
