@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
@@ -15,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import storable
+from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
 from taskbridge.store.bounded import Bounded, NoAnswer
@@ -35,7 +37,18 @@ from taskbridge.store.sessions import (
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
 
-__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "advance_together"]
+__all__ = [
+    "NO_BISECTION",
+    "CursorLost",
+    "Move",
+    "OtherReader",
+    "Quarantined",
+    "Transaction",
+    "advance",
+    "advance_together",
+]
+
+log = logging.getLogger(__name__)
 
 NO_BISECTION: Final = Bisection()
 _MAY_BE_THE_HISTORY: Final = (
@@ -61,6 +74,16 @@ BATCH_IS_OVER: Final = (
 
 class CursorLost(Exception):
     """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
+
+
+class OtherReader(RetryAfter):
+    """Another pipeline began to read the source while the batch was open, and what the handler wrote back was muted.
+
+    Nothing of the batch takes effect. It comes again at once, and then nothing is muted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class Quarantined(NamedTuple):
@@ -114,6 +137,7 @@ class Transaction:
         self._transaction: RootTransaction | None = None
         self._session: BatchSession | None = None
         self._began = True
+        self._muted = False
         self._over = Event()
 
     @property
@@ -174,7 +198,8 @@ class Transaction:
 
     def _begin(self) -> None:
         self._began = False
-        connection = self._engine.connect()
+        # So that the advance sees which pipelines there are then, whatever the database's default is.
+        connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
         try:
             transaction = connection.begin()
             driver = connection.connection.driver_connection
@@ -185,7 +210,11 @@ class Transaction:
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
                 whose = {**self._key._asdict(), "source": self._source}
-                driver.execute(self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle})
+                announced = driver.execute(
+                    self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle}
+                )
+            *_, muted = announced.fetchone() or ("",)
+            self._muted = muted != ""
         except BaseException:
             connection.invalidate()
             connection.close()
@@ -223,6 +252,7 @@ class Transaction:
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction.
+            OtherReader: what the handler wrote may be missed; all is rolled back, and the batch has to come again.
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
@@ -236,6 +266,8 @@ class Transaction:
         self._limit_own_statements()
         noted = is_noted(self._engine, self._note.reason)
         try:
+            if self._muted:
+                connection.exec_driver_sql(self._query("hold_readers"), move.values)
             moved = connection.exec_driver_sql(_text(self._engine, "advance", noted=noted), move.values).first()
         except DBAPIError as error:
             # The transaction cannot go on. If the history is at fault, the next try does without it.
@@ -245,6 +277,10 @@ class Transaction:
         if moved is None or moved.batch != self._key.token:
             connection.rollback()
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
+        if moved.is_missed:
+            connection.rollback()
+            log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
+            raise OtherReader
         if leaving:
             connection.exec_driver_sql(
                 self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving}
@@ -259,6 +295,7 @@ class Transaction:
         return {
             **self._key._asdict(),
             **self._note._asdict(),
+            "source": self._source,
             **_first_event(first_event_ms),
             **columns_of(bisection),
             "sweeps": page.sweeps,

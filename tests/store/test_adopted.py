@@ -6,14 +6,14 @@ import secrets
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.exc import DataError, DBAPIError, ProgrammingError
 
 from taskbridge.common.run_key import RunKey
@@ -33,6 +33,7 @@ from taskbridge.store import (
     begin_again,
     check_adoptions,
     connect,
+    know,
     known,
     migrate,
     record,
@@ -42,6 +43,7 @@ from taskbridge.store import (
     unadopt,
     unadopt_within,
 )
+from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
 from tests.waiting import wait_until
 
@@ -375,6 +377,47 @@ def test_another_pipeline_of_the_source_sees_what_a_handler_writes_back(engine: 
     audit.seen()
     write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1")
     assert audit.seen() == {"acme": ["1"]}
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_back(
+    engine: Engine, reader: Reader, isolation: str
+) -> None:
+    run(engine, f"ALTER DATABASE \"{engine.url.database}\" SET default_transaction_isolation TO '{isolation}'")
+    engine.dispose()
+    know(engine, "orders", "orders")
+    write_back = ("UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
+    who, audit = RunKey("orders", "acme", TOKEN), Reader(engine, pipeline="audit")
+    page = reader.cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
+    with reader.cursors.transaction(who) as transaction:
+        for statement in write_back:
+            transaction.connect().exec_driver_sql(statement)
+        know(engine, "audit", "orders")
+        assert audit.seen(["acme"]) == {"acme": ["1", "2"]}
+        with pytest.raises(OtherReader):
+            transaction.advance(page)
+    assert rows(engine, "SELECT note FROM orders WHERE id IN (1, 2) ORDER BY id") == [("a",), ("b",)]
+    write_in_a_batch(reader, *write_back)
+    assert audit.seen(["acme"]) == {"acme": ["-2", "1"]}
+
+
+def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Engine, reader: Reader) -> None:
+    audit = Reader(engine, pipeline="audit")
+    coming: list[Future[None]] = []
+
+    def come(_: Connection) -> None:
+        if not coming:
+            coming.append(pool.submit(know, engine, "audit", "orders"))
+            wait_until(lambda: coming[0].done() or rows(engine, WAITING) != [(0,)], "it came, or it waits")
+            if coming[0].done():
+                audit.seen(["acme"])
+
+    with ThreadPoolExecutor(1) as pool:
+        event.listen(engine, "commit", come)
+        write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
+        event.remove(engine, "commit", come)
+        coming[0].result(30)
+    assert {one.external_id: one.document.get("note") for one in audit.records("acme")} == {"1": "sent", "2": None}
 
 
 def test_a_row_whose_tenant_is_not_allowed_is_kept_as_unmatched_and_breaks_nothing(
