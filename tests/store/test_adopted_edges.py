@@ -431,6 +431,60 @@ def test_a_table_that_was_swapped_by_renaming_is_found_and_can_be_adopted(engine
     assert Reader(engine).seen() == {"acme": ["1"]}
 
 
+OF_SHOP = ORDERS.replace("orders", "shop.orders", 1)
+SWAPS = {
+    "schema": ("ALTER SCHEMA shop RENAME TO former", "CREATE SCHEMA shop", OF_SHOP),
+    "table": ("ALTER TABLE shop.orders RENAME TO former", OF_SHOP),
+    "moved": ("CREATE SCHEMA former", "ALTER TABLE shop.orders SET SCHEMA former", OF_SHOP),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
+@pytest.mark.parametrize("within", ["read_batch", "documents", "document", None])
+def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, swap: tuple[str, ...], within: str | None
+) -> None:
+    run(engine, "CREATE SCHEMA shop", OF_SHOP)
+    adopted(engine, "shop.orders")
+    large = "(SELECT string_agg(md5(n::text || at), '') FROM generate_series(1, 400) at)"
+    note = large if within == "documents" else "'x'"
+    run(engine, f"INSERT INTO shop.orders SELECT n, 'acme', 1, {note} FROM generate_series(1, 3) n")  # noqa: S608
+    reader = Reader(engine)
+    assert len(reader.records("acme", 1)) == 1
+    reading, swapped = reader.cursors._reading, []
+
+    def swap_before(name: str, *others: Any) -> str:
+        text = reading(name, *others)
+        if name == within and not swapped:
+            swapped.append(name)
+            run(engine, *swap)
+        return text
+
+    monkeypatch.setattr(reader.cursors, "_reading", swap_before)
+    if within is None:
+        run(engine, *swap)
+    if within == "document":
+        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, 1, documents=False))
+        found = [reader.cursors.load(record) for record in page.records]
+    else:
+        found = [*reader.records("acme"), *reader.records("acme")]
+    assert len(swapped) == (within is not None)
+    assert [one and (one.external_id, one.deleted, "note" in one.document) for one in found] == [
+        ("2", False, True),
+        ("3", False, True),
+    ]
+
+
+def test_a_backfill_takes_no_rows_of_another_table_of_the_name(engine: Engine) -> None:
+    run(engine, "CREATE SCHEMA shop", OF_SHOP, "INSERT INTO shop.orders SELECT n, 'acme' FROM generate_series(1, 3) n")
+    pages = backfill(engine, adopted(engine, "shop.orders"), 2)
+    assert next(pages).rows == 2
+    run(engine, *SWAPS["schema"], "INSERT INTO shop.orders SELECT n, 'acme' FROM generate_series(3, 9) n")
+    with pytest.raises(InvalidInput, match=r"shop\.orders is called former\.orders since the backfill began"):
+        next(pages)
+    assert rows(engine, "SELECT count(*) FROM taskbridge.records") == [(2,)]
+
+
 def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> None:
     run(engine, ORDERS)
     other = connect(postgres_url, "second_one")
