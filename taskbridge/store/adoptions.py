@@ -310,8 +310,7 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         f"{one.table} has no trigger {one.name}" for one in _triggers(adopted) if (one.table, one.name) not in there
     ]
     wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
-    if not all(one.may_record for one in found):
-        wrong.append("who adopted it has lost the right to write records, and so its writers fail")
+    wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
     renamed = [
         f"its column {name} is called {now} now, so each write of the table fails"
         for name, now in before[0].renamed.items()
@@ -343,6 +342,11 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     if not is_readable:
         what = f"this role has no right to read {adopted.table.name}"
         yield Fault(what, "grant SELECT on it to the workers' role")
+    with engine.begin() as connection:
+        found = _triggers_there(connection, one.source)
+    if lacking := sorted({what for trigger in found for what in trigger.lacks}):
+        what = f"the role {found[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
+        yield Fault(what, "grant it that")
     for wrong in trigger_faults(engine, adopted):
         yield Fault(wrong, f"run again: {command(one.definition, adopted.table.name)}")
     for due in backfills_due(engine):

@@ -572,23 +572,78 @@ def test_the_reason_of_an_unmatched_row_stays_when_criteria_are_asked_again(engi
     assert list(read_unmatched(engine, "orders")) == [before]
 
 
-def test_who_adopts_is_no_superuser_and_a_right_that_he_has_lost_is_found(
+LOST = {
+    "USAGE on the schema taskbridge": "USAGE ON SCHEMA taskbridge",
+    "SELECT on taskbridge.adopted": "SELECT ON taskbridge.adopted",
+    "SELECT on taskbridge.records": "SELECT ON taskbridge.records",
+    "INSERT on taskbridge.records": "INSERT ON taskbridge.records",
+    "UPDATE on taskbridge.records": "UPDATE ON taskbridge.records",
+    "USAGE on the sequence taskbridge.revisions": "USAGE ON SEQUENCE taskbridge.revisions",
+    "EXECUTE on taskbridge.owns_records()": "EXECUTE ON FUNCTION taskbridge.owns_records",
+    "EXECUTE on taskbridge.shown(text)": "EXECUTE ON FUNCTION taskbridge.shown",
+    "EXECUTE on taskbridge.unfit(text, text)": "EXECUTE ON FUNCTION taskbridge.unfit",
+    "USAGE on the schema shop": "USAGE ON SCHEMA shop",
+    "SELECT on shop.orders": "SELECT ON shop.orders",
+}
+"""What a role needs for the function of a table that it has adopted, and how that is granted."""
+
+
+def test_who_adopts_is_no_superuser_and_each_right_that_he_has_lost_is_found(
     engine: Engine, role: tuple[str, Engine]
 ) -> None:
     name, own = role
     run(own, "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text)")
+    functions = [one.partition(" ON ")[2] for one in LOST.values() if "FUNCTION" in one]
     run(
         engine,
+        f"REVOKE EXECUTE ON FUNCTION {', '.join(functions).replace('FUNCTION ', '')} FROM PUBLIC",
         f"GRANT CREATE ON SCHEMA taskbridge TO {name}",
-        f"GRANT SELECT, INSERT, UPDATE ON taskbridge.records TO {name}",
-        f"GRANT ALL ON taskbridge.adopted TO {name}",
-        f"GRANT USAGE ON SEQUENCE taskbridge.revisions TO {name}",
+        f"GRANT INSERT, UPDATE ON taskbridge.adopted TO {name}",
     )
+    with pytest.raises(InvalidInput, match=r"no SELECT on taskbridge\.adopted, no .*, no EXECUTE on taskbridge\.unfit"):
+        adoption(own, "shop.orders", "customer", ["id"])
+    run(engine, *(f"GRANT {one} TO {name}" for one in LOST.values()))
     adopted(own, "shop.orders")
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO shop.orders VALUES (1, 'acme')")
+        connection.exec_driver_sql("INSERT INTO shop.orders VALUES (1, 'acme'), (9, ' bad')")
         assert connection.exec_driver_sql("SHOW taskbridge.keep_ids").scalar_one() == ""
     assert Reader(engine).seen() == {"acme": ["1"]}
     assert check_adoptions(engine) == {"orders": []}
-    run(engine, f"REVOKE INSERT ON taskbridge.records FROM {name}")
-    assert "has lost the right to write records" in check_adoptions(engine)["orders"][0][0]
+    for what, right in LOST.items():
+        run(engine, f"REVOKE {right} FROM {name}")
+        engine.dispose()
+        with pytest.raises(DBAPIError, match="permission denied"):
+            run(engine, "INSERT INTO shop.orders VALUES (2, 'acme'), (8, ' bad'); TRUNCATE shop.orders")
+        ((said, remedy, _),) = check_adoptions(engine)["orders"]
+        assert (said, remedy) == (
+            f"the role {name}, which adopted it, has no {what}, and so its writers fail",
+            "grant it that",
+        )
+        run(engine, f"GRANT {right} TO {name}")
+    assert check_adoptions(engine) == {"orders": []}
+
+
+def test_the_next_owner_of_a_partitioned_table_is_found_to_make_no_partitions_until_it_is_adopted_again(
+    engine: Engine, role: tuple[str, Engine]
+) -> None:
+    name, own = role
+    run(
+        engine,
+        "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text) PARTITION BY RANGE (id)",
+        "CREATE TABLE shop.low PARTITION OF shop.orders FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id)",
+    )
+    adopted(engine, "shop.orders")
+    assert check_adoptions(engine) == {"orders": []}
+    for table in ("shop.orders", "shop.low"):
+        run(engine, f"ALTER TABLE {table} OWNER TO {name}")
+    late = "CREATE TABLE shop.late PARTITION OF {} DEFAULT"
+    with pytest.raises(ProgrammingError, match="permission denied for function"):
+        run(own, late.format("shop.orders"))
+    assert [one.what for one in check_adoptions(engine)["orders"]] == [
+        f"the owner of {table} cannot make partitions of it" for table in ("shop.low", "shop.orders")
+    ]
+    adopted(engine, "shop.orders")
+    assert check_adoptions(engine) == {"orders": []}
+    run(own, late.format("shop.orders"), late.format("shop.low").replace("late", "later"))
+    run(own, "INSERT INTO shop.orders VALUES (1, 'acme'), (1000, 'acme')")
+    assert Reader(engine).seen() == {"acme": ["1", "1000"]}
