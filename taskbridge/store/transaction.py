@@ -19,7 +19,7 @@ from taskbridge.common.texts import storable
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import Bounded, NoAnswer
+from taskbridge.store.bounded import Bounded, NoAnswer, driver_of
 from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
@@ -264,10 +264,12 @@ class Transaction:
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
+        if self._muted and self._has_other_readers(connection):
+            connection.rollback()
+            log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
+            raise OtherReader
         noted = is_noted(self._engine, self._note.reason)
         try:
-            if self._muted:
-                connection.exec_driver_sql(self._query("hold_readers"), move.values)
             moved = connection.exec_driver_sql(_text(self._engine, "advance", noted=noted), move.values).first()
         except DBAPIError as error:
             # The transaction cannot go on. If the history is at fault, the next try does without it.
@@ -277,10 +279,6 @@ class Transaction:
         if moved is None or moved.batch != self._key.token:
             connection.rollback()
             raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
-        if moved.is_missed:
-            connection.rollback()
-            log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
-            raise OtherReader
         if leaving:
             connection.exec_driver_sql(
                 self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving}
@@ -290,12 +288,20 @@ class Transaction:
         connection.commit()
         return bool(moved.asked)
 
+    def _has_other_readers(self, connection: Connection) -> bool:
+        """Return whether another pipeline reads the source by now; none begins to, until the commit."""
+        driver = driver_of(connection)
+        values = {"pipeline": self._key.pipeline, "source": self._source, "idle_timeout": self._idle_timeout}
+        with driver.pipeline():
+            driver.execute(self._query("hold_readers"), values)
+            found = driver.execute(self._query("other_readers"), values)
+        return found.fetchone() == (True,)
+
     def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None, rejected: int) -> dict[str, Any]:
         at_xid, at_id = page.position
         return {
             **self._key._asdict(),
             **self._note._asdict(),
-            "source": self._source,
             **_first_event(first_event_ms),
             **columns_of(bisection),
             "sweeps": page.sweeps,

@@ -451,7 +451,8 @@ def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     run(engine, f"INSERT INTO shop.orders SELECT n, 'acme', 1, {note} FROM generate_series(1, 3) n")  # noqa: S608
     reader = Reader(engine)
     assert len(reader.records("acme", 1)) == 1
-    reading, swapped = reader.cursors._reading, []
+    reading = reader.cursors._reading
+    swapped: list[str] = []
 
     def swap_before(name: str, *others: Any) -> str:
         text = reading(name, *others)

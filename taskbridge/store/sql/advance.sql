@@ -1,7 +1,7 @@
 -- A batch was handled: move its cursor past it; see `moves_cursor.sql`. Should the process freeze between this statement
 -- and its commit, the server ends the session after the runner TTL, when the run counts as dead anyway, instead of
 -- keeping the cursor's row locked. `batch` is the mark that `announce.sql` set, where there is a transaction around this
--- statement. `is_missed`: what was muted there is work of another pipeline, which began to read the source meanwhile.
+-- statement.
 WITH m AS (SELECT
     %(pipeline)s::text AS pipeline,
     %(tenant)s::text AS tenant,
@@ -28,8 +28,5 @@ WITH m AS (SELECT
 {moves_cursor}
 SELECT asked, pipeline, tenant,
     set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
-    current_setting('taskbridge.batch', true) AS batch,
-    current_setting('taskbridge.muted', true) <> '' AND EXISTS (
-        SELECT FROM {schema}.pipelines p WHERE p.source = %(source)s AND p.pipeline <> moved.pipeline
-    ) AS is_missed
+    current_setting('taskbridge.batch', true) AS batch
 FROM moved
