@@ -211,7 +211,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     schema, sql = schema_of(connection), queries(connection)
     # So that `format_type` writes types with their schemas.
     connection.exec_driver_sql(setting("search_path", "pg_catalog", LOCAL))
-    parts = {"schema_name": literal(schema), "records_name": literal(f"{quoted(schema)}.records")}
+    parts = {"schema_name": literal(schema)}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
         raise InvalidInput(
@@ -284,9 +284,10 @@ def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:
         ),
         (found.is_guarded, guarded, "use a role with BYPASSRLS here and for workers"),
         (needs_rights and not found.is_readable, "cannot be read by this role", "grant it SELECT"),
+        (needs_rights and not found.is_owned, "is another's", both),
         (
-            needs_rights and not (found.is_owned and found.may_record),
-            "is another's, or this role may not write TaskBridge's records and make functions in its schema",
+            needs_rights and found.lacks,
+            f"would get a function of this role, which has no {', no '.join(found.lacks)}",
             both,
         ),
     )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from psycopg.errors import QueryCanceled
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -18,7 +19,7 @@ from taskbridge.store.adopted import Adopted, Definition, Known, described, know
 from taskbridge.store.backfills import adopting, backfills_due
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
-from taskbridge.store.sessions import is_busy
+from taskbridge.store.sessions import driver_error, is_busy
 
 __all__ = [
     "Fault",
@@ -38,14 +39,15 @@ __all__ = [
 ]
 
 LOCK_WAIT: Final = 0.1
-"""Seconds that a statement waits for writers; those that come after it wait as long."""
+"""Seconds to wait for writers, of all partitions together; those that come after it wait as long."""
 PAUSE: Final = 0.4
 """Seconds from a try to the next, in which writers go on."""
 TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
-LIMIT: Final = setting("lock_timeout", f"{round(LOCK_WAIT * 1000)}ms", LOCAL)
+_WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
+LIMIT: Final = setting("lock_timeout", _WAIT, LOCAL)
 
 
 class _Trigger(NamedTuple):
@@ -187,8 +189,18 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         made,
         filled("adopt_rights", adopted.schema, {**parts, "function_text": function.replace("'", "''")}),
         filled("adopt_register", adopted.schema, parts),
+        *_hold([adopted.table.name], "SHARE ROW EXCLUSIVE", adopted.schema),
         *(line for one in triggers for line in one.statements(function, adopted.schema)),
         filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
+    ]
+
+
+def _hold(tables: Sequence[str], mode: str, schema: str) -> list[str]:
+    """Return the statements that lock tables and their partitions, with one limit for all of them."""
+    return [
+        setting("statement_timeout", _WAIT, LOCAL),
+        filled("adopt_hold", schema, {"tables": f"{_texts(tables)}::text[]", "mode": mode}),
+        setting("statement_timeout", None, LOCAL),
     ]
 
 
@@ -219,6 +231,7 @@ def _removal(connection: Connection, source: str) -> list[str]:
     triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
     return [
         LIMIT,
+        *_hold(sorted({one.name for one in triggers}), "ACCESS EXCLUSIVE", schema),
         *(filled("unadopt_trigger", schema, {"trigger": quoted(one.trigger), "table": one.name}) for one in triggers),
         filled("unadopt_function", schema, {"function": _function_of(source, schema)}),
         filled("unadopt_register", schema, {"source": literal(source)}),
@@ -310,8 +323,7 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         f"{one.table} has no trigger {one.name}" for one in _triggers(adopted) if (one.table, one.name) not in there
     ]
     wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
-    if not all(one.may_record for one in found):
-        wrong.append("who adopted it has lost the right to write records, and so its writers fail")
+    wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
     renamed = [
         f"its column {name} is called {now} now, so each write of the table fails"
         for name, now in before[0].renamed.items()
@@ -343,6 +355,11 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     if not is_readable:
         what = f"this role has no right to read {adopted.table.name}"
         yield Fault(what, "grant SELECT on it to the workers' role")
+    with engine.begin() as connection:
+        found = _triggers_there(connection, one.source)
+    if lacking := sorted({what for trigger in found for what in trigger.lacks}):
+        what = f"the role {found[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
+        yield Fault(what, "grant it that")
     for wrong in trigger_faults(engine, adopted):
         yield Fault(wrong, f"run again: {command(one.definition, adopted.table.name)}")
     for due in backfills_due(engine):
@@ -374,10 +391,11 @@ def _part(where: Engine | Connection) -> Iterator[Connection]:
         with where.begin() as connection, within(connection, None):
             yield connection
         return
-    before = where.exec_driver_sql(queries(where)("lock_timeout")).scalar_one()
+    before = where.exec_driver_sql(queries(where)("limits")).mappings().one()
     with where.begin_nested():
         yield where
-        where.exec_driver_sql(setting("lock_timeout", before, LOCAL))
+        for name, value in before.items():
+            where.exec_driver_sql(setting(name, value, LOCAL))
 
 
 def _run(where: Engine | Connection, statements: Sequence[str], table: str, timeout: float) -> None:
@@ -388,7 +406,7 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
                 for statement in (LIMIT, queries(where)("adopt_lock"), *statements):
                     connection.exec_driver_sql(statement.replace("%", "%%"))
         except DBAPIError as error:
-            if not is_busy(error):
+            if not (is_busy(error) or isinstance(driver_error(error), QueryCanceled)):
                 raise
             if time.monotonic() > until:
                 raise Unavailable(

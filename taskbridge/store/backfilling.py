@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import Adopted
+from taskbridge.store.adopted import Adopted, known
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, setting
 from taskbridge.store.sessions import is_busy
@@ -56,7 +56,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
     another record, and records whose row is gone become deleted ones.
 
     Raises:
-        InvalidInput: the source is not adopted, or no longer.
+        InvalidInput: the source is not adopted, or no longer, or the table has another name since.
     """
     # Each statement must see what it waited for, whatever the database's default is.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
@@ -71,6 +71,8 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
                 if stands is None:
                     raise InvalidInput(f"no table is adopted as the source {source['source']!r}: adopt it first")
                 done = _next_page(connection, adopted, stands, max(1, size >> busy))
+                # From here on nobody can rename what was read, so that another table of its name is found out.
+                _check_name(connection, adopted)
         except DBAPIError as error:
             if not is_busy(error):
                 raise
@@ -82,6 +84,13 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
         busy, first = 0, False
         if done.is_done:
             return
+
+
+def _check_name(connection: Connection, adopted: Adopted) -> None:
+    (now,) = known(connection, adopted.definition.source)
+    if (now.relation, now.called) != (adopted.table.relation, adopted.table.name):
+        what = f"called {now.called}" if now.called else "gone"
+        raise InvalidInput(f"{adopted.table.name} is {what} since the backfill began: run it again")
 
 
 def _next_page(connection: Connection, adopted: Adopted, stands: Any, size: int) -> Backfilled:

@@ -307,10 +307,13 @@ class Cursors:
         values = {**which, "revision": record.revision, "small": ANY_SIZE}
         try:
             with driving(self._engine) as driver:
-                row = driver.execute(self._reading("document", self._look_up()), values).fetchone()
+                rows = self._look_up()
+                row = driver.execute(self._reading("document", rows), values).fetchone()
             if row is None:
                 return None
-            text, deleted = row
+            text, deleted, version = row
+            if version != rows.version:
+                return self.load(record)
             document, reason = ({}, None) if text is None else decoded(text)
         except (psycopg.Error, MemoryError, InvalidInput) as error:
             raise Unread(error, 1, bisecting=False) from error
@@ -420,7 +423,11 @@ class Cursors:
             large = [row for row in part if row[_STORED]]
             which = {"ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large]}
             found = driver.execute(self._reading("documents", known_rows), {**names, **which}) if large else ()
-            texts = {row_id: (text, deleted) for row_id, text, deleted in found}
+            texts = {}
+            for row_id, text, deleted, version in found:
+                if version != known_rows.version:
+                    raise _OtherAdoption
+                texts[row_id] = (text, deleted)
             left -= sum(len(text or "") for text, _ in texts.values())
             for row in part:
                 if not row[_STORED]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
 
 from taskbridge.errors import InvalidPolicy
 from taskbridge.store.bounded import within
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import Queries, queries
 from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
@@ -61,15 +63,26 @@ def know(
                         "been rebased since, and count as written at one time: declare it with start='now' or without"
                     )
                 snapshot = since["snapshot"]
-            driver.execute(sql("know_pipeline"), values | {"start": snapshot})
+            _let_read(driver, sql, "know_pipeline", values | {"start": snapshot})
             found = scalar(driver, sql("known_source"), values)
         if found != source and has_criteria:
-            found = scalar(driver, sql("correct_source"), values) or found
+            _let_read(driver, sql, "correct_source", values)
+            found = scalar(driver, sql("known_source"), values)
     if found != source:
         raise InvalidPolicy(
             f"the pipeline {pipeline!r} has read the source {found!r} until now and cannot read {source!r}: declare it "
             f"with source={found!r}, or give the new one another name"
         )
+
+
+def _let_read(driver: psycopg.Connection[Any], sql: Queries, name: str, values: dict[str, Any]) -> None:
+    """Let a pipeline read a source, by the statement `name`.
+
+    It is one message: who freezes between two would keep all batches of the source from their commit.
+    """
+    statements = (sql(one) for one in ("begin", "know_lock", name, "commit"))
+    with psycopg.ClientCursor(driver) as cursor:
+        cursor.execute(";\n".join(statements), values)
 
 
 def undeclared_pipelines(database: Database, declared: Sequence[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Event
@@ -15,9 +16,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import storable
+from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import Bounded, NoAnswer
+from taskbridge.store.bounded import Bounded, NoAnswer, driver_of
 from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
@@ -35,7 +37,18 @@ from taskbridge.store.sessions import (
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
 
-__all__ = ["NO_BISECTION", "CursorLost", "Move", "Quarantined", "Transaction", "advance", "advance_together"]
+__all__ = [
+    "NO_BISECTION",
+    "CursorLost",
+    "Move",
+    "OtherReader",
+    "Quarantined",
+    "Transaction",
+    "advance",
+    "advance_together",
+]
+
+log = logging.getLogger(__name__)
 
 NO_BISECTION: Final = Bisection()
 _MAY_BE_THE_HISTORY: Final = (
@@ -61,6 +74,16 @@ BATCH_IS_OVER: Final = (
 
 class CursorLost(Exception):
     """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
+
+
+class OtherReader(RetryAfter):
+    """Another pipeline began to read the source while the batch was open, and what the handler wrote back was muted.
+
+    Nothing of the batch takes effect. It comes again at once, and then nothing is muted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
 
 
 class Quarantined(NamedTuple):
@@ -114,6 +137,7 @@ class Transaction:
         self._transaction: RootTransaction | None = None
         self._session: BatchSession | None = None
         self._began = True
+        self._muted = False
         self._over = Event()
 
     @property
@@ -174,7 +198,8 @@ class Transaction:
 
     def _begin(self) -> None:
         self._began = False
-        connection = self._engine.connect()
+        # So that the advance sees which pipelines there are then, whatever the database's default is.
+        connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
         try:
             transaction = connection.begin()
             driver = connection.connection.driver_connection
@@ -185,7 +210,11 @@ class Transaction:
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
                 whose = {**self._key._asdict(), "source": self._source}
-                driver.execute(self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle})
+                announced = driver.execute(
+                    self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle}
+                )
+            *_, muted = announced.fetchone() or ("",)
+            self._muted = muted != ""
         except BaseException:
             connection.invalidate()
             connection.close()
@@ -223,6 +252,7 @@ class Transaction:
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction.
+            OtherReader: what the handler wrote may be missed; all is rolled back, and the batch has to come again.
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
@@ -234,6 +264,10 @@ class Transaction:
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._limit_own_statements()
+        if self._muted and self._has_other_readers(connection):
+            connection.rollback()
+            log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
+            raise OtherReader
         noted = is_noted(self._engine, self._note.reason)
         try:
             moved = connection.exec_driver_sql(_text(self._engine, "advance", noted=noted), move.values).first()
@@ -253,6 +287,15 @@ class Transaction:
             self._quarantine(page, to_quarantine)
         connection.commit()
         return bool(moved.asked)
+
+    def _has_other_readers(self, connection: Connection) -> bool:
+        """Return whether another pipeline reads the source by now; none begins to, until the commit."""
+        driver = driver_of(connection)
+        values = {"pipeline": self._key.pipeline, "source": self._source, "idle_timeout": self._idle_timeout}
+        with driver.pipeline():
+            driver.execute(self._query("hold_readers"), values)
+            found = driver.execute(self._query("other_readers"), values)
+        return found.fetchone() == (True,)
 
     def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None, rejected: int) -> dict[str, Any]:
         at_xid, at_id = page.position

@@ -17,7 +17,9 @@ from taskbridge.declaring.policy import LatencyNeutral, RateLimit
 from taskbridge.errors import InvalidPolicy
 from taskbridge.gate import State
 from taskbridge.handlers.journal import journal
+from taskbridge.store import know
 from tests.failures.drill import Drill
+from tests.store.adopting import ORDERS, adopted, run
 
 NUMBERS = [f"{number:04}" for number in range(1, 1001)]
 
@@ -43,6 +45,27 @@ def test_a_handler_is_called_again_when_its_downstream_said_so(drill: Drill) -> 
     assert drill.errors == []
     assert drill.circuit().opened == 0
     assert drill.deployment.rows("SELECT failures FROM taskbridge.sync_cursors WHERE tenant = 'acme'") == [(0,)]
+
+
+def test_a_batch_that_comes_again_for_another_reader_counts_as_no_failure(drill: Drill) -> None:
+    engine = drill.deployment.engine
+
+    def write_back(batch: Batch) -> None:
+        batch.connection.exec_driver_sql("UPDATE orders SET note = note || 'x'")
+        if len(drill.calls) == 1:
+            know(engine, "audit", "invoices")
+
+    drill.handle(write_back)
+    run(engine, ORDERS)
+    adopted(engine, source="invoices", watched=["total"])
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, '')")
+    drill.deployment.notify_event.delay("acme")
+    drill.go_on()
+    assert drill.calls == [("acme", ["1"])] * 2
+    assert drill.errors == []
+    assert drill.times[1] <= 1_000
+    assert drill.deployment.rows("SELECT failures, last_error FROM taskbridge.sync_cursors") == [(0, None)]
+    assert drill.deployment.rows("SELECT note FROM orders") == [("x",)]
 
 
 def test_a_handler_that_asks_to_wait_in_the_middle_of_each_batch_gets_through(drill: Drill) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.exc import DataError, DBAPIError, ProgrammingError
 
 from taskbridge.common.run_key import RunKey
@@ -33,6 +35,7 @@ from taskbridge.store import (
     begin_again,
     check_adoptions,
     connect,
+    know,
     known,
     migrate,
     record,
@@ -42,6 +45,7 @@ from taskbridge.store import (
     unadopt,
     unadopt_within,
 )
+from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
 from tests.waiting import wait_until
 
@@ -375,6 +379,47 @@ def test_another_pipeline_of_the_source_sees_what_a_handler_writes_back(engine: 
     audit.seen()
     write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1")
     assert audit.seen() == {"acme": ["1"]}
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_back(
+    engine: Engine, reader: Reader, isolation: str
+) -> None:
+    run(engine, f"ALTER DATABASE \"{engine.url.database}\" SET default_transaction_isolation TO '{isolation}'")
+    engine.dispose()
+    know(engine, "orders", "orders")
+    write_back = ("UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
+    who, audit = RunKey("orders", "acme", TOKEN), Reader(engine, pipeline="audit")
+    page = reader.cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
+    with reader.cursors.transaction(who) as transaction:
+        for statement in write_back:
+            transaction.connect().exec_driver_sql(statement)
+        know(engine, "audit", "orders")
+        assert audit.seen(["acme"]) == {"acme": ["1", "2"]}
+        with pytest.raises(OtherReader):
+            transaction.advance(page)
+    assert rows(engine, "SELECT note FROM orders WHERE id IN (1, 2) ORDER BY id") == [("a",), ("b",)]
+    write_in_a_batch(reader, *write_back)
+    assert audit.seen(["acme"]) == {"acme": ["-2", "1"]}
+
+
+def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Engine, reader: Reader) -> None:
+    audit = Reader(engine, pipeline="audit")
+    coming: list[Future[None]] = []
+
+    def come(_: Connection) -> None:
+        if not coming:
+            coming.append(pool.submit(know, engine, "audit", "orders"))
+            wait_until(lambda: coming[0].done() or rows(engine, WAITING) != [(0,)], "it came, or it waits")
+            if coming[0].done():
+                audit.seen(["acme"])
+
+    with ThreadPoolExecutor(1) as pool:
+        event.listen(engine, "commit", come)
+        write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
+        event.remove(engine, "commit", come)
+        coming[0].result(30)
+    assert {one.external_id: one.document.get("note") for one in audit.records("acme")} == {"1": "sent", "2": None}
 
 
 def test_a_row_whose_tenant_is_not_allowed_is_kept_as_unmatched_and_breaks_nothing(
@@ -809,11 +854,54 @@ def test_a_writer_that_does_not_end_keeps_nobody_waiting_and_nothing_half_done(e
     assert adopt(engine, wanted, timeout=0.3)
 
 
+@pytest.mark.parametrize("adopts", [True, False])
+def test_users_of_many_partitions_keep_nobody_waiting_for_the_sum_of_them(engine: Engine, adopts: bool) -> None:
+    number = 40
+    run(
+        engine,
+        f"{ORDERS} PARTITION BY LIST (id)",
+        *(f"CREATE TABLE part_{at:02} PARTITION OF orders FOR VALUES IN ({at})" for at in range(number)),
+    )
+    wanted = adoption(engine, "orders", "customer", ["id"])
+    if not adopts:
+        adopt(engine, wanted)
+    waited_for = "SELECT relation::regclass::text FROM pg_locks WHERE NOT granted AND relation IS NOT NULL"
+    with ExitStack() as users, ThreadPoolExecutor(2) as pool:
+        held = {f"part_{at:02}": users.enter_context(engine.connect()) for at in range(number)}
+        for at, (part, user) in enumerate(held.items()):
+            # An insert locks the parent too, which `unadopt` takes first.
+            use = f"INSERT INTO {part} VALUES ({at}, 'acme', 1, 'a')" if adopts else f"SELECT FROM {part}"  # noqa: S608
+            user.exec_driver_sql(use)
+        over: list[str] = []
+        done = threading.Event()
+
+        def commit_what_is_waited_for() -> None:
+            while not done.is_set():
+                for (part,) in rows(engine, waited_for):
+                    if part in held and part not in over:
+                        done.wait(0.05)
+                        held[part].commit()
+                        over.append(part)
+            for user in held.values():
+                user.commit()
+
+        committing = pool.submit(commit_what_is_waited_for)
+        trying = pool.submit(lambda: adopt(engine, wanted, 30) if adopts else unadopt(engine, "orders", 30))
+        wait_until(lambda: over, "the first was waited for")
+        try:
+            run(engine, f"SET LOCAL statement_timeout = '1500ms'; DELETE FROM {over[0]}")  # noqa: S608 - our name
+        finally:
+            done.set()
+            committing.result(60)
+            trying.result(60)
+
+
 def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_settings_stay(engine: Engine) -> None:
     run(engine, ORDERS)
-    settings = "SELECT current_setting('lock_timeout'), current_setting('search_path')"
+    names = ("lock_timeout", "statement_timeout", "search_path")
+    settings = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
     with engine.connect() as writer, engine.connect() as connection, ThreadPoolExecutor(1) as pool:
-        connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'")
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'; SET LOCAL statement_timeout = '70s'")
         before = connection.exec_driver_sql(settings).one()
         writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
         with pytest.raises(Unavailable, match="in use by long transactions"):
@@ -836,6 +924,28 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
         unadopt_within(connection, "orders")
         assert connection.exec_driver_sql(settings).one() == before
     assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
+
+
+def test_what_is_left_of_many_deleted_rows_is_not_read_while_writers_wait(engine: Engine) -> None:
+    run(
+        engine,
+        f"{ORDERS} WITH (autovacuum_enabled = off)",
+        "INSERT INTO orders SELECT n, 'acme', 1, repeat('x', 1000) FROM generate_series(1, 10000) n",
+        "DELETE FROM orders",
+    )
+    adopted(engine)
+    # Nobody knows that it is empty.
+    assert [due.source for due in backfills_due(engine)] == ["orders"]
+    unadopt(engine, "orders")
+    run(
+        engine,
+        "DELETE FROM taskbridge.adopted",
+        "TRUNCATE orders",
+        "INSERT INTO orders VALUES (1)",
+        "DELETE FROM orders",
+    )
+    adopted(engine)
+    assert list(backfills_due(engine)) == []
 
 
 def test_what_is_printed_can_be_run_by_psql_once_and_again(engine: Engine) -> None:

@@ -431,6 +431,61 @@ def test_a_table_that_was_swapped_by_renaming_is_found_and_can_be_adopted(engine
     assert Reader(engine).seen() == {"acme": ["1"]}
 
 
+OF_SHOP = ORDERS.replace("orders", "shop.orders", 1)
+SWAPS = {
+    "schema": ("ALTER SCHEMA shop RENAME TO former", "CREATE SCHEMA shop", OF_SHOP),
+    "table": ("ALTER TABLE shop.orders RENAME TO former", OF_SHOP),
+    "moved": ("CREATE SCHEMA former", "ALTER TABLE shop.orders SET SCHEMA former", OF_SHOP),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
+@pytest.mark.parametrize("within", ["read_batch", "documents", "document", None])
+def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, swap: tuple[str, ...], within: str | None
+) -> None:
+    run(engine, "CREATE SCHEMA shop", OF_SHOP)
+    adopted(engine, "shop.orders")
+    large = "(SELECT string_agg(md5(n::text || at), '') FROM generate_series(1, 400) at)"
+    note = large if within == "documents" else "'x'"
+    run(engine, f"INSERT INTO shop.orders SELECT n, 'acme', 1, {note} FROM generate_series(1, 3) n")  # noqa: S608
+    reader = Reader(engine)
+    assert len(reader.records("acme", 1)) == 1
+    reading = reader.cursors._reading
+    swapped: list[str] = []
+
+    def swap_before(name: str, *others: Any) -> str:
+        text = reading(name, *others)
+        if name == within and not swapped:
+            swapped.append(name)
+            run(engine, *swap)
+        return text
+
+    monkeypatch.setattr(reader.cursors, "_reading", swap_before)
+    if within is None:
+        run(engine, *swap)
+    if within == "document":
+        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, 1, documents=False))
+        found = [reader.cursors.load(record) for record in page.records]
+    else:
+        found = [*reader.records("acme"), *reader.records("acme")]
+    assert len(swapped) == (within is not None)
+    assert [one and (one.external_id, one.deleted, "note" in one.document) for one in found] == [
+        ("2", False, True),
+        ("3", False, True),
+    ]
+
+
+def test_a_backfill_takes_no_rows_of_another_table_of_the_name(engine: Engine) -> None:
+    run(engine, "CREATE SCHEMA shop", OF_SHOP, "INSERT INTO shop.orders SELECT n, 'acme' FROM generate_series(1, 3) n")
+    pages = backfill(engine, adopted(engine, "shop.orders"), 2)
+    assert next(pages).rows == 2
+    run(engine, *SWAPS["schema"], "INSERT INTO shop.orders SELECT n, 'acme' FROM generate_series(3, 9) n")
+    with pytest.raises(InvalidInput, match=r"shop\.orders is called former\.orders since the backfill began"):
+        next(pages)
+    assert rows(engine, "SELECT count(*) FROM taskbridge.records") == [(2,)]
+
+
 def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> None:
     run(engine, ORDERS)
     other = connect(postgres_url, "second_one")
@@ -518,23 +573,78 @@ def test_the_reason_of_an_unmatched_row_stays_when_criteria_are_asked_again(engi
     assert list(read_unmatched(engine, "orders")) == [before]
 
 
-def test_who_adopts_is_no_superuser_and_a_right_that_he_has_lost_is_found(
+LOST = {
+    "USAGE on the schema taskbridge": "USAGE ON SCHEMA taskbridge",
+    "SELECT on taskbridge.adopted": "SELECT ON taskbridge.adopted",
+    "SELECT on taskbridge.records": "SELECT ON taskbridge.records",
+    "INSERT on taskbridge.records": "INSERT ON taskbridge.records",
+    "UPDATE on taskbridge.records": "UPDATE ON taskbridge.records",
+    "USAGE on the sequence taskbridge.revisions": "USAGE ON SEQUENCE taskbridge.revisions",
+    "EXECUTE on taskbridge.owns_records()": "EXECUTE ON FUNCTION taskbridge.owns_records",
+    "EXECUTE on taskbridge.shown(text)": "EXECUTE ON FUNCTION taskbridge.shown",
+    "EXECUTE on taskbridge.unfit(text, text)": "EXECUTE ON FUNCTION taskbridge.unfit",
+    "USAGE on the schema shop": "USAGE ON SCHEMA shop",
+    "SELECT on shop.orders": "SELECT ON shop.orders",
+}
+"""What a role needs for the function of a table that it has adopted, and how that is granted."""
+
+
+def test_who_adopts_is_no_superuser_and_each_right_that_he_has_lost_is_found(
     engine: Engine, role: tuple[str, Engine]
 ) -> None:
     name, own = role
     run(own, "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text)")
+    functions = [one.partition(" ON ")[2] for one in LOST.values() if "FUNCTION" in one]
     run(
         engine,
+        f"REVOKE EXECUTE ON FUNCTION {', '.join(functions).replace('FUNCTION ', '')} FROM PUBLIC",
         f"GRANT CREATE ON SCHEMA taskbridge TO {name}",
-        f"GRANT SELECT, INSERT, UPDATE ON taskbridge.records TO {name}",
-        f"GRANT ALL ON taskbridge.adopted TO {name}",
-        f"GRANT USAGE ON SEQUENCE taskbridge.revisions TO {name}",
+        f"GRANT INSERT, UPDATE ON taskbridge.adopted TO {name}",
     )
+    with pytest.raises(InvalidInput, match=r"no SELECT on taskbridge\.adopted, no .*, no EXECUTE on taskbridge\.unfit"):
+        adoption(own, "shop.orders", "customer", ["id"])
+    run(engine, *(f"GRANT {one} TO {name}" for one in LOST.values()))
     adopted(own, "shop.orders")
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO shop.orders VALUES (1, 'acme')")
+        connection.exec_driver_sql("INSERT INTO shop.orders VALUES (1, 'acme'), (9, ' bad')")
         assert connection.exec_driver_sql("SHOW taskbridge.keep_ids").scalar_one() == ""
     assert Reader(engine).seen() == {"acme": ["1"]}
     assert check_adoptions(engine) == {"orders": []}
-    run(engine, f"REVOKE INSERT ON taskbridge.records FROM {name}")
-    assert "has lost the right to write records" in check_adoptions(engine)["orders"][0][0]
+    for what, right in LOST.items():
+        run(engine, f"REVOKE {right} FROM {name}")
+        engine.dispose()
+        with pytest.raises(DBAPIError, match="permission denied"):
+            run(engine, "INSERT INTO shop.orders VALUES (2, 'acme'), (8, ' bad'); TRUNCATE shop.orders")
+        ((said, remedy, _),) = check_adoptions(engine)["orders"]
+        assert (said, remedy) == (
+            f"the role {name}, which adopted it, has no {what}, and so its writers fail",
+            "grant it that",
+        )
+        run(engine, f"GRANT {right} TO {name}")
+    assert check_adoptions(engine) == {"orders": []}
+
+
+def test_the_next_owner_of_a_partitioned_table_is_found_to_make_no_partitions_until_it_is_adopted_again(
+    engine: Engine, role: tuple[str, Engine]
+) -> None:
+    name, own = role
+    run(
+        engine,
+        "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text) PARTITION BY RANGE (id)",
+        "CREATE TABLE shop.low PARTITION OF shop.orders FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id)",
+    )
+    adopted(engine, "shop.orders")
+    assert check_adoptions(engine) == {"orders": []}
+    for table in ("shop.orders", "shop.low"):
+        run(engine, f"ALTER TABLE {table} OWNER TO {name}")
+    late = "CREATE TABLE shop.late PARTITION OF {} DEFAULT"
+    with pytest.raises(ProgrammingError, match="permission denied for function"):
+        run(own, late.format("shop.orders"))
+    assert [one.what for one in check_adoptions(engine)["orders"]] == [
+        f"the owner of {table} cannot make partitions of it" for table in ("shop.low", "shop.orders")
+    ]
+    adopted(engine, "shop.orders")
+    assert check_adoptions(engine) == {"orders": []}
+    run(own, late.format("shop.orders"), late.format("shop.low").replace("late", "later"))
+    run(own, "INSERT INTO shop.orders VALUES (1, 'acme'), (1000, 'acme')")
+    assert Reader(engine).seen() == {"acme": ["1", "1000"]}

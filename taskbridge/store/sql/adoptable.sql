@@ -6,8 +6,7 @@ SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkin
        row_security_active(c.oid) AS is_guarded,
        pg_has_role(c.relowner, 'USAGE') AS is_owned,
        has_table_privilege(c.oid, 'SELECT') AS is_readable,
-       has_table_privilege({records_name}, 'INSERT') AND has_table_privilege({records_name}, 'UPDATE')
-           AND has_schema_privilege({schema_name}, 'CREATE') AS may_record,
+       {lacks} || CASE WHEN NOT has_schema_privilege({schema_name}, 'CREATE') THEN ARRAY['CREATE on the schema ' || {schema_name}] END AS lacks,
        EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
        ARRAY(
            SELECT quote_ident(ln.nspname) || '.' || quote_ident(l.relname)
@@ -22,4 +21,5 @@ SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkin
        c.reltuples::bigint AS rows
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN (SELECT r.oid AS role FROM pg_roles r WHERE r.rolname = current_user) o
 WHERE c.oid = %(relation)s

@@ -1,3 +1,4 @@
 -- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes with
--- the columns, so that a process notices a numeric that came later: it must be read as text.
-a.version::text || coalesce(':' || c.xmin::text, '')
+-- the columns, so that a process notices a numeric that came later: it must be read as text. It changes with the table's name,
+-- and that of its schema is a part of it: what a process has made reads the table by both.
+a.version::text || coalesce(':' || c.xmin::text || ':' || c.relnamespace::regnamespace::text, '')
