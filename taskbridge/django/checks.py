@@ -101,16 +101,22 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
                     check(engine)
                 except TaskBridgeError as error:
                     return [_said(error, number)]
-            return list(_of_tables(engine))
+            return list(_of_tables(engine, alias))
     except TaskBridgeError as error:
         return [_said(error, "E003")]
     finally:
         engine.dispose()
 
 
-def _of_tables(engine: Any) -> Iterator[CheckMessage]:
-    for source, wrong in store.check_adoptions(engine).items():
+def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
+    found = store.check_adoptions(engine)
+    for source, wrong in found.items():
         for fault in wrong:
             yield Warning(
                 f"the adopted table of {source}: {fault.what}", hint=_typed(fault.remedy), id="taskbridge.W003"
             )
+    from taskbridge.django.migrations import unadopted  # noqa: PLC0415 - only a project with migrations needs it
+
+    for migration, source, command in unadopted(connections[alias], found):
+        what = f"{migration} is applied and adopts the source {source}, but no table is adopted as it"
+        yield Warning(f"{what}, so changes make no records", hint=_typed(f"run: {command}"), id="taskbridge.W005")
