@@ -88,8 +88,15 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
     alias = alias_of_handlers()
     if alias is None or alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
-    configured = Settings.read()
-    engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
+    try:
+        configured = Settings.read()
+    except TaskBridgeError:
+        # `check_settings` tells of it.
+        return []
+    try:
+        engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
+    except TaskBridgeError as error:
+        return [_said(error, "E002")]
     try:
         with translated_errors():
             try:

@@ -170,6 +170,23 @@ def test_checks_tell_what_is_wrong_with_the_settings() -> None:
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("TASKBRIDGE_RUN_BUDGET", "abc"),
+        ("TASKBRIDGE_REDIS_URL", "http://x"),
+        ("TASKBRIDGE_POSTGRES_URL", "nonsense"),
+        ("TASKBRIDGE_POSTGRES_URL", "postgresql://host:port/name"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_is_told_once_and_without_a_traceback(name: str, text: str) -> None:
+    with override_settings(**{"TASKBRIDGE_REDIS_URL": "redis://localhost", name: text}):
+        (found,) = run_checks(databases=["default"])
+        assert found.id == "taskbridge.E002"
+        with pytest.raises(CommandError):
+            call_command("migrate", run_syncdb=True, verbosity=0)
+
+
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
     @pipeline("sent")
     async def send(_: Batch) -> None:
