@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,8 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.django.configuration import ALIAS, alias_of_handlers, check_one_database, url_of
+from taskbridge.django.migrations import unadopted
+from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
@@ -32,13 +33,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
 def _said(error: TaskBridgeError, number: str) -> CheckMessage:
     """Return an error's text as Django has it: what is wrong, and the hint apart."""
     kind = Error if number.startswith("E") else Warning
-    return kind(error.what, hint=_typed(error.remedy), id=f"taskbridge.{number}")
-
-
-def _typed(remedy: str) -> str:
-    """Return a remedy with its commands as they are typed in a project of Django's."""
-    here = remedy.replace("taskbridge migrate", "manage.py migrate")
-    return re.sub(r"(?<!-A )\btaskbridge (?=(adopt|doctor|forget|rebase|status)\b)", "manage.py taskbridge ", here)
+    return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
 
 
 def connect_checks() -> None:
@@ -120,10 +115,8 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
     for source, wrong in found.items():
         for fault in wrong:
             yield Warning(
-                f"the adopted table of {source}: {fault.what}", hint=_typed(fault.remedy), id="taskbridge.W003"
+                f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"
             )
-    from taskbridge.django.migrations import unadopted  # noqa: PLC0415 - only a project with migrations needs it
-
     for migration, source, command in unadopted(connections[alias], found):
         what = f"{migration} is applied and adopts the source {source}, but no table is adopted as it"
-        yield Warning(f"{what}, so changes make no records", hint=_typed(f"run: {command}"), id="taskbridge.W005")
+        yield Warning(f"{what}, so changes make no records", hint=typed(f"run: {command}"), id="taskbridge.W005")

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from taskbridge import store
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.lending import lent
+from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
@@ -202,7 +203,7 @@ class AdoptTable(Operation):
             with translated_errors(), transaction.atomic(alias), lent(alias, Settings.read().schema) as connection:
                 yield connection
         except TaskBridgeError as error:
-            raise CommandError(f"{self.describe()}: {error}") from error
+            raise CommandError(typed(f"{self.describe()}: {error}")) from error
 
     def _names(self, app_label: str, state: ProjectState) -> tuple[str, str, list[str], list[str]]:
         """Return table, tenant, key and watched columns as the database has them."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
+from celery import Celery
 from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import CommandError
@@ -16,6 +20,7 @@ from django.db import connections
 from django.test.utils import override_settings
 from sqlalchemy import make_url
 
+from taskbridge.cli import console
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
 from taskbridge.django.configuration import NAMES, url_of, variables
@@ -185,6 +190,32 @@ def test_a_setting_that_cannot_be_read_is_told_once_and_without_a_traceback(name
         assert found.id == "taskbridge.E002"
         with pytest.raises(CommandError):
             call_command("migrate", run_syncdb=True, verbosity=0)
+
+
+def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    project = ModuleType("storefront")
+    project.__dict__["app"] = Celery("storefront", set_as_current=False)
+    monkeypatch.setitem(sys.modules, "storefront.celery", project)
+    for name, app in ((None, "PROJECT"), ("storefront.settings", "storefront")):
+        for options in ((), ("--json",)):
+            with (
+                override_settings(SETTINGS_MODULE=name),
+                mock.patch.dict(os.environ),
+                pytest.raises(CommandError),
+            ):
+                call_command("taskbridge", "doctor", *options)
+            assert f"start `celery -A {app} worker`, or `manage.py taskbridge up`" in capfd.readouterr().out
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE taskbridge.taskbridge_schema")
+    with mock.patch.dict(os.environ), pytest.raises(CommandError):
+        call_command("taskbridge", "prune", "--older-than", "1d")
+    said = capfd.readouterr().err
+    assert "manage.py" in said
+    assert "`taskbridge" not in said
 
 
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
