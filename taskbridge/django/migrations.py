@@ -24,7 +24,7 @@ from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store.backfills import adopting
-from taskbridge.store.queries import quoted
+from taskbridge.store.queries import query, quoted
 
 __all__ = ["AdoptTable", "unadopted"]
 
@@ -40,7 +40,7 @@ class _AtTheEnd:
         do, self._do = self._do, None
         if do is not None:
             do()
-        return "SELECT"
+        return query("nothing")
 
 
 class AdoptTable(Operation):

@@ -24,9 +24,11 @@ from taskbridge.cli import console
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
 from taskbridge.django.configuration import NAMES, url_of, variables
+from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import afresh
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
 from taskbridge.store.address import parameters_of
@@ -201,21 +203,17 @@ def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
     project.__dict__["app"] = Celery("storefront", set_as_current=False)
     monkeypatch.setitem(sys.modules, "storefront.celery", project)
     for name, app in ((None, "PROJECT"), ("storefront.settings", "storefront")):
-        for options in ((), ("--json",)):
-            with (
-                override_settings(SETTINGS_MODULE=name),
-                mock.patch.dict(os.environ),
-                pytest.raises(CommandError),
-            ):
-                call_command("taskbridge", "doctor", *options)
-            assert f"start `celery -A {app} worker`, or `manage.py taskbridge up`" in capfd.readouterr().out
+        with override_settings(SETTINGS_MODULE=name):
+            said = typed("start `celery -A taskbridge worker`, or `taskbridge up`")
+        assert said == f"start `celery -A {app} worker`, or `manage.py taskbridge up`"
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE taskbridge.taskbridge_schema")
-    with mock.patch.dict(os.environ), pytest.raises(CommandError):
-        call_command("taskbridge", "prune", "--older-than", "1d")
-    said = capfd.readouterr().err
-    assert "manage.py" in said
-    assert "`taskbridge" not in said
+    for command in (["doctor"], ["doctor", "--json"], ["prune", "--older-than", "1d"]):
+        with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+            call_command("taskbridge", *command)
+        said = "".join(capfd.readouterr())
+        assert "`manage.py " in said
+        assert "`taskbridge" not in said
 
 
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
