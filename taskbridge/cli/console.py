@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NARROW",
     "SHOWN_PROBLEMS",
+    "SPOKEN",
     "Pipe",
     "Table",
     "cell",
@@ -34,6 +35,7 @@ __all__ = [
     "plain",
     "progress",
     "show_counts",
+    "spoken",
     "state",
     "stderr",
     "stdout",
@@ -50,6 +52,8 @@ _LONGEST_COLUMN: Final = 48
 _LEAST_TEXT: Final = 8
 """Columns that a text has at the least."""
 
+SPOKEN: Final[list[Callable[[str], str]]] = []
+"""What names commands otherwise, as where `manage.py` runs the program."""
 # Where no terminal gives a width, nothing is cut.
 _WIDTH_OF_A_PIPE: Final = 100_000
 
@@ -95,7 +99,14 @@ def _console(*, stderr: bool, narrowest: int) -> Console:
 
 def plain(text: str) -> str:
     """Return `text` as it may be printed: on one line, without terminal sequences."""
-    return printable(text)
+    return printable(spoken(text))
+
+
+def spoken(text: str) -> str:
+    """Return `text` with its commands as they are typed where the program is called otherwise."""
+    for change in SPOKEN:
+        text = change(text)
+    return text
 
 
 def cell(text: str, style: str = "") -> Text:

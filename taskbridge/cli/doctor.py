@@ -37,7 +37,10 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
     environment.existing(data_dir)
     findings = examine(environment.runtime())
     if as_json:
-        rows = [{"level": one.level, "check": one.check, "text": one.text, "remedy": one.remedy} for one in findings]
+        rows = [
+            {"level": one.level, "check": one.check, "text": one.text, "remedy": console.spoken(one.remedy)}
+            for one in findings
+        ]
         console.emit_json({"level": worst(findings), "findings": rows})
     else:
         _show(findings)

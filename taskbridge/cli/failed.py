@@ -64,5 +64,5 @@ def failed(pipeline: str | None, hours: float, limit: int, data_dir: Path, as_js
         terminal.print(f"{counted(found.more, 'more kind')} of error: --limit shows more")
     if found.rejected:
         were = counted(found.rejected, "record was", "records were")
-        terminal.print(f"{were} rejected in that time; `taskbridge quarantine list` shows why")
+        terminal.print(console.plain(f"{were} rejected in that time; `taskbridge quarantine list` shows why"))
     terminal.print(found.basis)

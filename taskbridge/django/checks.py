@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,8 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.django.configuration import ALIAS, alias_of_handlers, check_one_database, url_of
+from taskbridge.django.migrations import unadopted
+from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
@@ -32,13 +33,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
 def _said(error: TaskBridgeError, number: str) -> CheckMessage:
     """Return an error's text as Django has it: what is wrong, and the hint apart."""
     kind = Error if number.startswith("E") else Warning
-    return kind(error.what, hint=_typed(error.remedy), id=f"taskbridge.{number}")
-
-
-def _typed(remedy: str) -> str:
-    """Return a remedy with its commands as they are typed in a project of Django's."""
-    here = remedy.replace("taskbridge migrate", "manage.py migrate")
-    return re.sub(r"(?<!-A )\btaskbridge (?=(adopt|doctor|forget|rebase|status)\b)", "manage.py taskbridge ", here)
+    return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
 
 
 def connect_checks() -> None:
@@ -88,8 +83,15 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
     alias = alias_of_handlers()
     if alias is None or alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
-    configured = Settings.read()
-    engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
+    try:
+        configured = Settings.read()
+    except TaskBridgeError:
+        # `check_settings` tells of it.
+        return []
+    try:
+        engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
+    except TaskBridgeError as error:
+        return [_said(error, "E002")]
     try:
         with translated_errors():
             try:
@@ -101,16 +103,20 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
                     check(engine)
                 except TaskBridgeError as error:
                     return [_said(error, number)]
-            return list(_of_tables(engine))
+            return list(_of_tables(engine, alias))
     except TaskBridgeError as error:
         return [_said(error, "E003")]
     finally:
         engine.dispose()
 
 
-def _of_tables(engine: Any) -> Iterator[CheckMessage]:
-    for source, wrong in store.check_adoptions(engine).items():
+def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
+    found = store.check_adoptions(engine)
+    for source, wrong in found.items():
         for fault in wrong:
             yield Warning(
-                f"the adopted table of {source}: {fault.what}", hint=_typed(fault.remedy), id="taskbridge.W003"
+                f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"
             )
+    for migration, source, command in unadopted(connections[alias], found):
+        what = f"{migration} is applied and adopts the source {source}, but no table is adopted as it"
+        yield Warning(f"{what}, so changes make no records", hint=typed(f"run: {command}"), id="taskbridge.W005")

@@ -12,6 +12,7 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.django.configuration import alias_of_handlers, check_one_database, url_of
+from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
@@ -32,7 +33,7 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
         with translated_errors():
             _bring_up_to_date(using, verbosity)
     except TaskBridgeError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(typed(str(error))) from error
     # A role of the schema's own name would make the project's tables there. From its next session on it does not.
     wrapper = connections[using]
     with wrapper.cursor() as cursor:

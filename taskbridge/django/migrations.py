@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
+from django.core.exceptions import FieldDoesNotExist
 from django.core.management import CommandError
 from django.db import router, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations import Migration
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from sqlalchemy import Connection
@@ -16,19 +19,36 @@ from sqlalchemy import Connection
 from taskbridge import store
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.lending import lent
-from taskbridge.errors import TaskBridgeError
+from taskbridge.django.typed import typed
+from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
-from taskbridge.store.queries import quoted
+from taskbridge.store.backfills import adopting
+from taskbridge.store.queries import query, quoted
 
-__all__ = ["AdoptTable"]
+__all__ = ["AdoptTable", "unadopted"]
+
+
+class _AtTheEnd:
+    """What a schema editor does last, in the migration's transaction: it takes the text of each deferred statement."""
+
+    def __init__(self, source: str, do: Callable[[], None]) -> None:
+        self.source: Final = source
+        self._do: Callable[[], None] | None = do
+
+    def __str__(self) -> str:
+        do, self._do = self._do, None
+        if do is not None:
+            do()
+        return query("nothing")
 
 
 class AdoptTable(Operation):
     """Makes a table of the project's a source, as `taskbridge adopt` does: each change of a row is a record.
 
     It waits for open writers of the table as that does, for up to a minute, and not in the way of others. Backwards it
-    gives the table up. It does nothing on a database that is not that of `TASKBRIDGE_DATABASE`.
+    gives the table up, or adopts it as the one before it of the same source has it. It does nothing on a database that
+    is not that of `TASKBRIDGE_DATABASE`.
 
     Args:
         source: what the source is called.
@@ -99,10 +119,53 @@ class AdoptTable(Operation):
         from_state: ProjectState,  # noqa: ARG002 - Django's signature
         to_state: ProjectState,  # noqa: ARG002
     ) -> None:
-        """Take the triggers away; records and cursors stay."""
+        """Adopt the table as the migrations before have it, or take the triggers away; records and cursors stay."""
         with self._connection(app_label, schema_editor) as connection:
-            if connection is not None:
+            if connection is None:
+                return
+            before, deferred = self._before(schema_editor), schema_editor.deferred_sql
+            # One migration may adopt a source twice, and its first adoption counts.
+            deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
+            if before is None:
                 store.unadopt_within(connection, self.source)
+                return
+        # What follows in this migration may give columns back the names that the earlier one knows.
+        deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))
+
+    def _before(self, schema_editor: BaseDatabaseSchemaEditor) -> tuple[AdoptTable, str, ProjectState] | None:
+        """Return what adopted the source before this, its app, and the models then; None: nothing did."""
+        loader = MigrationLoader(schema_editor.connection)
+        # The modules of migrations are loaded once, so an operation is known by itself.
+        own = next((key for key, one in loader.graph.nodes.items() if self in adoptions(one)), None)
+        found: tuple[tuple[str, str], AdoptTable] | None = None
+        for key in () if own is None else loader.graph.forwards_plan(own):
+            for one in adoptions(loader.graph.nodes[key]):
+                if one is self:
+                    break
+                model = one.model and one.model.lower()
+                if one.source == self.source and router.allow_migrate(
+                    schema_editor.connection.alias, key[0], model_name=model
+                ):
+                    found = key, one
+        if found is None:
+            return None
+        key, one = found
+        return one, key[0], _state_after(loader, key, one)
+
+    def _restore(
+        self, before: AdoptTable, app_label: str, state: ProjectState, schema_editor: BaseDatabaseSchemaEditor
+    ) -> None:
+        with before._connection(app_label, schema_editor) as connection:
+            assert connection is not None  # noqa: S101 - for the type: `database_backwards` has one
+            try:
+                table, tenant, keys, watched = before._names(app_label, state)
+                store.adopt_within(connection, table, tenant, keys, source=self.source, watched=watched)
+            except (InvalidInput, LookupError, FieldDoesNotExist) as error:
+                raise InvalidInput(
+                    f"the earlier adoption cannot be made again ({error})",
+                    "go back with `manage.py migrate --fake`, and adopt the table by hand with "
+                    "`manage.py taskbridge adopt`",
+                ) from error
 
     def describe(self) -> str:
         """Return what `manage.py migrate --plan` says."""
@@ -140,7 +203,7 @@ class AdoptTable(Operation):
             with translated_errors(), transaction.atomic(alias), lent(alias, Settings.read().schema) as connection:
                 yield connection
         except TaskBridgeError as error:
-            raise CommandError(f"{self.describe()}: {error}") from error
+            raise CommandError(typed(f"{self.describe()}: {error}")) from error
 
     def _names(self, app_label: str, state: ProjectState) -> tuple[str, str, list[str], list[str]]:
         """Return table, tenant, key and watched columns as the database has them."""
@@ -156,3 +219,40 @@ class AdoptTable(Operation):
         # Django lets a name stand between quotation marks, as a way to write a schema.
         name = table if table.startswith('"') else quoted(table)
         return name, column(self.tenant), [*map(column, self.key)], [*map(column, self.columns)]
+
+
+def adoptions(migration: Migration) -> list[AdoptTable]:
+    """Return the operations of a migration that adopt a table."""
+    return [one for operation in migration.operations for one in _flat(operation) if isinstance(one, AdoptTable)]
+
+
+def _flat(operation: Operation) -> list[Operation]:
+    """Return an operation, or those that it consists of, as of a SeparateDatabaseAndState."""
+    parts: list[Operation] = getattr(operation, "database_operations", [])
+    return [one for part in parts for one in _flat(part)] or [operation]
+
+
+def _state_after(loader: MigrationLoader, key: tuple[str, str], one: AdoptTable) -> ProjectState:
+    """Return the models as an operation of a migration knows them."""
+    state: ProjectState = loader.project_state(key, at_end=False)
+    for operation in loader.graph.nodes[key].operations:
+        operation.state_forwards(key[0], state)
+        if one in _flat(operation):
+            break
+    return state
+
+
+def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, str, str]]:
+    """Give migration, source and command of each adoption that is applied, and whose source is not there."""
+    loader = MigrationLoader(connection)
+    found: dict[str, tuple[tuple[str, str], AdoptTable]] = {}
+    applied = [key for key, one in loader.graph.nodes.items() if key in loader.applied_migrations and adoptions(one)]
+    # The last of a source counts.
+    for key in sorted(applied, key=lambda one: len(loader.graph.forwards_plan(one))):
+        for one in adoptions(loader.graph.nodes[key]):
+            model = one.model and one.model.lower()
+            if one.source not in there and router.allow_migrate(connection.alias, key[0], model_name=model):
+                found[one.source] = key, one
+    for source, (key, one) in found.items():
+        table, tenant, keys, watched = one._names(key[0], _state_after(loader, key, one))
+        yield ".".join(key), source, adopting(source, table, tenant, keys, watched)

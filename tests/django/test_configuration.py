@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
+from celery import Celery
 from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import CommandError
@@ -16,12 +20,15 @@ from django.db import connections
 from django.test.utils import override_settings
 from sqlalchemy import make_url
 
+from taskbridge.cli import console
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
 from taskbridge.django.configuration import NAMES, url_of, variables
+from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import afresh
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
 from taskbridge.store.address import parameters_of
@@ -168,6 +175,45 @@ def test_checks_tell_what_is_wrong_with_the_settings() -> None:
         ((number, text),) = ids(**values)
         assert number == "taskbridge.E002"
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("TASKBRIDGE_RUN_BUDGET", "abc"),
+        ("TASKBRIDGE_REDIS_URL", "http://x"),
+        ("TASKBRIDGE_POSTGRES_URL", "nonsense"),
+        ("TASKBRIDGE_POSTGRES_URL", "postgresql://host:port/name"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_is_told_once_and_without_a_traceback(name: str, text: str) -> None:
+    with override_settings(**{"TASKBRIDGE_REDIS_URL": "redis://localhost", name: text}):
+        (found,) = run_checks(databases=["default"])
+        assert found.id == "taskbridge.E002"
+        with pytest.raises(CommandError):
+            call_command("migrate", run_syncdb=True, verbosity=0)
+
+
+def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    project = ModuleType("storefront")
+    project.__dict__["app"] = Celery("storefront", set_as_current=False)
+    monkeypatch.setitem(sys.modules, "storefront.celery", project)
+    for name, app in ((None, "PROJECT"), ("storefront.settings", "storefront")):
+        with override_settings(SETTINGS_MODULE=name):
+            said = typed("start `celery -A taskbridge worker`, or `taskbridge up`")
+        assert said == f"start `celery -A {app} worker`, or `manage.py taskbridge up`"
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE taskbridge.taskbridge_schema")
+    for command in (["doctor"], ["doctor", "--json"], ["prune", "--older-than", "1d"]):
+        with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+            call_command("taskbridge", *command)
+        said = "".join(capfd.readouterr())
+        assert "`manage.py " in said
+        assert "`taskbridge" not in said
 
 
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from django.apps import apps
-from django.core.management import CommandError
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
 from django.db import connections, migrations, models
 from django.db.migrations.state import ProjectState
 from django.db.migrations.writer import MigrationWriter
@@ -14,9 +15,10 @@ from django.test.utils import override_settings
 from sqlalchemy import Engine
 
 from taskbridge.django.migrations import AdoptTable
+from taskbridge.store import unadopt
 from tests.deployment import Deployment
 from tests.django.shop.models import Order
-from tests.store.adopting import Reader, rows
+from tests.store.adopting import Reader, rows, run
 
 pytestmark = pytest.mark.usefixtures("project")
 TRIGGERS = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'taskbridge%'"
@@ -63,6 +65,48 @@ def test_what_the_migration_does_after_it_takes_part_in_its_transaction(engine: 
         migration.apply(state, editor)
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
     assert rows(engine, TRIGGERS) == [(0,)]
+
+
+@override_settings(MIGRATION_MODULES={"shop": "tests.django.shop.adopted_again"}, TASKBRIDGE_REDIS_URL="redis://a")
+def test_backwards_an_earlier_adoption_of_the_source_is_in_force_again(deployment: Deployment) -> None:
+    def go(where: str) -> None:
+        call_command("migrate", "shop", where, verbosity=0)
+
+    def watched() -> list[tuple[Any, ...]]:
+        return rows(deployment.engine, "SELECT watched_columns FROM taskbridge.adopted WHERE ended_at IS NULL")
+
+    go("second_name")
+    assert watched() == [(["amount"],)]
+    go("first_lines")
+    # the column has its first name again, and each write makes a record
+    assert watched() == [(["total"],)]
+    assert rows(deployment.engine, TRIGGERS) == [(4,)]
+    run(deployment.engine, "INSERT INTO shop_line (customer, total) VALUES ('acme', 1)", "UPDATE shop_line SET total=2")
+    assert Reader(deployment.engine, "lines").seen() == {"acme": ["1"]}
+    assert [one.id for one in run_checks(databases=["default"])] == []
+    # the earlier one cannot be made again under the table's new name
+    go("fourth_adoption")
+    with pytest.raises(CommandError, match=r"earlier adoption cannot be made again .*: go back with .*migrate --fake"):
+        go("third_model")
+    # Django leaves the transaction of a deferred statement that failed to the end of the process.
+    connections["default"].connection.close()
+    del connections["default"]
+    assert (watched(), rows(deployment.engine, TRIGGERS)) == ([(None,)], [(4,)])
+    call_command("migrate", "shop", "first_lines", fake=True, verbosity=0)
+    run(deployment.engine, "ALTER TABLE shop_item RENAME TO shop_line", "ALTER TABLE shop_line RENAME amount TO total")
+    go("zero")
+    assert rows(deployment.engine, TRIGGERS) == [(0,)]
+
+
+@override_settings(MIGRATION_MODULES={"shop": "tests.django.shop.adopted_again"}, TASKBRIDGE_REDIS_URL="redis://a")
+def test_a_migration_that_is_applied_and_has_adopted_nothing_is_told(deployment: Deployment) -> None:
+    call_command("migrate", "shop", "second_name", verbosity=0)
+    unadopt(deployment.engine, "lines")
+    (found,) = run_checks(databases=["default"])
+    assert found.id == "taskbridge.W005"
+    assert "shop.second_name" in found.msg
+    assert "manage.py taskbridge adopt" in str(found.hint)
+    assert "--source lines" in str(found.hint)
 
 
 def test_a_table_that_cannot_be_adopted_fails_the_migration_with_what_to_do() -> None:

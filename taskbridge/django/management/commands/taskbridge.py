@@ -48,6 +48,10 @@ class Command(BaseCommand):
                 raise CommandError(f"taskbridge {' '.join(arguments)} failed", returncode=int(ended.code)) from None
 
     def _enter(self) -> None:
-        """Give the settings to processes that the program starts, as `up` does with workers."""
+        """Give the settings to processes that the program starts, as `up` does with workers; name commands as here."""
+        from taskbridge.cli import console  # noqa: PLC0415 - as above
+        from taskbridge.django.typed import typed  # noqa: PLC0415 - as above
+
+        console.SPOKEN[:] = [typed]
         for name, text in variables().items():
             os.environ.setdefault(name, text)
