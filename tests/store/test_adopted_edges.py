@@ -465,7 +465,7 @@ def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     if within is None:
         run(engine, *swap)
     if within == "document":
-        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, 1, documents=False))
+        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, 1, died=True))
         found = [reader.cursors.load(record) for record in page.records]
     else:
         found = [*reader.records("acme"), *reader.records("acme")]
