@@ -114,7 +114,7 @@ def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_stri
 @pytest.mark.parametrize(
     ("fields", "circuit", "says"),
     [
-        ({"held": "turn"}, {}, "it waits for its turn behind others"),
+        ({"held": "turn"}, {}, "it waits for its turn; pipelines alternate, and tenants of one go in order of arrival"),
         ({"held": 1, "permits": 3}, {}, "its rate limit is used up; it may go on in"),
         ({"held": 1, "joined": 1}, {}, "it is in the wait queue for a free run slot"),
         ({"held": 1, "joined": 1}, {"rest": 9_000_000_000_000}, "its handler asked the whole pipeline to wait"),
