@@ -74,9 +74,9 @@ SHARE: Final = 100
 LENGTHS: Final = 4
 """Base rounds of which the quickest counts."""
 LONGEST_REST: Final = 30.0
-"""Seconds of the longest rest after a base round, where LONGEST_SHARE rounds are not longer."""
-LONGEST_SHARE: Final = 10
-"""So many times as long as the round took it may rest in any case: no backlog keeps Postgres at work all the time."""
+"""Seconds of the longest rest after a base round that took less than LONGEST_REST / LEAST_SHARE."""
+LEAST_SHARE: Final = 10
+"""The rest after a longer one is LEAST_SHARE x what it took, so that a large backlog leaves time for others."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, NoAnswer)
 """More time helps. It does not where a lock is waited for, which takes as long each time."""
 
@@ -190,8 +190,8 @@ def _longer(extra: float, error: Exception) -> float:
 
 
 def rest_after(seconds: float) -> float:
-    """Return the rest after a base round that took so many seconds."""
-    return min(SHARE * (seconds - SHORT_ROUND), max(LONGEST_REST, LONGEST_SHARE * seconds))
+    """Return the rest after base rounds of which the quickest took so many seconds; below 0: the interval is enough."""
+    return min(SHARE * (seconds - SHORT_ROUND), max(LONGEST_REST, LEAST_SHARE * seconds))
 
 
 @dataclass(slots=True)
