@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +10,7 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.common.histogram import BOUNDS_MS, within
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import counted
 from taskbridge.common.times import iso
@@ -41,9 +43,10 @@ def saved(tenant: str | None, pipeline: str | None, days: int, limit: int, data_
     """Show how many runs the events of the last days became, or the last bursts of TENANT one by one.
 
     An event that started no run of its own was absorbed. `first event` is the time from the first event of a burst to
-    the first record's delivery: half of the bursts of a day took at most p50, 99 of 100 at most p99. Beside each burst
-    stands what it would have been had its events been collected for 500 ms first. The figures come from the run
-    history; days are summed up once a minute.
+    the first record's delivery: half of the bursts of a day took at most p50, 99 of 100 at most p99. These are
+    known to the next step, and beyond 10 s as `> 10,000 ms` only: in --json the field `_ms` is null then, and
+    `_over_ms` has the 10,000. Beside each burst stands its exact time, and what it would have been had its events been
+    collected for 500 ms first. The figures come from the run history; days are summed up once a minute.
 
     Exit status: 0, also where nothing is known.
     """
@@ -70,11 +73,12 @@ def saved(tenant: str | None, pipeline: str | None, days: int, limit: int, data_
 def _as_json(answers: Answers, pipeline: str, tenant: str | None, days: int, limit: int) -> dict[str, Any]:
     if tenant is None:
         names = ("events", "bursts", "runs", "records", "rejected", "failed", "run_ms")
-        delays = ("first_event_p50_ms", "first_event_p99_ms")
         return {
             "days": [
                 {"day": iso(one.day), "absorbed": one.absorbed}
-                | {name: getattr(one, name) for name in (*names, *delays)}
+                | {name: getattr(one, name) for name in names}
+                | _delay("first_event_p50", one.first_event_p50_ms)
+                | _delay("first_event_p99", one.first_event_p99_ms)
                 for one in answers.saved(pipeline, days=days)
             ]
         }
@@ -86,6 +90,11 @@ def _as_json(answers: Answers, pipeline: str, tenant: str | None, days: int, lim
             for one in answers.bursts(pipeline, tenant, limit)
         ]
     }
+
+
+def _delay(name: str, value: float | None) -> dict[str, float | None]:
+    over = value is not None and math.isinf(value)
+    return {f"{name}_ms": None if over else value, f"{name}_over_ms": BOUNDS_MS[-1] if over else None}
 
 
 def _show_days(terminal: Console | console.Pipe, pipeline: str, rows: list[DayRow], days: int) -> None:
@@ -108,7 +117,7 @@ def _show_days(terminal: Console | console.Pipe, pipeline: str, rows: list[DayRo
     made = console.Table(terminal, "day (UTC)", *BY_DAY, optional=("bursts", "run time"))
     for one in rows:
         counts = (f"{value:,}" for value in (one.events, one.bursts, one.runs, one.records))
-        delays = (_at_most(one.first_event_p50_ms), _at_most(one.first_event_p99_ms))
+        delays = (_within(one.first_event_p50_ms), _within(one.first_event_p99_ms))
         absorbed_share = _share(one.absorbed, one.events)
         made.add_row(f"{one.day:%Y-%m-%d}", *counts, absorbed_share, f"{one.failed:,}", seconds(one.run_ms), *delays)
     terminal.print(made)
@@ -138,5 +147,5 @@ def _ms(value: int | None) -> str:
     return "-" if value is None else f"{value:,} ms"
 
 
-def _at_most(value: int | None) -> str:
-    return "-" if value is None else f"≤ {value:,} ms"
+def _within(value: float | None) -> str:
+    return "-" if value is None else within(value)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from taskbridge.common.histogram import BOUNDS_MS
+from taskbridge.common.histogram import quantile
 from taskbridge.common.texts import counted
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import (
@@ -209,8 +209,8 @@ def saved(reach: Reach, pipeline: str, days: int) -> list[DayRow]:
         DayRow(
             day=row["at"].astimezone(UTC),
             **_sums(row),
-            first_event_p50_ms=_quantile(row["first_event_counts"], 0.5),
-            first_event_p99_ms=_quantile(row["first_event_counts"], 0.99),
+            first_event_p50_ms=quantile(row["first_event_counts"], 0.5),
+            first_event_p99_ms=quantile(row["first_event_counts"], 0.99),
         )
         for row in reversed(found)
     ]
@@ -228,8 +228,8 @@ def over_time(reach: Reach, pipeline: str | None, hours: float, until: datetime 
             seconds=seconds,
             **_sums(row),
             first_event_mean_ms=_mean(row["first_event_ms_sum"], sum(row["first_event_counts"])),
-            first_event_p50_ms=_quantile(row["first_event_counts"], 0.5),
-            first_event_p99_ms=_quantile(row["first_event_counts"], 0.99),
+            first_event_p50_ms=quantile(row["first_event_counts"], 0.5),
+            first_event_p99_ms=quantile(row["first_event_counts"], 0.99),
         )
         for row in reach.past.sums(pipeline, since, timedelta(seconds=seconds), until)[-MOST_POINTS:]
     ]
@@ -241,18 +241,6 @@ def _sums(row: dict[str, Any]) -> dict[str, int]:
 
 def _mean(total: int, count: int) -> float | None:
     return total / count if count else None
-
-
-def _quantile(counts: Sequence[int], share: float) -> int | None:
-    """Return the upper end of the bucket in which a quantile lies; the last bucket has none, so its lower end."""
-    left = sum(counts) * share
-    if not left:
-        return None
-    for at, count in enumerate(counts):
-        left -= count
-        if left <= 0:
-            return BOUNDS_MS[min(at, len(BOUNDS_MS) - 1)]
-    return BOUNDS_MS[-1]
 
 
 def noisy(reach: Reach, pipeline: str | None, by: By, hours: float, limit: int) -> NoisyTenants:

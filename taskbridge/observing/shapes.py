@@ -353,7 +353,10 @@ class BurstRow:
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
-    """What one day (UTC) cost and saved. The delays of first events are upper ends of buckets, in milliseconds."""
+    """What one day (UTC) cost and saved.
+
+    The delays of first events are upper ends of buckets, in milliseconds: infinite where one is longer than 10,000 ms.
+    """
 
     day: datetime
     events: int
@@ -363,8 +366,8 @@ class DayRow:
     rejected: int
     failed: int
     run_ms: int
-    first_event_p50_ms: int | None
-    first_event_p99_ms: int | None
+    first_event_p50_ms: float | None
+    first_event_p99_ms: float | None
 
     @property
     def absorbed(self) -> int:
@@ -437,8 +440,8 @@ class Minute:
     rejected: int
     run_ms: int
     first_event_mean_ms: float | None
-    first_event_p50_ms: int | None
-    first_event_p99_ms: int | None
+    first_event_p50_ms: float | None
+    first_event_p99_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)

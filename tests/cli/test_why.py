@@ -225,6 +225,7 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
     days = taskbridge("saved", "--json").json["pipelines"]["invoices"]["days"]
     assert sum(one["absorbed"] for one in days) == 12
     assert {one["first_event_p99_ms"] for one in days} == {25}
+    assert re.search(r" ≤ 25 ms +≤ 25 ms$", rows[0])
     title, _, *bursts = taskbridge("saved", "acme", "--limit", "2").stdout.splitlines()
     assert (title, len(bursts)) == ("invoices, acme", 2)
     assert re.search(r" 5 +1 +1 +80% +0 +20 ms +520 ms$", bursts[0])
@@ -236,3 +237,15 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
     sum_runs(engine, "invoices")
     many = "they had 54 records: a run for each would have been 9.0 times as many"
     assert taskbridge("saved").stdout.splitlines()[1].strip() == many
+
+
+def test_a_burst_that_waited_longer_than_the_last_bound_is_not_told_as_within_it(
+    taskbridge: Program, engine: Engine
+) -> None:
+    run(engine, RUNS.replace("END, 20, 0, 1", "END, 90000, 0, 1"))
+    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - 2 * interval '1 min'")
+    sum_runs(engine, "invoices")
+    assert re.search(r" > 10,000 ms +> 10,000 ms$", taskbridge("saved").stdout.splitlines()[-1])
+    (day, *_) = taskbridge("saved", "--json").json["pipelines"]["invoices"]["days"]
+    for name in ("first_event_p50", "first_event_p99"):
+        assert (day[f"{name}_ms"], day[f"{name}_over_ms"]) == (None, 10_000)

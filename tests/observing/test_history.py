@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -107,6 +108,15 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, answers: Ans
     before = answers.over_time("orders", hours=1, until=until)
     assert [one.at for one in before] == [one.at for one in points if one.at < until]
     assert answers.over_time("orders", hours=1, until=points[0].at) == []
+
+
+def test_a_delay_beyond_the_last_bound_is_not_told_as_one_within_it(deployment: Deployment, answers: Answers) -> None:
+    run(deployment.engine, RUNS.replace("THEN 20 END", "THEN CASE t.tenant WHEN 'bolt' THEN 90000 ELSE 20 END END"))
+    sum_runs(deployment.engine, "orders")
+    for day in answers.saved("orders", days=2):
+        assert not day.bursts or (day.first_event_p50_ms, day.first_event_p99_ms) == (25, math.inf)
+    for minute in answers.over_time("orders", hours=1):
+        assert not minute.bursts or (minute.first_event_p50_ms, minute.first_event_p99_ms) == (25, math.inf)
 
 
 def test_days_are_those_of_utc_wherever_the_database_is(deployment: Deployment, answers: Answers) -> None:

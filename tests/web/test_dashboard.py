@@ -445,7 +445,9 @@ def test_a_chart_stays_within_its_frame_and_says_what_it_shows(
     assert re.search(
         rf"\d+ events \d+ runs and \d+ failed runs in the last {hours} hours", charts[0][2].replace(",", "")
     )
-    assert charts[1][2].startswith("delays of first events: half within")
+    assert charts[1][2].startswith("delays of first events: half within &gt; 10,000 ms")
+    assert '<td class="n">&gt; 10,000 ms</td></tr>' in page
+    assert '<td class="n">&gt; 10,000 ms</td></tr>' in visitor.get("/saved").text
     for wide, high, _, drawn in charts:
         lines = re.findall(r'class="line[^"]*" d="([^"]*)"', drawn)
         points = [one for line in lines for one in re.findall(r"[ML]([\d.]+) ([\d.]+)", line)]

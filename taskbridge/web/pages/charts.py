@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final
 
+from taskbridge.common.histogram import BOUNDS_MS, within
 from taskbridge.observing.history import WINDOW_MS
 from taskbridge.observing.shapes import Minute
 
@@ -106,8 +107,10 @@ def delays(minutes: Sequence[Minute], hours: float, now: datetime) -> Chart:
     known = [one for one in half if one is not None]
     said = "delays of first events: none is known"
     if known:
-        said = f"delays of first events: half within {min(known):,} to {max(known):,} ms"
+        ends = dict.fromkeys(within(one).removeprefix("≤ ") for one in (min(known), max(known)))
+        said = f"delays of first events: half within {' to '.join(ends)}"
     marks = [Mark(_log_y(at), f"{at} ms" if at < 1_000 else f"{at // 1_000} s") for at in _DELAYS]
+    marks.append(Mark(_log_y(math.inf), f"> {BOUNDS_MS[-1] // 1_000} s"))
     return Chart(said, marks, places.times(), [], lines)
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from taskbridge.common.histogram import within
 from taskbridge.common.texts import one_line, printable
 from taskbridge.common.times import ago, ahead
 
@@ -61,6 +62,10 @@ def _ago(at: datetime | None) -> str:
 
 def _milliseconds(value: float | None) -> str:
     return _NONE if value is None else f"{value:,.0f} ms"
+
+
+def _within(value: float | None) -> str:
+    return _NONE if value is None else within(value)
 
 
 def _clock(at: datetime | None, to: str = "seconds") -> str:
@@ -126,7 +131,14 @@ class Showing:
             auto_reload=False,
         )
         self._pages.filters.update(
-            n=number, seconds=duration, ms=_milliseconds, ago=_ago, clock=_clock, minute=_minute, line=_line
+            n=number,
+            seconds=duration,
+            ms=_milliseconds,
+            within=_within,
+            ago=_ago,
+            clock=_clock,
+            minute=_minute,
+            line=_line,
         )
         self._pages.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf, version=FILES.version)
 
