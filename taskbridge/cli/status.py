@@ -279,12 +279,13 @@ def _look(
     runtime: LightRuntime, pipeline: str, named: tuple[str, ...], after: str, limit: int, order: str, *, failing: bool
 ) -> _Standing:
     from taskbridge.cli.tenants import page, page_of_failing, sorted_by, totals, view
-    from taskbridge.observing.troubles import unserved
+    from taskbridge.observing.troubles import slow_queues, unserved
     from taskbridge.store import read_ages
 
     whole = totals(runtime, pipeline)
     tail, interval = read_ages(runtime.database, [pipeline])[pipeline].tail, runtime.settings.tail_interval
-    served = unserved(tail, interval, whole.survey.overdue_seconds)
+    slow = slow_queues(runtime.gate, runtime.database, {pipeline: whole.survey}, {pipeline: tail}, interval)
+    served = [*unserved(tail, interval, whole.survey.overdue_seconds), *slow.values()]
     if named:
         tenants, more = [one for tenant in dict.fromkeys(named) for one in view(runtime, pipeline, tenant)], False
     elif order == BY_NAME and failing:

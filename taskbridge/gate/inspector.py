@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -13,7 +13,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.state import State
 
-__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "RunnerStatus", "Survey"]
+__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "Queued", "RunnerStatus", "Survey"]
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
@@ -102,6 +102,17 @@ class Place(NamedTuple):
     turns: int
 
 
+class Queued(NamedTuple):
+    """Of some tenants of a pipeline, whose run message has been in the queue for the longest; no tenant: none is.
+
+    `running`: whether a run of any of them is on.
+    """
+
+    tenant: str | None
+    seconds: float
+    running: bool
+
+
 class Inspector:
     """The part of the gate that changes nothing: it says how tenants and pipelines stand.
 
@@ -176,6 +187,21 @@ class Inspector:
                 pipe.llen(queue)
             return int(sum(pipe.execute()))
 
+    def longest_queued(self, tenants: Mapping[str, Sequence[str]]) -> dict[str, Queued]:
+        """Return whose run message waits for the longest, of some tenants of each pipeline, in one round trip.
+
+        A message that was published again counts from the first time.
+        """
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.hmget(self._keys.clock, "offset", "mark")
+            for pipeline, some in tenants.items():
+                for tenant in some:
+                    pipe.hmget(self._keys.runner(pipeline, tenant), "state", "token")
+            time, clock, *replies = pipe.execute()
+        now_ms, left = _now_ms(time, clock), iter(replies)
+        return {name: _queued(now_ms, [(one, *next(left)) for one in some]) for name, some in tenants.items()}
+
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
@@ -221,6 +247,13 @@ def _survey(
         int(counts.get("republished", 0)),
         _circuit(circuit, waiting),
     )
+
+
+def _queued(now_ms: int, runners: Sequence[tuple[str, str | None, str | None]]) -> Queued:
+    queued = ((int(token[:16]), tenant) for tenant, state, token in runners if state == State.QUEUED and token)
+    made_us, oldest = min(queued, default=(now_ms * 1000, None))
+    running = any(state == State.RUNNING for _, state, _ in runners)
+    return Queued(oldest, max(0.0, now_ms / 1000 - made_us / 1_000_000), running)
 
 
 def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None) -> RunnerStatus:

@@ -14,7 +14,15 @@ from kombu.exceptions import ChannelError
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unmatched, unserved
+from taskbridge.observing.troubles import (
+    MOST_COUNTED,
+    MOST_RUNNERS,
+    Trouble,
+    slow_queues,
+    troubles,
+    unmatched,
+    unserved,
+)
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
@@ -333,9 +341,12 @@ def _work(runtime: Runtime) -> Findings:
         {name: one.tenants for name, one in surveys.items()},
         MOST_COUNTED,
     )
+    tails = {name: ages.tail for name, ages in read_ages(runtime.engine, list(surveys)).items()}
+    slow = slow_queues(runtime.gate, runtime.engine, surveys, tails, runtime.settings.tail_interval)
     for name, survey in surveys.items():
         paused = Looks(runtime.engine).paused(name, MOST_COUNTED)
-        for one in troubles(runtime.pipelines[name], survey, backlogs[name], paused):
+        of_queue = [slow[name]] if name in slow else []
+        for one in (*of_queue, *troubles(runtime.pipelines[name], survey, backlogs[name], paused)):
             sound = False
             level = Level.PROBLEM if one.grave else Level.WARNING
             yield Finding(level, "work", f"{name}: {one.sentence}", one.remedy)

@@ -29,6 +29,7 @@ from taskbridge.observing.troubles import (
     Trouble,
     nobody_looks,
     nobody_works,
+    slow_queues,
     troubles,
     unmatched,
     unserved,
@@ -64,6 +65,8 @@ def health(reach: Reach) -> Health:
         for name in names
         for one in _troubles(reach, name, surveys[name], backlogs[name], 0.0 if nobody else tails[name], paused[name])
     ]
+    slow = slow_queues(reach.inspector, reach.database, surveys, tails, reach.settings.tail_interval)
+    found += [(one, name) for name, one in slow.items()]
     # What has just begun is news.
     found.sort(key=lambda one: (not one[0].grave, one[0].seconds))
     findings = [_finding(nobody_works(min(tails.values()), len(names)))] if nobody else []

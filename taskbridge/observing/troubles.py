@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from taskbridge.common.texts import counted
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Survey
-from taskbridge.store import Backlog, PausedCount
+from taskbridge.store import Backlog, Past, PausedCount
+
+if TYPE_CHECKING:
+    from taskbridge.gate.inspector import Inspector, Queued
+    from taskbridge.store.sessions import Database
 
 __all__ = [
     "MOST_COUNTED",
@@ -19,6 +23,7 @@ __all__ = [
     "is_overdue",
     "nobody_looks",
     "nobody_works",
+    "slow_queues",
     "troubles",
     "unmatched",
     "unserved",
@@ -35,6 +40,9 @@ NO_WORKER_SECONDS: Final = 15.0
 OVERDUE_SECONDS: Final = 2.0
 OVERDUE_GRAVE: Final = 30.0
 """Workers act on a deadline within a fraction of a second, unless they are busy."""
+
+QUEUED_SECONDS: Final = 30.0
+"""A run message that waits for so long is worth a word, and it is grave where no run has ended within this time."""
 
 
 class Trouble(NamedTuple):
@@ -105,6 +113,44 @@ def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) 
             overdue_seconds > OVERDUE_GRAVE,
             overdue_seconds,
         )
+
+
+def slow_queues(
+    inspector: Inspector,
+    database: Database,
+    surveys: Mapping[str, Survey],
+    tails: Mapping[str, float],
+    tail_interval: float,
+) -> dict[str, Trouble]:
+    """Return what is wrong with the queue of each pipeline that `unserved` says nothing of, if anything is.
+
+    A deadline moves with each message that is published again, so processes that are frozen make nothing overdue.
+    `tails` and `tail_interval` are as in `unserved`.
+    """
+    served = {
+        name: one.tenants
+        for name, one in surveys.items()
+        if not nobody_looks(tails[name], tail_interval) and not is_overdue(one.overdue_seconds)
+    }
+    found = inspector.longest_queued(served)
+    late = {name: one for name, one in found.items() if one.seconds > QUEUED_SECONDS}
+    if not late:
+        return {}
+    is_going = any(one.running for one in found.values()) or Past(database).ended_within(QUEUED_SECONDS)
+    return {name: _slow_queue(one, is_going) for name, one in late.items()}
+
+
+def _slow_queue(queued: Queued, is_going: bool | None) -> Trouble:
+    """Return what is wrong where a message waits for long; `is_going`: whether any run is, None: nobody knows."""
+    waits = f"a run message has been in the queue for {queued.seconds:,.0f} s, that of {queued.tenant!r}"
+    more = "start more workers, or give them more processes (`--concurrency`)"
+    frozen = "the workers' pool processes are busy or frozen: read a worker's log, and restart it"
+    if is_going:
+        return Trouble(f"the queue is long: {waits}", more, False, queued.seconds, tenant=queued.tenant)
+    if is_going is None:
+        return Trouble(waits, f"{frozen}, or {more}", False, queued.seconds, tenant=queued.tenant)
+    waits = f"{waits}, and no run has ended in the last {QUEUED_SECONDS:.0f} s"
+    return Trouble(waits, frozen, True, queued.seconds, tenant=queued.tenant)
 
 
 def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: PausedCount) -> Iterator[Trouble]:

@@ -52,6 +52,11 @@ class Past:
         """Whether the history has any run: none is written where it is switched off."""
         return bool(self._one("past_any"))
 
+    def ended_within(self, seconds: float) -> bool | None:
+        """Whether any run ended within the last seconds; None: there is no history."""
+        found: bool | None = self._one("past_lately", seconds=seconds)
+        return found
+
     def summed(self, pipeline: str | None) -> dict[str, datetime | None]:
         """Return the last minute of each pipeline, or of one, that a worker has summed; None: it has none."""
         return {row["pipeline"]: row["minute"] for row in self._rows("past_summed", pipeline=pipeline)}

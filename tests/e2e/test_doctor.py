@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 
+import psutil
 import pytest
 
 from taskbridge.integration.checks import Finding, examine
+from taskbridge.observing import troubles
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
 from tests.waiting import wait_until
@@ -53,3 +56,26 @@ def test_a_worker_that_lacks_a_pipeline_is_named_and_declines_its_runs(deploymen
         with deployment.worker():
             assert lacks(deployment, "worker-0") == named
             wait_until(lambda: deployment.delivered("acme"), "the other worker's run")
+
+
+def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waiting() -> list[Finding]:
+        return [one for one in told(deployment, "work") if "in the queue for" in one.text]
+
+    monkeypatch.setattr(troubles, "QUEUED_SECONDS", 2.0)
+    with deployment.worker() as worker:
+        deployment.save("acme", "1")
+        deployment.wait_until_idle()
+        assert waiting() == []
+        children = psutil.Process(worker.process.pid).children(recursive=True)
+        for one in children:
+            one.send_signal(signal.SIGSTOP)
+        deployment.save("acme", "2")
+        wait_until(lambda: [one.level for one in waiting()] == ["problem"], "it is found", 60)
+        assert "frozen" in waiting()[0].remedy
+        for one in children:
+            one.send_signal(signal.SIGCONT)
+        deployment.wait_until_idle(60)
+        assert waiting() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import Engine
 
 from taskbridge import LatencyNeutral
@@ -71,6 +72,46 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, a
     assert answers.health().colour == "red"
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'broken'")
     assert [one.pipeline for one in answers.health().findings[:2]] == ["calls", "broken"], "what has just begun is news"
+
+
+ENDED = (
+    "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, "
+    "records, rejected, outcome, began_sweeps, sweeps)"
+    " SELECT 'calls', 'a', 'x', at, at, 'event', '', 1, 1, 1, 0, 'handled', 0, 1 FROM (SELECT {} AS at) r"
+)
+
+
+@pytest.mark.parametrize(
+    ("ended", "colour", "said"),
+    [
+        (None, "yellow", "orders: a run message has been in the queue for 9"),
+        ("now() - interval '50 s'", "red", "orders: a run message has been in the queue for 9"),
+        ("now()", "yellow", "orders: the queue is long: a run message has been in the queue for 9"),
+    ],
+)
+def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
+    deployment: Deployment, answers: Answers, ended: str | None, colour: str, said: str
+) -> None:
+    run(deployment.engine, LOOKED)
+    gate = runtime_of(deployment.app).gate
+    for tenant in ("late", "new"):
+        gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
+    assert answers.health().colour == "green"
+    keys = runtime_of(deployment.app).keys
+    (status,) = gate.look("orders", ["late"])
+    deployment.redis.hset(
+        keys.runner("orders", "late"), "token", f"{int((status.token or '')[:16]) - 90_000_000}-aaaaaa"
+    )
+    for tenant in ("late", "new"):
+        deployment.redis.zincrby(keys.due("orders"), 60_000, tenant)
+    if ended is not None:
+        run(deployment.engine, ENDED.format(ended))
+    (found,) = answers.health().findings
+    assert (found.colour, found.sentence.startswith(said), found.tenant) == (colour, True, "late"), found
+    assert ("no run has ended in the last 30 s" in found.sentence) == (colour == "red")
+    assert ("frozen" in found.remedy) == (ended != "now()")
+    run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'orders'")
+    assert "in the queue" not in str(answers.health().findings), "one cause, one finding"
 
 
 def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answers) -> None:
