@@ -199,12 +199,14 @@ def status(
     the first by name. Up to 1,000,000 records of all are counted to sort them, so where many are shown fewer than
     10,000 of each.
 
-    Events and runs are those of the tenant's last burst; a lease is the time in which one more event belongs to it.
+    Events and runs are those of the tenant's burst that is on, as `taskbridge why` counts them, or of its last one; a
+    lease is the time in which one more event belongs to it.
 
     Where records wait for a delay since the tenant's last run, it shows when they are due, how many wait, and which
     criterion set that; and how many records of the pipeline no criterion matched.
 
-    A tenant that is paused takes its events in and starts no run; one that is held waits for its next try.
+    A tenant that is paused takes its events in and starts no run; the look that finds the pause counts as a run. One
+    that is held waits for its next try.
 
     Three tenants and more with the same kind of error have one line for it: errors whose texts differ in addresses, ids
     and numbers alone.

@@ -231,7 +231,7 @@ def _views(
             name,
             runner,
             max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
-            counts[name],
+            counts[name] | _of_burst(runner),
             now_ms,
             round(runtime.settings.runner_ttl * 1000),
             paused.holding(name),
@@ -243,6 +243,11 @@ def _views(
         for one in views
         if one.counts["known"] or one.tenant in paused.tenants or one.runner.deadline_ms is not None
     ]
+
+
+def _of_burst(runner: RunnerStatus) -> dict[str, int]:
+    """Return what the gate has counted of a burst that is on: a cursor knows of no event before its run has begun."""
+    return {} if runner.state is State.IDLE else {"burst_events": runner.events, "burst_runs": runner.runs}
 
 
 def is_idle(runtime: Runtime) -> bool:

@@ -137,7 +137,9 @@ class Run:
         dead = self.begun.died
         if dead is None or not dead.token[:16].isdigit() or self.note.reason is None:
             return self.note
-        return RunNote("unknown", dead.worker, dead=dead.token)
+        # What came between two runs of a burst was in this run's hand alone.
+        events = self.begun.events - self.begun.new_events if self.begun.runs == 2 else 0
+        return RunNote("unknown", dead.worker, events, self.begun.runs - 1, dead=dead.token)
 
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""

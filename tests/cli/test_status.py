@@ -46,7 +46,7 @@ def test_a_tenant_that_was_notified_and_not_run_is_pending_with_its_lease(taskbr
         "quarantined": 0,
         "discarded": 0,
         "last_run_at": None,
-        "burst_events": 0,
+        "burst_events": 2,
         "burst_runs": 0,
         "first_event_ms": None,
         "events": 0,

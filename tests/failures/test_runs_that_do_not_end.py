@@ -39,9 +39,13 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     assert error.endswith("; it was on the worker worker-1")
     assert drill.errors == []
     history = drill.deployment.rows(
-        "SELECT reason, worker, outcome, records, began_at <= ended_at FROM taskbridge.runs ORDER BY token"
+        "SELECT reason, worker, outcome, events, burst_run, records, began_at <= ended_at FROM taskbridge.runs"
+        " ORDER BY token"
     )
-    assert history == [("unknown", "worker-1", "failed", 0, True), ("died", "", "handled", 20, True)]
+    assert history == [
+        ("unknown", "worker-1", "failed", 1, 1, 0, True),
+        ("died", "", "handled", 0, 2, 20, True),
+    ], "the events of the run that died are not lost"
 
 
 class Killer:
