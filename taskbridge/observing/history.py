@@ -261,9 +261,9 @@ def noisy(reach: Reach, pipeline: str | None, by: By, hours: float, limit: int) 
     tenants = [Noisy(row["pipeline"], row["tenant"], *(round(row[name] * scale) for name in names)) for row in found]
     what = "failed runs" if by == "failures" else "runs"
     if percent < 100:
-        basis = f"estimated from {looked:,} of {count:,} {what} of the last {hours:g} hours, drawn by chance"
+        basis = f"estimated from {looked:,} of {count:,} {what} of the last {_hours(hours)}, drawn by chance"
     else:
-        basis = f"from {looked:,} {what} of the last {hours:g} hours"
+        basis = f"from {looked:,} {what} of the last {_hours(hours)}"
         if looked >= MOST_DRAWN:
             basis += "; there are more that are not summed yet: ask again in a minute"
     return NoisyTenants(tenants, basis)

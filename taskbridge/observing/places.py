@@ -237,13 +237,16 @@ def _event(
 
 
 def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
-    failed = [run for run, _ in runs if run.outcome == "failed"]
-    for run in failed[:SHOWN_FAILED]:
+    # The run that took the place of one that died says that it did, some time after it began.
+    begins = [run.began_at for run, _ in runs[1:]]
+    ends = [min([run.ended_at, *begins[at : at + 1]]) for at, (run, _) in enumerate(runs)]
+    failed = [(run, at) for (run, _), at in zip(runs, ends, strict=True) if run.outcome == "failed"]
+    for run, at in failed[:SHOWN_FAILED]:
         error = one_line(run.error or "no error was written down")
-        yield Step(run.ended_at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
+        yield Step(at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
     if len(failed) > SHOWN_FAILED:
-        last = failed[-1]
-        yield Step(last.ended_at, "failed", f"{len(failed) - SHOWN_FAILED:,} more runs failed", last.token)
+        last, at = failed[-1]
+        yield Step(at, "failed", f"{len(failed) - SHOWN_FAILED:,} more runs failed", last.token)
 
 
 def _end(

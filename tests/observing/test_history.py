@@ -140,6 +140,7 @@ def test_the_noisy_come_first_also_where_there_are_too_many_runs_to_count(
     by_events = answers.noisy("orders")
     assert [(one.tenant, one.events, one.runs) for one in by_events.tenants] == [("zinc", 300, 6), ("bolt", 6, 6)]
     assert by_events.basis == "from 12 runs of the last 24 hours"
+    assert answers.noisy("orders", hours=1).basis == "from 12 runs of the last hour"
     assert [one.tenant for one in answers.noisy("orders", by="run time").tenants] == ["bolt", "zinc"]
     failures = answers.noisy("orders", by="failures")
     assert [(one.tenant, one.failures) for one in failures.tenants] == [("bolt", 1)]

@@ -92,6 +92,19 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
 
 
 @pytest.mark.e2e
+def test_a_run_that_died_comes_before_the_one_that_read_the_record(deployment: Deployment, answers: Answers) -> None:
+    record(deployment.engine, "orders", "doze", "1", {"seconds": 2})
+    deployment.gate.notify("orders", "doze", SPACING)
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE) as dies:
+        wait_until(lambda: deployment.gate.look("orders", ["doze"])[0].state is State.RUNNING, "a run is on", 20)
+        dies.kill()
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        story = told(answers, "doze", "1", "handled")
+    assert in_order(story) == ["recorded", "started", "failed", "read", "handled"]
+    assert story.steps[1].token == story.steps[2].token != story.steps[3].token
+
+
+@pytest.mark.e2e
 def test_another_try_is_told_with_who_asked_for_it_and_the_run_that_made_it(
     deployment: Deployment, answers: Answers, tmp_path: Path
 ) -> None:
