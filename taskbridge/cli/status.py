@@ -214,14 +214,15 @@ def status(
     _check(tenants, after, sort, failing=failing)
     runtime = environment.session(data_dir, environment.light_runtime)
     names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-    from taskbridge.store import backfills_due, undeclared_pipelines, unmatched_sources
+    from taskbridge.cli import undeclared as not_here
+    from taskbridge.store import backfills_due, unmatched_sources
 
     found = {name: _look(runtime, name, tenants, after, limit, sort, failing=failing) for name in names}
     sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(runtime.pipelines.names())
     unmatched = unmatched_sources(runtime.database).items()
     strangers = {name: count for name, count in unmatched if name not in sources}
     parked = _parked(runtime)
-    undeclared = undeclared_pipelines(runtime.database, runtime.pipelines.names())
+    undeclared = not_here.look(runtime)
     read = {runtime.pipelines[name].source for name in names}
     due = [one for one in backfills_due(runtime.database) if one.source in read or pipeline is None]
     if as_json:
@@ -239,9 +240,8 @@ def status(
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(console.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
-        for name, count in undeclared.items():
-            text = f"{name}: {counted(count, 'tenant')}, and this process does not declare the pipeline"
-            click.echo(console.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
+        if undeclared:
+            click.echo(console.plain(not_here.sentence(undeclared)))
         for one in due:
             click.echo(console.plain(f"{one.source}: {one.what}; {one.remedy}"))
         if parked:

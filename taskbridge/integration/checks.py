@@ -14,7 +14,15 @@ from kombu.exceptions import ChannelError
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS, Trouble, troubles, unmatched, unserved
+from taskbridge.observing.troubles import (
+    MOST_COUNTED,
+    MOST_RUNNERS,
+    Trouble,
+    troubles,
+    undeclared,
+    unmatched,
+    unserved,
+)
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
@@ -28,7 +36,6 @@ from taskbridge.store import (
     check_version,
     read_ages,
     read_backlogs,
-    undeclared_pipelines,
     undeclared_readers,
     unmatched_sources,
     unread_sources,
@@ -309,14 +316,11 @@ def _rounds(runtime: Runtime) -> Findings:
 def _work(runtime: Runtime) -> Findings:
     """Look for work that does not go on."""
     sound = True
-    for name, tenants in undeclared_pipelines(runtime.engine, runtime.pipelines.names()).items():
+    others = Looks(runtime.engine).undeclared(runtime.pipelines.names())
+    if others:
         sound = False
-        yield Finding(
-            Level.WARNING,
-            "work",
-            f"{name}: {tenants:,} tenants, of which nothing is known here: this process does not declare the pipeline",
-            "name the modules that declare it in TASKBRIDGE_PIPELINES, or run `taskbridge forget` if it is no more",
-        )
+        unknown = undeclared(others)
+        yield Finding(Level.WARNING, "work", unknown.sentence, unknown.remedy)
     read = {runtime.pipelines[name].source for name in runtime.pipelines.names()}
     for source in unread_sources(runtime.engine, read):
         sound = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from taskbridge.common.texts import counted
@@ -20,6 +20,7 @@ __all__ = [
     "nobody_looks",
     "nobody_works",
     "troubles",
+    "undeclared",
     "unmatched",
     "unserved",
 ]
@@ -35,6 +36,8 @@ NO_WORKER_SECONDS: Final = 15.0
 OVERDUE_SECONDS: Final = 2.0
 OVERDUE_GRAVE: Final = 30.0
 """Workers act on a deadline within a fraction of a second, unless they are busy."""
+MOST_NAMED: Final = 3
+"""So many pipelines are named in one sentence."""
 
 
 class Trouble(NamedTuple):
@@ -71,6 +74,16 @@ def nobody_works(tail_seconds: float, pipelines: int) -> Trouble:
         "start a worker that declares them; if one runs, read its log",
         True,
         tail_seconds,
+    )
+
+
+def undeclared(tenants: Mapping[str, int]) -> Trouble:
+    """Return what is wrong where Postgres knows pipelines that this process does not declare, with these tenants."""
+    named = ", ".join(f"{name} ({counted(count, 'tenant')})" for name, count in [*tenants.items()][:MOST_NAMED])
+    cut = f" and {len(tenants) - MOST_NAMED:,} more" if len(tenants) > MOST_NAMED else ""
+    return Trouble(
+        f"nothing is known here of {named}{cut}: this process does not declare {'it' if len(tenants) == 1 else 'them'}",
+        "name the modules that declare it in TASKBRIDGE_PIPELINES, or run `taskbridge forget` if it is no more",
     )
 
 
