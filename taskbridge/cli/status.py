@@ -63,9 +63,8 @@ class _Standing:
     def as_json(self) -> dict[str, Any]:
         """Return what is true of the pipeline itself."""
         unmatched = {} if self.delays is None else {"unmatched": self.delays.unmatched}
-        totals = {"runners": self.whole.survey.runners, **self.whole.backlog._asdict()}
         return {
-            "totals": totals,
+            "totals": self.whole.as_json(),
             "next": self.tenants[-1].tenant if self.more and self.order == BY_NAME else None,
             "paused": self.pause is not None,
             "circuit": self._circuit_as_json(),
@@ -187,9 +186,10 @@ def status(
 
     Where there are more tenants than are shown, the totals come first: runners, pending records, records in quarantine,
     and tenants whose last run failed. Pending are those of the 1,000 tenants whose runners are due first, and those
-    that are to be tried again. Each is counted up to 100,000. The tenants come by name, a page at a time. On a page up
-    to 10,000 records of each are counted, and all of each TENANT that is named. `oldest` is the age of the oldest
-    pending record.
+    that are to be tried again. Where there may be others, because no worker looks for records or something is paused,
+    the number is `or more`, and `not known` in the place of 0. Each is counted up to 100,000. The tenants come by name,
+    a page at a time. On a page up to 10,000 records of each are counted, and all of each TENANT that is named. `oldest`
+    is the age of the oldest pending record.
 
     With --failing only tenants whose last run failed are shown. They come by name; with another --sort they are chosen
     from the 1,000 with the most failures.
@@ -280,11 +280,9 @@ def _look(
 ) -> _Standing:
     from taskbridge.cli.tenants import page, page_of_failing, sorted_by, totals, view
     from taskbridge.observing.troubles import unserved
-    from taskbridge.store import read_ages
 
     whole = totals(runtime, pipeline)
-    tail, interval = read_ages(runtime.database, [pipeline])[pipeline].tail, runtime.settings.tail_interval
-    served = unserved(tail, interval, whole.survey.overdue_seconds)
+    served = unserved(whole.tail_seconds, runtime.settings.tail_interval, whole.survey.overdue_seconds)
     if named:
         tenants, more = [one for tenant in dict.fromkeys(named) for one in view(runtime, pipeline, tenant)], False
     elif order == BY_NAME and failing:
@@ -293,7 +291,7 @@ def _look(
         tenants, more = page(runtime, whole, after, limit)
     else:
         tenants, more = sorted_by(runtime, whole, order, limit, failing=failing)
-    held = _held(runtime, whole, tenants, tail)
+    held = _held(runtime, whole, tenants)
     return _Standing(
         pipeline,
         tenants,
@@ -309,9 +307,7 @@ def _look(
     )
 
 
-def _held(
-    runtime: LightRuntime, whole: Totals, tenants: list[TenantView], tail_seconds: float
-) -> dict[str, tuple[Cause, str]]:
+def _held(runtime: LightRuntime, whole: Totals, tenants: list[TenantView]) -> dict[str, tuple[Cause, str]]:
     """Return why tenants are held, of those that are."""
     from taskbridge.observing.causes import Seen, why
 
@@ -329,7 +325,7 @@ def _held(
                 one.counts,
                 one.pause,
                 one.now_ms,
-                tail_seconds,
+                whole.tail_seconds,
                 round(settings.runner_ttl * 1000),
                 settings.tail_interval,
                 runtime.pipelines[pipeline].max_runs,

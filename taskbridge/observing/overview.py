@@ -33,6 +33,7 @@ from taskbridge.observing.troubles import (
     troubles,
     undeclared,
     unmatched,
+    unseen,
     unserved,
 )
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs, unmatched_sources
@@ -87,11 +88,14 @@ def health(reach: Reach) -> Health:
         workers=_workers(reach, surveys),
         pending=sum(one.pending for one in backlogs.values()),
         unseen=any(
-            one.tenants
-            or one.whole
-            or nobody_looks(tails[name], reach.settings.tail_interval)
-            or surveys[name].runners > MOST_RUNNERS
-            or backlogs[name].pending >= MOST_COUNTED
+            unseen(
+                surveys[name],
+                backlogs[name],
+                is_looked_for=not nobody_looks(tails[name], reach.settings.tail_interval),
+                is_paused=bool(one.tenants or one.whole),
+                runners=MOST_RUNNERS,
+                records=MOST_COUNTED,
+            )
             for name, one in paused.items()
         ),
         quarantined=sum(one.quarantined for one in backlogs.values()),

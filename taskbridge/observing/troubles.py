@@ -22,6 +22,7 @@ __all__ = [
     "troubles",
     "undeclared",
     "unmatched",
+    "unseen",
     "unserved",
 ]
 
@@ -92,6 +93,24 @@ def unmatched(source: str, count: int, most: int) -> Trouble:
     exact = counted(count, "message matches", "messages match")
     messages = exact if count < most else f"{count:,} or more messages match"
     return Trouble(f"{source}: {messages} no criterion", f"taskbridge unmatched list {source}")
+
+
+def unseen(
+    survey: Survey, backlog: Backlog, *, is_looked_for: bool, is_paused: bool, runners: int, records: int
+) -> bool:
+    """Whether there may be more pending records of a pipeline than `backlog` has, and older ones.
+
+    Counted are those of tenants with a runner. Tenants that are paused, or that no worker has found, have none.
+
+    Args:
+        survey: has the runners that are due first.
+        backlog: has the records of their tenants.
+        is_looked_for: whether workers look for records.
+        is_paused: whether a tenant, or the pipeline, is paused.
+        runners: so many tenants were counted at the most.
+        records: so many records were counted at the most.
+    """
+    return not is_looked_for or is_paused or survey.runners > runners or backlog.pending >= records
 
 
 def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) -> Iterator[Trouble]:
