@@ -269,7 +269,7 @@ def _check(tenants: tuple[str, ...], after: str, sort: str, *, failing: bool) ->
 
 def _parked(runtime: LightRuntime) -> int | None:
     """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
-    if runtime.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
+    if runtime.settings.broker != runtime.settings.redis_url or "CELERY_CONFIG_MODULE" in os.environ:
         return None
     count: Any = runtime.redis.llen(runtime.keys.parked)
     return int(count)

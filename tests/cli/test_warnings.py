@@ -200,3 +200,8 @@ def test_status_counts_messages_that_wait_to_be_recorded(
     gate_redis.rpush(keys.parked, "{}")
     assert taskbridge("status", "--json").json["parked"] == 1
     assert "1 message waits to be recorded" in taskbridge("status").stdout
+    # and in a shell that took its variables from `taskbridge env`
+    same = {"TASKBRIDGE_BROKER_URL": taskbridge.environment["TASKBRIDGE_REDIS_URL"]}
+    assert taskbridge("status", "--json", **same).json["parked"] == 1
+    other = {"TASKBRIDGE_BROKER_URL": "amqp://elsewhere//"}
+    assert "parked" not in taskbridge("status", "--json", **other).json
