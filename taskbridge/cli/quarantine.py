@@ -137,8 +137,12 @@ def list_them(
 
     `retrying` are those that their tenant's next sweep takes.
 
+    Those of pipelines that this process does not declare are not looked at, and a line on stderr names these.
+
     Exit status: 0, also where there are none.
     """
+    from taskbridge.cli import undeclared
+
     choice = _Choice(**chosen).check()
     records: list[tuple[str, QuarantinedRecord]] = []
     count = 0
@@ -152,9 +156,12 @@ def list_them(
     records = sorted(records, key=lambda one: one[1].quarantined_at)[:limit]
     if as_json:
         shown = [{"pipeline": name, **_as_json(one)} for name, one in records]
-        console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": shown})
+        more = undeclared.as_json(runtime) if pipeline is None else {}
+        console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": shown, **more})
     else:
         _show(names, records, count, "such record" if since or any(chosen.values()) else "record")
+        if pipeline is None:
+            undeclared.tell(runtime)
 
 
 @quarantine.command(

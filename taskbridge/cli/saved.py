@@ -50,6 +50,7 @@ def saved(tenant: str | None, pipeline: str | None, days: int, limit: int, data_
 
     Exit status: 0, also where nothing is known.
     """
+    from taskbridge.cli import undeclared
     from taskbridge.cli.asking import answers_of
     from taskbridge.observing.history import NO_HISTORY
 
@@ -59,7 +60,8 @@ def saved(tenant: str | None, pipeline: str | None, days: int, limit: int, data_
     names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
     answers, terminal = answers_of(runtime), console.stdout()
     if as_json:
-        console.emit_json({"pipelines": {name: _as_json(answers, name, tenant, days, limit) for name in names}})
+        found = {name: _as_json(answers, name, tenant, days, limit) for name in names}
+        console.emit_json({"pipelines": found} | (undeclared.as_json(runtime) if pipeline is None else {}))
         return
     for name in names:
         if tenant is None:
@@ -68,6 +70,8 @@ def saved(tenant: str | None, pipeline: str | None, days: int, limit: int, data_
             _show_bursts(terminal, name, tenant, answers.bursts(name, tenant, limit))
     if not answers.has_history:
         terminal.print(NO_HISTORY)
+    if pipeline is None:
+        undeclared.tell(runtime)
 
 
 def _as_json(answers: Answers, pipeline: str, tenant: str | None, days: int, limit: int) -> dict[str, Any]:

@@ -63,9 +63,8 @@ class _Standing:
     def as_json(self) -> dict[str, Any]:
         """Return what is true of the pipeline itself."""
         unmatched = {} if self.delays is None else {"unmatched": self.delays.unmatched}
-        totals = {"runners": self.whole.survey.runners, **self.whole.backlog._asdict()}
         return {
-            "totals": totals,
+            "totals": self.whole.as_json(),
             "next": self.tenants[-1].tenant if self.more and self.order == BY_NAME else None,
             "paused": self.pause is not None,
             "circuit": self._circuit_as_json(),
@@ -187,9 +186,10 @@ def status(
 
     Where there are more tenants than are shown, the totals come first: runners, pending records, records in quarantine,
     and tenants whose last run failed. Pending are those of the 1,000 tenants whose runners are due first, and those
-    that are to be tried again. Each is counted up to 100,000. The tenants come by name, a page at a time. On a page up
-    to 10,000 records of each are counted, and all of each TENANT that is named. `oldest` is the age of the oldest
-    pending record.
+    that are to be tried again. Where there may be others, because no worker looks for records or something is paused,
+    the number is `or more`, and `not known` in the place of 0. Each is counted up to 100,000. The tenants come by name,
+    a page at a time. On a page up to 10,000 records of each are counted, and all of each TENANT that is named. `oldest`
+    is the age of the oldest pending record.
 
     With --failing only tenants whose last run failed are shown. They come by name; with another --sort they are chosen
     from the 1,000 with the most failures.
@@ -216,14 +216,15 @@ def status(
     _check(tenants, after, sort, failing=failing)
     runtime = environment.session(data_dir, environment.light_runtime)
     names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-    from taskbridge.store import backfills_due, undeclared_pipelines, unmatched_sources
+    from taskbridge.cli import undeclared as not_here
+    from taskbridge.store import backfills_due, unmatched_sources
 
     found = {name: _look(runtime, name, tenants, after, limit, sort, failing=failing) for name in names}
     sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(runtime.pipelines.names())
     unmatched = unmatched_sources(runtime.database).items()
     strangers = {name: count for name, count in unmatched if name not in sources}
     parked = _parked(runtime)
-    undeclared = undeclared_pipelines(runtime.database, runtime.pipelines.names())
+    undeclared = not_here.look(runtime)
     read = {runtime.pipelines[name].source for name in names}
     due = [one for one in backfills_due(runtime.database) if one.source in read or pipeline is None]
     if as_json:
@@ -241,9 +242,8 @@ def status(
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(console.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
-        for name, count in undeclared.items():
-            text = f"{name}: {counted(count, 'tenant')}, and this process does not declare the pipeline"
-            click.echo(console.plain(f"{text}: name its modules in TASKBRIDGE_PIPELINES"))
+        if undeclared:
+            click.echo(console.plain(not_here.sentence(undeclared)))
         for one in due:
             click.echo(console.plain(f"{one.source}: {one.what}; {one.remedy}"))
         if parked:
@@ -271,7 +271,7 @@ def _check(tenants: tuple[str, ...], after: str, sort: str, *, failing: bool) ->
 
 def _parked(runtime: LightRuntime) -> int | None:
     """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
-    if runtime.settings.broker_url or "CELERY_CONFIG_MODULE" in os.environ:
+    if runtime.settings.broker != runtime.settings.redis_url or "CELERY_CONFIG_MODULE" in os.environ:
         return None
     count: Any = runtime.redis.llen(runtime.keys.parked)
     return int(count)
@@ -282,10 +282,9 @@ def _look(
 ) -> _Standing:
     from taskbridge.cli.tenants import page, page_of_failing, sorted_by, totals, view
     from taskbridge.observing.troubles import slow_queues, unserved
-    from taskbridge.store import read_ages
 
     whole = totals(runtime, pipeline)
-    tail, interval = read_ages(runtime.database, [pipeline])[pipeline].tail, runtime.settings.tail_interval
+    tail, interval = whole.tail_seconds, runtime.settings.tail_interval
     slow = slow_queues(runtime.gate, runtime.database, {pipeline: whole.survey}, {pipeline: tail}, interval)
     served = [*unserved(tail, interval, whole.survey.overdue_seconds), *slow.values()]
     if named:
@@ -296,7 +295,7 @@ def _look(
         tenants, more = page(runtime, whole, after, limit)
     else:
         tenants, more = sorted_by(runtime, whole, order, limit, failing=failing)
-    held = _held(runtime, whole, tenants, tail)
+    held = _held(runtime, whole, tenants)
     return _Standing(
         pipeline,
         tenants,
@@ -312,9 +311,7 @@ def _look(
     )
 
 
-def _held(
-    runtime: LightRuntime, whole: Totals, tenants: list[TenantView], tail_seconds: float
-) -> dict[str, tuple[Cause, str]]:
+def _held(runtime: LightRuntime, whole: Totals, tenants: list[TenantView]) -> dict[str, tuple[Cause, str]]:
     """Return why tenants are held, of those that are."""
     from taskbridge.observing.causes import Seen, why
 
@@ -332,7 +329,7 @@ def _held(
                 one.counts,
                 one.pause,
                 one.now_ms,
-                tail_seconds,
+                whole.tail_seconds,
                 round(settings.runner_ttl * 1000),
                 settings.tail_interval,
                 runtime.pipelines[pipeline].max_runs,

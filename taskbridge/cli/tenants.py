@@ -12,7 +12,8 @@ from taskbridge.common.texts import counted
 from taskbridge.common.times import moment
 from taskbridge.gate import Hold, RunnerStatus, State, Survey
 from taskbridge.observing.causes import text_of_state
-from taskbridge.store import Backlog, Looks, Pause, Paused, read_backlogs
+from taskbridge.observing.troubles import nobody_looks, unseen
+from taskbridge.store import MOST_RECORDS, Backlog, Looks, Pause, Paused, read_ages, read_backlogs
 
 if TYPE_CHECKING:
     from taskbridge.process.light_runtime import LightRuntime
@@ -111,19 +112,36 @@ MOST_TO_SORT: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How a whole pipeline stands, counted up to a limit; `survey` has the tenants whose runners are due first."""
+    """How a whole pipeline stands, counted up to a limit; `survey` has the tenants whose runners are due first.
+
+    `tail_seconds`: since a worker last looked for its records. `unseen`: there may be more pending records.
+    """
 
     pipeline: str
     survey: Survey
     backlog: Backlog
     paused: Paused
+    tail_seconds: float
+    unseen: bool
 
     def __str__(self) -> str:
         seen = self.backlog
-        numbers = (
-            f"{counted(self.survey.runners, 'runner')}, {seen.pending:,} pending, {seen.quarantined:,} in quarantine"
-        )
+        numbers = f"{counted(self.survey.runners, 'runner')}, {self._pending}, {seen.quarantined:,} in quarantine"
         return f"{self.pipeline}: {numbers}, {counted(seen.failing, 'tenant')} failing"
+
+    @property
+    def _pending(self) -> str:
+        count = self.backlog.pending
+        if self.unseen and not count:
+            return "pending not known"
+        return f"{count:,}{' or more' if self.unseen else ''} pending"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures; None is what is not known."""
+        found = {"runners": self.survey.runners, **self.backlog._asdict(), "unseen": self.unseen}
+        if self.unseen and not self.backlog.pending:
+            found |= {"pending": None, "oldest_seconds": None}
+        return found
 
 
 def totals(runtime: LightRuntime, pipeline: str) -> Totals:
@@ -131,7 +149,16 @@ def totals(runtime: LightRuntime, pipeline: str) -> Totals:
     survey = runtime.gate.survey([pipeline], MOST_RUNNERS)[pipeline]
     source = runtime.pipelines[pipeline].source
     backlogs = read_backlogs(runtime.database, {pipeline: source}, {pipeline: survey.tenants})
-    return Totals(pipeline, survey, backlogs[pipeline], runtime.pauses.of(pipeline))
+    paused, tail = runtime.pauses.of(pipeline), read_ages(runtime.database, [pipeline])[pipeline].tail
+    hidden = unseen(
+        survey,
+        backlogs[pipeline],
+        is_looked_for=not nobody_looks(tail, runtime.settings.tail_interval),
+        is_paused=bool(paused.tenants or paused.whole),
+        runners=MOST_RUNNERS,
+        records=MOST_RECORDS,
+    )
+    return Totals(pipeline, survey, backlogs[pipeline], paused, tail, hidden)
 
 
 def unknown(runtime: LightRuntime, tenant: str) -> str:

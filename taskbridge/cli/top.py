@@ -51,19 +51,25 @@ def top(pipeline: str | None, by: str, hours: float, limit: int, once: bool, dat
     runtime = environment.session(data_dir, environment.light_runtime, redis=False)
     if pipeline is not None:
         pipeline = runtime.pipelines[pipeline].name
+    from taskbridge.cli import undeclared
     from taskbridge.cli.asking import answers_of
 
     chosen = cast("By", by.replace("-", " "))
     answers, terminal = answers_of(runtime), console.stdout()
     if as_json or once or isinstance(terminal, console.Pipe) or not terminal.is_terminal:
         found = answers.noisy(pipeline, by=chosen, hours=hours, limit=limit)
+        # The history has the runs of all pipelines.
+        left_out = pipeline is None and not answers.has_history
         if as_json:
             names = ("pipeline", "tenant", "events", "runs", "records", "failures", "run_ms")
             rows = [{name: getattr(one, name) for name in names} for one in found.tenants]
-            console.emit_json({"by": chosen, "hours": hours, "basis": found.basis, "tenants": rows})
+            more = undeclared.as_json(runtime) if left_out else {}
+            console.emit_json({"by": chosen, "hours": hours, "basis": found.basis, "tenants": rows, **more})
         else:
             terminal.print(_table(terminal, found))
             terminal.print(found.basis)
+            if left_out:
+                undeclared.tell(runtime)
         return
     _live(terminal, answers, pipeline, chosen, hours, limit)
 

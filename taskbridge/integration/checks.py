@@ -20,6 +20,7 @@ from taskbridge.observing.troubles import (
     Trouble,
     slow_queues,
     troubles,
+    undeclared,
     unmatched,
     unserved,
 )
@@ -36,7 +37,6 @@ from taskbridge.store import (
     check_version,
     read_ages,
     read_backlogs,
-    undeclared_pipelines,
     undeclared_readers,
     unmatched_sources,
     unread_sources,
@@ -317,14 +317,11 @@ def _rounds(runtime: Runtime) -> Findings:
 def _work(runtime: Runtime) -> Findings:
     """Look for work that does not go on."""
     sound = True
-    for name, tenants in undeclared_pipelines(runtime.engine, runtime.pipelines.names()).items():
+    others = Looks(runtime.engine).undeclared(runtime.pipelines.names())
+    if others:
         sound = False
-        yield Finding(
-            Level.WARNING,
-            "work",
-            f"{name}: {tenants:,} tenants, of which nothing is known here: this process does not declare the pipeline",
-            "name the modules that declare it in TASKBRIDGE_PIPELINES, or run `taskbridge forget` if it is no more",
-        )
+        unknown = undeclared(others)
+        yield Finding(Level.WARNING, "work", unknown.sentence, unknown.remedy)
     read = {runtime.pipelines[name].source for name in runtime.pipelines.names()}
     for source in unread_sources(runtime.engine, read):
         sound = False

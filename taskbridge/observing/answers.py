@@ -22,6 +22,7 @@ from taskbridge.observing.shapes import (
     DayRow,
     ErrorGroup,
     FailedRuns,
+    Finding,
     Finds,
     Health,
     Minute,
@@ -70,6 +71,10 @@ class Answers:
     def health(self) -> Health:
         """Return whether all is well, with what is not."""
         return overview.health(self._reach)
+
+    def left_out(self) -> Finding | None:
+        """Return that Postgres knows pipelines which nobody asks about here, so none of these has been looked at."""
+        return overview.left_out(self._reach)
 
     def find(self, text: str) -> Finds:
         """Return up to 50 tenants, records, messages and deliveries called `text`; tenants also by their beginning.

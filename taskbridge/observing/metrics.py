@@ -26,9 +26,10 @@ from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
+from taskbridge.observing.troubles import nobody_looks
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
-from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
+from taskbridge.store import Backlog, Counters, read_ages, read_backlogs, read_counters
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -59,6 +60,15 @@ class _OfServer(NamedTuple):
     """Whether a server answered."""
 
     answered: bool
+
+
+class _OfBacklog(NamedTuple):
+    """What is known of a backlog; None: nothing."""
+
+    pending: int | None
+    oldest_seconds: float | None
+    quarantined: int
+    failing: int
 
 
 class _OfTicker(NamedTuple):
@@ -131,14 +141,15 @@ METRICS: Final = (
         "taskbridge_pending_records",
         "gauge",
         _BACKLOGS,
-        "Records that wait, of the 1000 tenants whose runners are due first; 100000 means that many or more.",
+        "Records that wait, of the 1000 tenants whose runners are due first; 100000 means that many or more. "
+        "Left out in the place of 0 where no worker looks for records.",
         "pending",
     ),
     Metric(
         "taskbridge_oldest_pending_seconds",
         "gauge",
         _BACKLOGS,
-        "Age of the oldest of those records, 0 without any.",
+        "Age of the oldest of those records, 0 without any. Left out where their number is.",
         "oldest_seconds",
     ),
     Metric(
@@ -239,7 +250,7 @@ class Metrics(Collector):
 
     def _look(self) -> Found:
         runtime, ticker, self.problems = self._runtime, self._ticker, []
-        names = runtime.pipelines.names()
+        names, interval = runtime.pipelines.names(), runtime.settings.tail_interval
         surveys = self._ask(self._redis, lambda: runtime.gate.survey(names, MOST_TENANTS))
         sources = {name: runtime.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
@@ -258,7 +269,10 @@ class Metrics(Collector):
             if counters is not None:
                 found[_COUNTERS] = counters
             if surveys is not None:
-                found[_BACKLOGS] = backlogs
+                found[_BACKLOGS] = {
+                    name: _known(one, is_looked_for=not nobody_looks(found[_AGES][name].tail, interval))
+                    for name, one in backlogs.items()
+                }
         if ticker is not None:
             found[_TICKER] = {name: _OfTicker(ticker.lateness[name], ticker.orphaned[name]) for name in names}
         return found
@@ -344,6 +358,13 @@ def registry(metrics: Metrics) -> CollectorRegistry:
     return made
 
 
+def _known(backlog: Backlog, *, is_looked_for: bool) -> _OfBacklog:
+    """Return what is known of a backlog: where nobody looks for records, tenants that have some have no runner."""
+    known = is_looked_for or backlog.pending
+    pending, oldest = (backlog.pending, backlog.oldest_seconds) if known else (None, None)
+    return _OfBacklog(pending, oldest, backlog.quarantined, backlog.failing)
+
+
 def _family(metric: Metric, found: Mapping[str, Any]) -> Family:
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
     adding: Any = kinds[metric.kind](metric.name.removesuffix("_total"), metric.help, labels=(metric.label,))
@@ -352,7 +373,7 @@ def _family(metric: Metric, found: Mapping[str, Any]) -> Family:
         figure = attrgetter(metric.figure)(one)
         if isinstance(figure, Histogram):
             adding.add_metric((label,), *_cumulative(figure))
-        else:
+        elif figure is not None:
             adding.add_metric((label,), figure)
     return family
 

@@ -25,22 +25,23 @@ from taskbridge.observing.shapes import (
 )
 from taskbridge.observing.troubles import (
     MOST_COUNTED,
+    MOST_NAMED,
     MOST_RUNNERS,
     Trouble,
     nobody_looks,
     nobody_works,
     slow_queues,
     troubles,
+    undeclared,
     unmatched,
+    unseen,
     unserved,
 )
 from taskbridge.store import Backlog, PausedCount, read_ages, read_backlogs, unmatched_sources
 
-__all__ = ["MOST_OF_A_TENANT", "MOST_SORTED", "failing", "health", "pulse", "tenants"]
+__all__ = ["MOST_OF_A_TENANT", "MOST_SORTED", "failing", "health", "left_out", "pulse", "tenants"]
 
 MOST_ERRORS: Final = 1_000
-MOST_NAMED: Final = 3
-"""So many pipelines are named in the one sentence."""
 MOST_SORTED: Final = 100
 """Tenants of each kind that are looked at to sort them."""
 MOST_OF_A_TENANT: Final = 100
@@ -75,6 +76,8 @@ def health(reach: Reach) -> Health:
         _finding(unmatched(source, count, MOST_COUNTED))
         for source, count in unmatched_sources(reach.database, MOST_COUNTED).items()
     ]
+    others = left_out(reach)
+    findings += [] if others is None else [others]
     colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
     runners = sum(one.runners for one in surveys.values())
     return Health(
@@ -88,11 +91,14 @@ def health(reach: Reach) -> Health:
         workers=_workers(reach, surveys),
         pending=sum(one.pending for one in backlogs.values()),
         unseen=any(
-            one.tenants
-            or one.whole
-            or nobody_looks(tails[name], reach.settings.tail_interval)
-            or surveys[name].runners > MOST_RUNNERS
-            or backlogs[name].pending >= MOST_COUNTED
+            unseen(
+                surveys[name],
+                backlogs[name],
+                is_looked_for=not nobody_looks(tails[name], reach.settings.tail_interval),
+                is_paused=bool(one.tenants or one.whole),
+                runners=MOST_RUNNERS,
+                records=MOST_COUNTED,
+            )
             for name, one in paused.items()
         ),
         quarantined=sum(one.quarantined for one in backlogs.values()),
@@ -101,6 +107,12 @@ def health(reach: Reach) -> Health:
         findings=findings,
         at=datetime.now(UTC),
     )
+
+
+def left_out(reach: Reach) -> Finding | None:
+    """Return what is not looked at; see `Answers.left_out`."""
+    others = reach.looks.undeclared(sorted(reach.pipelines))
+    return _finding(undeclared(others)) if others else None
 
 
 def _finding(one: Trouble, pipeline: str | None = None) -> Finding:

@@ -29,12 +29,13 @@ def find(reach: Reach, text: str) -> Finds:
     """Return what is called `text`; see `Answers.find`."""
     if not text:
         return Finds([])
-    found = [*_tenants(reach, text)]
+    readers = _readers(reach)
+    found = [*_tenants(reach, text, readers)]
     try:
         records = find_records(reach, text)
     except InvalidName:
         return Finds(found)
-    sources = _sources(reach)
+    sources = sorted({*readers.values()})
     found += records
     known = {one.source for one in records}
     for source in reach.looks.messages(text, sources):
@@ -51,30 +52,31 @@ def find_records(reach: Reach, key: str, *, source: str | None = None, tenant: s
     Without a tenant, and without an index on the key, the records of a bounded number of tenants are looked through;
     the `note` says so where there may be others.
     """
-    sources = _sources(reach) if source is None else [source]
-    tenants, note = ([tenant], None) if tenant is not None else _candidates(reach, sources)
+    readers = {name: of for name, of in _readers(reach).items() if source in (None, of)}
+    sources = sorted({*readers.values()}) if source is None else [source]
+    tenants, note = ([tenant], None) if tenant is not None else _candidates(reach, readers)
     rows = reach.looks.records(key, sources, tenants, MOST)
     if source is not None:
         rows = [row for row in rows if row["source"] == source]
     return Finds([_found(row) for row in rows], note)
 
 
-def _sources(reach: Reach) -> list[str]:
-    return sorted({*reach.looks.sources(), *(one.source for one in reach.pipelines.values())})
+def _readers(reach: Reach) -> dict[str, str]:
+    """Return the source of each pipeline, of those too that nobody declares here: their records are found too."""
+    return reach.looks.readers() | {name: one.source for name, one in reach.pipelines.items()}
 
 
-def _candidates(reach: Reach, sources: Sequence[str]) -> tuple[list[str] | None, str | None]:
+def _candidates(reach: Reach, readers: Mapping[str, str]) -> tuple[list[str] | None, str | None]:
     """Return the tenants whose records are looked through (None: an index finds all), and what is left out."""
     if reach.looks.finds_keys:
         return None, None
-    readers = [one for one in reach.pipelines.values() if one.source in sources]
     found, most = {""}, MOST_LOOKED // max(1, len(readers))
     cut = False
-    at_work = reach.at_work([one.name for one in readers], most)
-    for one in readers:
-        names = reach.tenants(one.name).after(one.name, "", most + 1)
+    at_work = reach.at_work([*readers], most)
+    for name, source in readers.items():
+        names = reach.tenants_of(source).after(name, "", most + 1)
         cut = cut or len(names) > most
-        found.update(names, at_work[one.name])
+        found.update(names, at_work[name])
     note = (
         f"only {len(found) - 1:,} tenants were looked through for the key, those that have a runner and the first by "
         "name: name the tenant, or let an index on `records (key)` find all"
@@ -100,19 +102,20 @@ def _found(row: dict[str, Any]) -> Found:
     return Found(kind, *place, said, row["changed_at"])
 
 
-def _tenants(reach: Reach, text: str) -> Iterator[Found]:
+def _tenants(reach: Reach, text: str, readers: Mapping[str, str]) -> Iterator[Found]:
     try:
         check_tenant(text)
     except InvalidName:
         return
-    for name, declared in sorted(reach.pipelines.items()):
-        names = reach.looks.tenants(name, declared.source, text, MOST_TENANTS)
+    for name, source in sorted(readers.items()):
+        names = reach.looks.tenants(name, source, text, MOST_TENANTS)
         if text not in names:
             runner = reach.runner(name, text)
             if runner is not None and (runner.token is not None or runner.deadline_ms is not None):
                 names.insert(0, text)
+        here = "" if name in reach.pipelines else ", which this process does not declare"
         for tenant in names:
-            yield Found("tenant", declared.source, name, tenant, "", f"a tenant of {name}")
+            yield Found("tenant", source, name, tenant, "", f"a tenant of {name}{here}")
 
 
 def _deliveries(reach: Reach, text: str, sources: Sequence[str]) -> Iterator[Found]:

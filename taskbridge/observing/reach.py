@@ -77,7 +77,11 @@ class Reach:
 
     def tenants(self, pipeline: str) -> Tenants:
         """Return the tenants of a pipeline's source; raises as `pipeline`."""
-        return Tenants(self.database, self.source(pipeline), seconds=LOOK_SECONDS)
+        return self.tenants_of(self.source(pipeline))
+
+    def tenants_of(self, source: str) -> Tenants:
+        """Return the tenants of a source."""
+        return Tenants(self.database, source, seconds=LOOK_SECONDS)
 
     def at_work(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
         """Return the tenants of each pipeline whose runners are due first; none where Redis does not say."""

@@ -25,7 +25,9 @@ __all__ = [
     "nobody_works",
     "slow_queues",
     "troubles",
+    "undeclared",
     "unmatched",
+    "unseen",
     "unserved",
 ]
 
@@ -40,6 +42,8 @@ NO_WORKER_SECONDS: Final = 15.0
 OVERDUE_SECONDS: Final = 2.0
 OVERDUE_GRAVE: Final = 30.0
 """Workers act on a deadline within a fraction of a second, unless they are busy."""
+MOST_NAMED: Final = 3
+"""So many pipelines are named in one sentence."""
 
 QUEUED_SECONDS: Final = 30.0
 """A run message that waits for so long is worth a word, and it is grave where no run has ended within this time."""
@@ -82,11 +86,39 @@ def nobody_works(tail_seconds: float, pipelines: int) -> Trouble:
     )
 
 
+def undeclared(tenants: Mapping[str, int]) -> Trouble:
+    """Return what is wrong where Postgres knows pipelines that this process does not declare, with these tenants."""
+    named = ", ".join(f"{name} ({counted(count, 'tenant')})" for name, count in [*tenants.items()][:MOST_NAMED])
+    cut = f" and {len(tenants) - MOST_NAMED:,} more" if len(tenants) > MOST_NAMED else ""
+    return Trouble(
+        f"nothing is known here of {named}{cut}: this process does not declare {'it' if len(tenants) == 1 else 'them'}",
+        "name the modules that declare it in TASKBRIDGE_PIPELINES, or run `taskbridge forget` if it is no more",
+    )
+
+
 def unmatched(source: str, count: int, most: int) -> Trouble:
     """Return what is wrong where messages of a source match no criterion; up to `most` were counted."""
     exact = counted(count, "message matches", "messages match")
     messages = exact if count < most else f"{count:,} or more messages match"
     return Trouble(f"{source}: {messages} no criterion", f"taskbridge unmatched list {source}")
+
+
+def unseen(
+    survey: Survey, backlog: Backlog, *, is_looked_for: bool, is_paused: bool, runners: int, records: int
+) -> bool:
+    """Whether there may be more pending records of a pipeline than `backlog` has, and older ones.
+
+    Counted are those of tenants with a runner. Tenants that are paused, or that no worker has found, have none.
+
+    Args:
+        survey: has the runners that are due first.
+        backlog: has the records of their tenants.
+        is_looked_for: whether workers look for records.
+        is_paused: whether a tenant, or the pipeline, is paused.
+        runners: so many tenants were counted at the most.
+        records: so many records were counted at the most.
+    """
+    return not is_looked_for or is_paused or survey.runners > runners or backlog.pending >= records
 
 
 def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) -> Iterator[Trouble]:

@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.engine import connect
-    from taskbridge.store.figures import LOOK_SECONDS, Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+    from taskbridge.store.figures import (
+        LOOK_SECONDS,
+        MOST_RECORDS,
+        Ages,
+        Backlog,
+        Counters,
+        read_ages,
+        read_backlogs,
+        read_counters,
+    )
     from taskbridge.store.history import NOT_NOTED, RunNote, keep_runs, sum_runs
     from taskbridge.store.looks import Looks, PausedCount
     from taskbridge.store.page import Page
@@ -99,7 +108,7 @@ if not TYPE_CHECKING:
             "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
-            "figures": "LOOK_SECONDS Ages Backlog Counters read_ages read_backlogs read_counters",
+            "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "NOT_NOTED RunNote keep_runs sum_runs",
             "looks": "Looks PausedCount",
             "page": "Page",

@@ -81,9 +81,13 @@ class Looks:
         """Return the sources in which a message with this id was recorded."""
         return [row["source"] for row in self._rows("look_messages", key=key, sources=list(sources))]
 
-    def sources(self) -> list[str]:
-        """Return the sources of all pipelines that were seen."""
-        return [row["source"] for row in self._rows("look_sources")]
+    def readers(self) -> dict[str, str]:
+        """Return the source of each pipeline that was seen."""
+        return {row["pipeline"]: row["source"] for row in self._rows("pipelines")}
+
+    def undeclared(self, declared: Collection[str]) -> dict[str, int]:
+        """Return how many tenants each pipeline has that was seen and is not among `declared`; without any: none."""
+        return {row["pipeline"]: row["tenants"] for row in self._rows("undeclared_pipelines", declared=[*declared])}
 
     def pause(self, pipeline: str, tenant: str) -> Pause | None:
         """Return what holds a tenant: its own pause, else its pipeline's."""

@@ -32,13 +32,14 @@ CLOSED = {
 
 TOTALS = {
     "runners": 0,
-    "pending": 0,
-    "oldest_seconds": 0.0,
+    "pending": None,
+    "oldest_seconds": None,
     "oldest_tenant": None,
     "quarantined": 0,
     "failing": 0,
     "fails": None,
+    "unseen": True,
 }
-"""The totals of `status` where there is nothing."""
+"""The totals of `status` where there is nothing, and no worker has looked."""
 
 NO_WORKER = "no worker has ever looked for its records: start a worker that declares the pipeline"

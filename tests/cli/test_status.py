@@ -235,6 +235,29 @@ def test_the_age_of_the_oldest_pending_record_is_shown(troubles: Program) -> Non
     assert tenants["spoilt"]["pending_since"] is None
 
 
+def test_what_waits_is_not_denied_where_redis_is_empty_and_no_worker_looks(troubles: Program, engine: Engine) -> None:
+    def totals() -> tuple[str, dict[str, Any]]:
+        shown = troubles("status", "--limit", "2").stdout.splitlines()[0]
+        found: dict[str, Any] = troubles("status", "--json").json["pipelines"]["invoices"]["totals"]
+        return shown, {name: found[name] for name in ("pending", "oldest_seconds", "oldest_tenant", "unseen")}
+
+    unknown = {"pending": None, "oldest_seconds": None, "oldest_tenant": None, "unseen": True}
+    rest = "3 in quarantine, 2 tenants failing"
+    assert totals() == (f"invoices: 0 runners, pending not known, {rest}", unknown)
+    assert troubles("notify", "much").status == 0
+    shown, found = totals()
+    assert shown == f"invoices: 1 runner, 4 or more pending, {rest}"
+    assert (found["pending"], found["oldest_tenant"], found["unseen"]) == (4, "much", True)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) VALUES ('invoices', 'tail', pg_current_snapshot())"
+        )
+    shown, found = totals()
+    assert (shown, found["unseen"]) == (f"invoices: 1 runner, 4 pending, {rest}", False)
+    assert troubles("pause", "late").status == 0
+    assert totals()[1]["unseen"], "what is paused has no runner"
+
+
 def test_no_tenants_is_an_answer(taskbridge: Program) -> None:
     assert taskbridge("status").stdout == f"invoices: no tenants\ninvoices: {NO_WORKER}\n"
     nothing = {"tenants": {}, "totals": TOTALS, "next": None, "paused": False, "circuit": CLOSED}

@@ -90,11 +90,24 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
                 "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('orders', %s)", (tenant,)
             )
 
-    assert "orders: 2 tenants, and this process does not declare the pipeline" in taskbridge("status").stdout
-    assert taskbridge("status", "--json").json["undeclared"] == {"orders": 2}
-    ended = taskbridge("doctor", "--json")
-    texts = [one["text"] for one in ended.json["findings"] if one["level"] == "warning"]
-    assert any(text.startswith("orders: 2 tenants") for text in texts), texts
+    said = "nothing is known here of orders (2 tenants): this process does not declare it"
+    assert said in taskbridge("status").stdout
+    for command in (["quarantine", "list"], ["saved"], ["saved", "a"], ["top"]):
+        ended = taskbridge(*command)
+        assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0), command
+        assert "TASKBRIDGE_PIPELINES" in ended.stderr
+        ended = taskbridge(*command, "--pipeline", "invoices")
+        assert said not in ended.stderr + ended.stdout, "what was asked for was looked at"
+    for command in (["status"], ["quarantine", "list"], ["saved"], ["top"]):
+        assert taskbridge(*command, "--json").json["undeclared"] == {"orders": 2}
+    texts = [one["text"] for one in taskbridge("doctor", "--json").json["findings"] if one["level"] == "warning"]
+    assert said in texts
+    (taskbridge.directory / "handlers.py").write_text(
+        "from taskbridge import pipeline\n@pipeline('orders')\ndef handle(batch): pass\n", encoding="utf-8"
+    )
+    for command in (["status"], ["quarantine", "list"], ["saved"], ["top"]):
+        ended = taskbridge(*command, TASKBRIDGE_PIPELINES="handlers")
+        assert "nothing is known here" not in ended.stdout + ended.stderr
 
 
 @pytest.mark.e2e
@@ -187,3 +200,8 @@ def test_status_counts_messages_that_wait_to_be_recorded(
     gate_redis.rpush(keys.parked, "{}")
     assert taskbridge("status", "--json").json["parked"] == 1
     assert "1 message waits to be recorded" in taskbridge("status").stdout
+    # and in a shell that took its variables from `taskbridge env`
+    same = {"TASKBRIDGE_BROKER_URL": taskbridge.environment["TASKBRIDGE_REDIS_URL"]}
+    assert taskbridge("status", "--json", **same).json["parked"] == 1
+    other = {"TASKBRIDGE_BROKER_URL": "amqp://elsewhere//"}
+    assert "parked" not in taskbridge("status", "--json", **other).json

@@ -221,14 +221,24 @@ class Reading:
             check_tenant(after)
         lines = self.answers.tenants(pipeline, failing=failing, sort=sort, after=after, limit=ROWS)
         more = lines[-1].tenant if len(lines) == ROWS and sort == "name" else None
-        found = {"pipeline": pipeline, "lines": lines, "failing": failing, "sort": sort, "sorts": _SORTS, "more": more}
-        return found | {"most": MOST_OF_A_TENANT, "compared": MOST_SORTED}
+        found: Values = {
+            "pipeline": pipeline,
+            "lines": lines,
+            "failing": failing,
+            "sort": sort,
+            "sorts": _SORTS,
+            "more": more,
+        }
+        return found | {"most": MOST_OF_A_TENANT, "compared": MOST_SORTED, "left_out": self.answers.left_out()}
 
     def noisy(self, asked: QueryParams) -> Values:
         """Who is noisy."""
         by, hours = _one_of(_BY, asked.get("by"), "events"), _hours(asked)
-        noisy = self.answers.noisy(self._some_pipeline(asked), by=by, hours=float(hours), limit=ROWS)
-        return {"noisy": noisy, "by": by, "all_by": _BY, "hours": hours, "all_hours": HOURS}
+        answers = self.answers
+        noisy = answers.noisy(self._some_pipeline(asked), by=by, hours=float(hours), limit=ROWS)
+        found = {"noisy": noisy, "by": by, "all_by": _BY, "hours": hours, "all_hours": HOURS}
+        # The history has the runs of all pipelines.
+        return found | {"left_out": None if answers.has_history else answers.left_out()}
 
     def failing(self, asked: QueryParams) -> Values:
         """What fails, since when."""
@@ -236,7 +246,7 @@ class Reading:
         groups = answers.failing(pipeline, limit=ROWS + 1)
         past = answers.failed(pipeline, hours=float(hours), limit=ROWS)
         found = {"groups": groups[:ROWS], "more": len(groups) > ROWS, "past": past, "at_once": AT_ONCE}
-        return found | {"hours": hours, "all_hours": HOURS}
+        return found | {"hours": hours, "all_hours": HOURS, "left_out": answers.left_out()}
 
     def saved(self, asked: QueryParams) -> Values:
         """What bursts saved."""
@@ -253,6 +263,7 @@ class Reading:
             "days": days,
             "bursts": bursts,
             "has_history": answers.has_history,
+            "left_out": answers.left_out(),
         }
 
     def over_time(self, asked: QueryParams) -> Values:

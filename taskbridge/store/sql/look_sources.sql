@@ -1,2 +1,0 @@
--- The sources of the pipelines that were seen.
-SELECT DISTINCT source FROM {schema}.pipelines

@@ -1,0 +1,86 @@
+"""A dashboard that does not declare every pipeline denies nothing of what the others have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from taskbridge.observing.answers import Answers
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import record, where_is
+from tests.deployment import Deployment
+from tests.store.adopting import run
+from tests.web.visiting import Visitor, declare, visiting
+
+SAID = "nothing is known here of mail (1 tenant): this process does not declare it"
+ALL_WELL = "Nothing fails, and nothing is in quarantine."
+LOOKED = (
+    "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) "
+    "SELECT p, 'tail', pg_current_snapshot() FROM unnest(ARRAY['mail', 'sms']) p"
+)
+FAILS = (
+    "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failed_at) "
+    "VALUES ('mail', 'acme', 3, 'ConnectionError: refused', now())"
+)
+QUARANTINED = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+    "SELECT 'mail', tenant, key, revision, 'ValueError: bad' FROM taskbridge.records"
+)
+
+
+@pytest.fixture
+def visitor(deployment: Deployment) -> Iterator[Visitor]:
+    """Visit the dashboard of a process that declares `sms` alone, where a tenant of `mail` fails."""
+    declare(deployment, "mail", "sms")
+    record(deployment.engine, "mail", "acme", "ML-a", {})
+    for statement in (LOOKED, FAILS, QUARANTINED):
+        run(deployment.engine, statement)
+    declare(deployment, "sms")
+    with visiting(deployment) as one:
+        yield one
+
+
+def answers(deployment: Deployment) -> Answers:
+    runtime = runtime_of(deployment.app)
+    return Answers(deployment.engine, runtime.gate, {"sms": runtime.pipelines["sms"]}, deployment.settings)
+
+
+def test_all_is_not_well_where_a_pipeline_was_not_looked_at(visitor: Visitor, deployment: Deployment) -> None:
+    health = answers(deployment).health()
+    assert (health.colour, health.sentence) == ("yellow", SAID)
+    assert "TASKBRIDGE_PIPELINES" in health.findings[0].remedy
+    assert SAID in visitor.get("/").text
+    assert SAID in visitor.get("/checks").text
+
+
+@pytest.mark.parametrize("path", ["/failing", "/failing?pipeline=sms", "/tenants", "/saved", "/noisy"])
+def test_a_page_names_what_it_did_not_look_at(visitor: Visitor, deployment: Deployment, path: str) -> None:
+    page = visitor.get(path).text
+    assert page.count(f'<p class="said warned"><bdi>{SAID}') == 1
+    assert ALL_WELL not in page
+    declare(deployment, "mail", "sms")
+    assert "nothing is known here" not in visitor.get(path).text.partition("<main")[2]
+
+
+def test_failing_denies_only_of_what_it_looked_at(visitor: Visitor, deployment: Deployment) -> None:
+    assert "Nothing of sms fails, and nothing of it is in quarantine." in visitor.get("/failing").text
+    declare(deployment, "mail", "sms")
+    assert "ValueError: bad" in visitor.get("/failing").text
+    assert ALL_WELL in visitor.get("/failing?pipeline=sms").text
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_search_finds_what_where_finds(visitor: Visitor, deployment: Deployment, indexed: bool) -> None:
+    if indexed:
+        run(deployment.engine, "CREATE INDEX ON taskbridge.records (key)")
+    found = answers(deployment).find("ML-a")
+    told = where_is(deployment.engine, "ML-a")
+    assert [(one.pipeline, one.tenant, one.key) for one in found] == [
+        (one["pipeline"], one["tenant"], one["key"]) for one in told
+    ]
+    assert [(one.pipeline, one.tenant) for one in answers(deployment).find("acm")] == [("mail", "acme")]
+    for text in ("ML-a", "acme"):
+        page = visitor.get("/search", q=text).text
+        assert "Nothing has this name" not in page
+        assert "pipeline=mail" not in page, "there is no page of it here"
