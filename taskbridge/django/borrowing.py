@@ -32,7 +32,7 @@ from taskbridge.running.around import Hook
 from taskbridge.store.bounded import Bounded, driver_of
 from taskbridge.store.queries import query, setting
 
-__all__ = ["borrowing"]
+__all__ = ["CAUGHT", "View", "borrowing"]
 
 IS_OVER: Final = (
     "the batch is over: its handler kept Django's connection, which was the batch's: ask "
