@@ -22,6 +22,7 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.django.borrowing import CAUGHT
 from taskbridge.django.configuration import alias_of_handlers, url_of
 from taskbridge.django.lending import lent
+from taskbridge.django.migrations import adopting_migration
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
@@ -63,7 +64,8 @@ def deliver(name: str) -> list[Delivered]:
         Exception: what the handler raised, `RetryAfter` too; what was written in this call is rolled back, and the next
             call gives it the same.
         HandlerMistake: as in a run, such as for an iterator that it returned.
-        ConfigurationError: there is no transaction, as in a TransactionTestCase.
+        ConfigurationError: there is no transaction, as in a TransactionTestCase. Or there is no record, and a migration
+            that adopts the source's table was not run in the test's database.
         UnknownPipeline: nobody declares it.
     """
     runtime = LightRuntime(Settings.read())
@@ -152,7 +154,11 @@ def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
 
 
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
-    """Read what was written in this transaction since the last call, batch by batch, and note how far that is."""
+    """Read what was written in this transaction since the last call, batch by batch, and note how far that is.
+
+    Raises:
+        ConfigurationError: there is nothing, and never will be.
+    """
     schema, document = schema_of(connection), None
     with transaction.atomic(alias):
         if found := known(connection, pipeline.source):
@@ -162,6 +168,8 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     mark = _mark("delivered", pipeline)
     which = {"source": pipeline.source, "mark": mark, "left": _mark("left", pipeline)}
     rows = connection.exec_driver_sql(query("own_records", schema), which).all()
+    if not rows:
+        _check_adopted(connection, pipeline.source, alias)
     records: dict[str, list[Record]] = {}
     for tenant, key, revision, _ in rows:
         values = {"source": pipeline.source, "tenant": tenant, "key": key, "revision": revision, "small": 2**31 - 1}
@@ -178,6 +186,21 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     return [
         (tenant, tuple(those[at : at + size])) for tenant, those in records.items() for at in range(0, len(those), size)
     ]
+
+
+def _check_adopted(connection: Connection, source: str, alias: str) -> None:
+    """See that a source for which nothing was found has its table, if a migration adopts one.
+
+    Raises:
+        ConfigurationError: it has none in the test's database.
+    """
+    there = any(not one.ended for one in known(connection, source))
+    if not there and (migration := adopting_migration(alias, source)) is not None:
+        raise ConfigurationError(
+            f"no table is adopted as {source} in the test's database, so what a test saves makes no records: the "
+            f"migration {migration} adopts one, and it was not run",
+            "let the tests run it: no `--nomigrations`, no None in MIGRATION_MODULES, no False for MIGRATE in TEST",
+        )
 
 
 def _mark(what: str, pipeline: Pipeline) -> str:
@@ -220,7 +243,8 @@ class Deployed:
     def run_all(self, *, through_failures: bool = False) -> int:
         """Look for what was saved, notified or not, and do all runs in this process; return how many there were.
 
-        Args, Raises: as `taskbridge.testing.drain`.
+        Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too where nothing was found, and a migration
+            that adopts the table of a pipeline was not run in the test's database.
         """
         runtime = runtime_of(self.app)
         for name in runtime.pipelines.names():
@@ -228,7 +252,12 @@ class Deployed:
             tail_round(runtime, name)
             # What was there before the first round of the tail.
             base_round(runtime, name)
-        return drain_all(app=self.app, through_failures=through_failures)
+        runs, alias = drain_all(app=self.app, through_failures=through_failures), alias_of_handlers()
+        if not runs and alias is not None:
+            with runtime.engine.connect() as connection:
+                for name in runtime.pipelines.names():
+                    _check_adopted(connection, runtime.pipelines[name].source, alias)
+        return runs
 
     def notified(self, pipeline: str) -> dict[str, int]:
         """Return the tenants that were notified and not run since, each with the number of its events."""

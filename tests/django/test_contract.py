@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import override_settings
 
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver, deployed
-from taskbridge.errors import HandlerMistake
+from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from tests.deployment import Deployment
+from tests.django.shop import adopted_again
 from tests.inline import AT_ONCE
 from tests.store.adopting import ORDERS, adopted, run
 
@@ -29,10 +32,10 @@ class Shop:
         self._handle_all = handle_all
         self.seen: Seen = []
 
-    def handle(self, handler: Handler, *others: str, batch_size: int = 10) -> None:
+    def handle(self, handler: Handler, *others: str, batch_size: int = 10, source: str = "orders") -> None:
         """Declare `orders` with a handler, and other pipelines of its source."""
         declared = Pipelines()
-        declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size))
+        declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size, source=source))
         for name in others:
             declared.declare(Pipeline(name, lambda _: None, AT_ONCE, batch_size, source="orders"))
         self._monkeypatch.setattr(LightRuntime, "pipelines", declared)
@@ -69,7 +72,10 @@ def in_a_transaction_test_case(here: Deployment) -> Iterator[Callable[[], object
         yield one.run_all
 
 
-@pytest.fixture(params=[in_a_test_case, in_a_transaction_test_case])
+KINDS = [in_a_test_case, in_a_transaction_test_case]
+
+
+@pytest.fixture(params=KINDS)
 def shop(
     request: pytest.FixtureRequest,
     deployment: Deployment,
@@ -219,3 +225,30 @@ def test_an_iterator_of_which_nothing_has_run_is_a_mistake(shop: Shop) -> None:
     shop.execute(PLACE)
     with pytest.raises(HandlerMistake, match="the handler returned an iterator"):
         shop.batches()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("module", [None, adopted_again.__name__])
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_tests_without_the_migration_that_adopts_is_told(
+    kind: Any, module: str | None, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    monkeypatch.setitem(sys.modules, "tests.django.shop.migrations", adopted_again)
+    with override_settings(MIGRATION_MODULES={"shop": module}), kind(deployment) as handle_all:
+        here = Shop(monkeypatch, handle_all)
+        here.handle(here.note, source="lines")
+        with pytest.raises(ConfigurationError, match=r"adopted as lines .*shop\.first_lines.*: let the tests run it"):
+            here.batches()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_no_migration_adopts_a_source_may_be_without_records(
+    kind: Any, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    with override_settings(MIGRATION_MODULES={"shop": adopted_again.__name__}), kind(deployment) as handle_all:
+        here = Shop(monkeypatch, handle_all)
+        here.handle(here.note)
+        assert here.batches() == []
