@@ -239,13 +239,15 @@ class Deployed:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        self.has_ended = False
 
     def run_all(self, *, through_failures: bool = False) -> int:
         """Look for what was saved, notified or not, and do all runs in this process; return how many there were.
 
         Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too where nothing was found, and a migration
-            that adopts the table of a pipeline was not run in the test's database.
+            that adopts the table of a pipeline was not run in the test's database; and after the block of `deployed`.
         """
+        self._check_lasts()
         runtime = runtime_of(self.app)
         for name in runtime.pipelines.names():
             runtime.know(runtime.pipelines[name])
@@ -260,8 +262,19 @@ class Deployed:
         return runs
 
     def notified(self, pipeline: str) -> dict[str, int]:
-        """Return the tenants that were notified and not run since, each with the number of its events."""
+        """Return the tenants that were notified and not run since, each with the number of its events.
+
+        Raises:
+            ConfigurationError: the block of `deployed` has ended.
+        """
+        self._check_lasts()
         return notified(pipeline, app=self.app)
+
+    def _check_lasts(self) -> None:
+        if self.has_ended:
+            raise ConfigurationError(
+                "the block of `deployed` has ended, and what was in Redis is deleted: ask within the block"
+            )
 
 
 @contextmanager
@@ -286,7 +299,11 @@ def deployed(app: Celery) -> Iterator[Deployed]:
         # In a TestCase nothing is committed, and its transaction would be waited for.
         if not connections[alias].in_atomic_block:
             _empty(runtime)
-        yield Deployed(app)
+        here = Deployed(app)
+        try:
+            yield here
+        finally:
+            here.has_ended = True
 
 
 def _is_of_a_test(alias: str) -> bool:
