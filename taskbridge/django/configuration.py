@@ -19,12 +19,22 @@ from taskbridge.settings import Settings
 from taskbridge.store.address import parameters_of
 from taskbridge.store.queries import query
 
-__all__ = ["ALIAS", "NAMES", "alias_of_handlers", "check_one_database", "note_names", "url_of", "variables"]
+__all__ = [
+    "ALIAS",
+    "NAMES",
+    "alias_of_handlers",
+    "check_one_database",
+    "has_other_isolation",
+    "note_names",
+    "url_of",
+    "variables",
+]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
 """Django's alias of the database in which handlers write; None: none, and their ORM has connections of its own."""
 _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "client_encoding")
 _REDIS: Final = ("redis://", "rediss://")
+_READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
 """What the databases are called when the project is loaded: by then no test has given them other names."""
@@ -34,6 +44,12 @@ def alias_of_handlers() -> str | None:
     """Return Django's alias of the database in which handlers write."""
     found: str | None = getattr(settings, ALIAS, DEFAULT_DB_ALIAS)
     return found
+
+
+def has_other_isolation(wrapper: Any) -> bool:
+    """Whether a database of Django's has another isolation level than the transaction of a batch."""
+    given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
+    return given != _READ_COMMITTED
 
 
 def note_names() -> None:

@@ -18,6 +18,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connections
 from django.test.utils import override_settings
+from psycopg import IsolationLevel
 from sqlalchemy import make_url
 
 from taskbridge.cli import console
@@ -225,6 +226,19 @@ def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
         (found,) = run_checks()
         assert found.id == "taskbridge.W002"
         assert "sent is a coroutine function" in found.msg
+        with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
+            assert run_checks() == []
+
+
+@pytest.mark.parametrize(
+    ("level", "number"), [(2, []), (3, ["taskbridge.W006"]), (IsolationLevel.SERIALIZABLE, ["taskbridge.W006"])]
+)
+def test_checks_tell_of_an_isolation_level_with_which_handlers_fail(
+    level: int, number: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"isolation_level": level})
+    with override_settings(TASKBRIDGE_REDIS_URL="redis://localhost"):
+        assert [one.id for one in run_checks()] == number
         with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
             assert run_checks() == []
 
