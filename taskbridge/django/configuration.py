@@ -5,6 +5,7 @@ The environment wins over them.
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -34,6 +35,8 @@ ALIAS: Final = "TASKBRIDGE_DATABASE"
 """Django's alias of the database in which handlers write; None: none, and their ORM has connections of its own."""
 _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "client_encoding")
 _REDIS: Final = ("redis://", "rediss://")
+_NEEDS_BACKSLASH: Final = re.compile(r"[\s\\]")
+_BACKSLASH: Final = r"\\\g<0>"
 _READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
@@ -136,6 +139,9 @@ def url_of(alias: str) -> str:
     wrapper: Any = connections[alias]
     given = wrapper.get_connection_params()
     parts = {name: str(value) for name, value in given.items() if name not in _NOT_LIBPQ and value is not None}
+    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
+        # Django sets it after it has connected. So does Postgres, for whoever has the URL.
+        parts["options"] = f"{parts.get('options', '')} -c role={_NEEDS_BACKSLASH.sub(_BACKSLASH, role)}".strip()
     user, password = (quote(parts.pop(name, ""), safe="") for name in ("user", "password"))
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""
     name = quote(parts.pop("dbname", ""), safe="")
