@@ -327,7 +327,7 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
     # What is watched is looked at where rows are updated alone.
     renamed = [
-        f"its column {name} is called {now} now, so each {'write' if name in in_each_write else 'UPDATE'} of the table "
+        f"its column {name} is called {now} now, so each {'write' if name in in_each_write else 'update'} of the table "
         "fails"
         for name, now in before[0].renamed.items()
     ]

@@ -83,7 +83,7 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
         "problem",
         f"orders: its column {old} is called {new} now, so each write of the table fails",
     )
-    assert second["text"] == "orders: its column note is called text now, so each UPDATE of the table fails"
+    assert second["text"] == "orders: its column note is called text now, so each update of the table fails"
     assert first["remedy"] == second["remedy"]
     begin, _, mend = first["remedy"].partition("taskbridge ")
     assert begin == "run again: "
