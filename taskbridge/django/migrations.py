@@ -265,8 +265,8 @@ def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, st
 def adopting_migration(alias: str, source: str) -> str | None:
     """Return a migration that adopts the source, applied or not; those that tests leave out are looked at too."""
     for app in apps.get_app_configs():
-        named, _ = MigrationLoader.migrations_module(app.label)
-        if named is None and not module_has_submodule(app.module, MIGRATIONS_MODULE_NAME):
+        named, is_given = MigrationLoader.migrations_module(app.label)
+        if (named is None or not is_given) and not module_has_submodule(app.module, MIGRATIONS_MODULE_NAME):
             continue
         package: Any = import_module(named or f"{app.name}.{MIGRATIONS_MODULE_NAME}")
         for _, name, _ in iter_modules(getattr(package, "__path__", ())):
