@@ -26,13 +26,13 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 
 from taskbridge.declaring.batch import Batch
-from taskbridge.django.configuration import alias_of_handlers
+from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.running.around import Hook
 from taskbridge.store.bounded import Bounded, driver_of
 from taskbridge.store.queries import query, setting
 
-__all__ = ["borrowing"]
+__all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "View", "borrowing"]
 
 IS_OVER: Final = (
     "the batch is over: its handler kept Django's connection, which was the batch's: ask "
@@ -42,11 +42,11 @@ CAUGHT: Final = (
     "an error of the database, or of an inner `atomic` block without a savepoint, was caught in the handler, and after "
     "it nothing can be committed: put what may fail into a `transaction.atomic()` block of its own"
 )
+OTHER_ISOLATION: Final = "has another isolation_level than the transaction of a batch, which is READ COMMITTED"
 REMEDY: Final = (
     "name the alias of TaskBridge's database in TASKBRIDGE_DATABASE, or None, and handlers write into Django's "
     "databases at least once"
 )
-READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 
 
 class View(Bounded):
@@ -86,11 +86,8 @@ class Borrowed:
                 f"Django's database {self.alias!r} is {self.display_name}, so what a handler writes into it cannot "
                 f"commit with the cursor: {REMEDY}"
             )
-        if self.settings_dict["OPTIONS"].get("isolation_level", READ_COMMITTED) != READ_COMMITTED:
-            raise ConfigurationError(
-                f"Django's database {self.alias!r} has another isolation_level than the transaction of a batch, which "
-                f"is READ COMMITTED: leave that out, or {REMEDY}"
-            )
+        if has_other_isolation(self):
+            raise ConfigurationError(f"Django's database {self.alias!r} {OTHER_ISOLATION}: leave that out, or {REMEDY}")
         session = driver_of(self.batch.connection)
         assert isinstance(session, Bounded)  # noqa: S101 - for the type
         wanted = {"TimeZone": self.timezone_name} | _differs(self, session)

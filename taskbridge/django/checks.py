@@ -11,7 +11,8 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register  # n
 from django.db import connections
 
 from taskbridge import store
-from taskbridge.django.configuration import ALIAS, alias_of_handlers, check_one_database, url_of
+from taskbridge.django.borrowing import OTHER_ISOLATION, REMEDY
+from taskbridge.django.configuration import ALIAS, alias_of_handlers, check_one_database, has_other_isolation, url_of
 from taskbridge.django.migrations import unadopted
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
@@ -54,6 +55,9 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     if alias is not None and (wrapper := connections[alias]).vendor != "postgresql":
         hint = f"name the alias of a PostgreSQL database in {ALIAS}, or None and set TASKBRIDGE_POSTGRES_URL"
         return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
+    if alias is not None and has_other_isolation(connections[alias]):
+        what = f"the database {alias!r} {OTHER_ISOLATION}, so each run of a handler that uses this database fails"
+        found.append(Warning(what, hint=f"leave isolation_level out, or {REMEDY}", id="taskbridge.W006"))
     try:
         runtime = LightRuntime(Settings.read())
         if not runtime.settings.postgres_url:

@@ -5,6 +5,7 @@ The environment wins over them.
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -19,12 +20,24 @@ from taskbridge.settings import Settings
 from taskbridge.store.address import parameters_of
 from taskbridge.store.queries import query
 
-__all__ = ["ALIAS", "NAMES", "alias_of_handlers", "check_one_database", "note_names", "url_of", "variables"]
+__all__ = [
+    "ALIAS",
+    "NAMES",
+    "alias_of_handlers",
+    "check_one_database",
+    "has_other_isolation",
+    "note_names",
+    "url_of",
+    "variables",
+]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
 """Django's alias of the database in which handlers write; None: none, and their ORM has connections of its own."""
 _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "client_encoding")
 _REDIS: Final = ("redis://", "rediss://")
+_NEEDS_BACKSLASH: Final = re.compile(r"[\s\\]")
+_BACKSLASH: Final = r"\\\g<0>"
+_READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
 """What the databases are called when the project is loaded: by then no test has given them other names."""
@@ -34,6 +47,12 @@ def alias_of_handlers() -> str | None:
     """Return Django's alias of the database in which handlers write."""
     found: str | None = getattr(settings, ALIAS, DEFAULT_DB_ALIAS)
     return found
+
+
+def has_other_isolation(wrapper: Any) -> bool:
+    """Whether a database of Django's has another isolation level than the transaction of a batch."""
+    given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
+    return given != _READ_COMMITTED
 
 
 def note_names() -> None:
@@ -120,6 +139,9 @@ def url_of(alias: str) -> str:
     wrapper: Any = connections[alias]
     given = wrapper.get_connection_params()
     parts = {name: str(value) for name, value in given.items() if name not in _NOT_LIBPQ and value is not None}
+    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
+        # Django sets it after it has connected. So does Postgres, for whoever has the URL.
+        parts["options"] = f"{parts.get('options', '')} -c role={_NEEDS_BACKSLASH.sub(_BACKSLASH, role)}".strip()
     user, password = (quote(parts.pop(name, ""), safe="") for name in ("user", "password"))
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""
     name = quote(parts.pop("dbname", ""), safe="")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, ClassVar, Final
 
+from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
 from django.core.management import CommandError
 from django.db import router, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations import Migration
-from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.loader import MIGRATIONS_MODULE_NAME, MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
+from django.utils.module_loading import module_has_submodule
 from sqlalchemy import Connection
 
 from taskbridge import store
@@ -26,7 +30,7 @@ from taskbridge.settings import Settings
 from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import query, quoted
 
-__all__ = ["AdoptTable", "unadopted"]
+__all__ = ["AdoptTable", "adopting_migration", "unadopted"]
 
 
 class _AtTheEnd:
@@ -256,3 +260,19 @@ def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, st
     for source, (key, one) in found.items():
         table, tenant, keys, watched = one._names(key[0], _state_after(loader, key, one))
         yield ".".join(key), source, adopting(source, table, tenant, keys, watched)
+
+
+def adopting_migration(alias: str, source: str) -> str | None:
+    """Return a migration that adopts the source, applied or not; those that tests leave out are looked at too."""
+    for app in apps.get_app_configs():
+        named, is_given = MigrationLoader.migrations_module(app.label)
+        if (named is None or not is_given) and not module_has_submodule(app.module, MIGRATIONS_MODULE_NAME):
+            continue
+        package: Any = import_module(named or f"{app.name}.{MIGRATIONS_MODULE_NAME}")
+        for _, name, _ in iter_modules(getattr(package, "__path__", ())):
+            kind = getattr(import_module(f"{package.__name__}.{name}"), "Migration", None)
+            for one in adoptions(kind(name, app.label)) if kind else ():
+                model = one.model and one.model.lower()
+                if one.source == source and router.allow_migrate(alias, app.label, model_name=model):
+                    return f"{app.label}.{name}"
+    return None

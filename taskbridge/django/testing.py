@@ -7,8 +7,8 @@ saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` has
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync
@@ -19,11 +19,14 @@ from sqlalchemy import Connection
 
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.django.borrowing import CAUGHT
 from taskbridge.django.configuration import alias_of_handlers, url_of
 from taskbridge.django.lending import lent
-from taskbridge.errors import ConfigurationError
+from taskbridge.django.migrations import adopting_migration
+from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.running.delivery import check_returned, done_first
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import described, known
@@ -34,21 +37,35 @@ from taskbridge.store.schema import VERSION_TABLE
 from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.inline import drain_all, notified
 
-__all__ = ["Deployed", "deliver", "deployed"]
+__all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 
 _KEPT: Final = ("adopted", "taskbridge_cluster", VERSION_TABLE)
 """Our tables that `deployed` does not empty: which tables are adopted, in which cluster, and at which schema."""
 
 
-def deliver(name: str) -> list[Batch]:
+class Delivered(Batch):
+    """A batch that the handler was given. `retry_after`: what it returned, if that was a `RetryAfter`."""
+
+    retry_after: RetryAfter | None = None
+
+
+def deliver(name: str) -> list[Delivered]:
     """Call a pipeline's handler with the records of this test's transaction that it was not given yet.
 
     Batches are made as a worker makes them: of one tenant, oldest first. Returns them in their order; what the
     handler rejected is in `batch.rejected`. It is called at once: there are no runs, delays, rate limits or tries.
 
+    Where the handler returns `RetryAfter`, `batch.retry_after` has it. As by a worker, what the handler marked with
+    `batch.handled` and what it wrote is kept, and where it marked nothing, what it wrote is rolled back. What is left
+    of its records comes with the next call. So do further batches of the tenant, or of all tenants where its scope is
+    "pipeline".
+
     Raises:
-        Exception: what the handler raised; what it wrote is rolled back, and the next call gives it the same.
-        ConfigurationError: there is no transaction, as in a TransactionTestCase.
+        Exception: what the handler raised, `RetryAfter` too; what was written in this call is rolled back, and the next
+            call gives it the same.
+        HandlerMistake: as in a run, such as for an iterator that it returned.
+        ConfigurationError: there is no transaction, as in a TransactionTestCase. Or there is no record, and a migration
+            that adopts the source's table was not run in the test's database.
         UnknownPipeline: nobody declares it.
     """
     runtime = LightRuntime(Settings.read())
@@ -57,18 +74,64 @@ def deliver(name: str) -> list[Batch]:
         raise ConfigurationError("`deliver` is for the transaction of a TestCase: elsewhere use `deployed`")
     readers = sum(runtime.pipelines[one].source == pipeline.source for one in runtime.pipelines.names())
     with transaction.atomic(alias), lent(alias, runtime.settings.schema) as connection:
-        batches = []
+        batches: list[Delivered] = []
+        left: list[Record] = []
         for tenant, records in _deliverable(connection, pipeline, alias):
-            with (
-                _session(connection) as session,
-                _muted(connection, pipeline.source if readers == 1 else "", tenant),
-            ):
-                batch = Batch(
-                    name, tenant, "test", records, connect=lambda: connection, open_session=session, owned=lambda: True
-                )
-                batches.append(batch)
-                _call(pipeline, batch)
+            if any(_waits(one, tenant) for one in batches):
+                left += records
+                continue
+            muted = _muted(connection, pipeline.source if readers == 1 else "", tenant)
+            batch, kept = _handled(pipeline, tenant, records, connections[alias], connection, muted)
+            batches.append(batch)
+            left += records[kept:]
+        if batches:
+            _set(connection, _mark("left", pipeline), ",".join(str(record.revision) for record in left))
     return batches
+
+
+def _waits(batch: Delivered, tenant: str) -> bool:
+    """Whether a tenant waits for what the handler of a batch asked for."""
+    told = batch.retry_after
+    return told is not None and (batch.tenant == tenant or told.scope == "pipeline")
+
+
+def _handled(
+    pipeline: Pipeline,
+    tenant: str,
+    records: Sequence[Record],
+    wrapper: Any,
+    connection: Connection,
+    muted: AbstractContextManager[None],
+) -> tuple[Delivered, int]:
+    """Give the handler a batch; return it, and how many of its first records are done with."""
+    used = False
+
+    def note_use(what: Callable[..., Any], *given: Any) -> Any:
+        nonlocal used
+        used = True
+        return what(*given)
+
+    # What asks to wait and keeps nothing is rolled back alone.
+    with transaction.atomic(wrapper.alias):
+        with muted, wrapper.execute_wrapper(note_use), _session(connection) as session:
+            batch = Delivered(
+                pipeline.name,
+                tenant,
+                "test",
+                records,
+                connect=lambda: note_use(lambda: connection),
+                open_session=lambda: note_use(session),
+                owned=lambda: True,
+            )
+            returned = _called(pipeline, batch)
+            if wrapper.needs_rollback:
+                raise HandlerMistake(CAUGHT)
+        if not isinstance(returned, RetryAfter):
+            return batch, len(records)
+        batch.retry_after, kept = returned, done_first(batch, records, wrote=used)
+        if not kept:
+            transaction.set_rollback(True, wrapper.alias)
+        return batch, kept
 
 
 @contextmanager
@@ -91,23 +154,30 @@ def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
 
 
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
-    """Read what was written in this transaction since the last call, batch by batch, and note how far that is."""
+    """Read what was written in this transaction since the last call, batch by batch, and note how far that is.
+
+    Raises:
+        ConfigurationError: there is nothing, and never will be.
+    """
     schema, document = schema_of(connection), None
     with transaction.atomic(alias):
         if found := known(connection, pipeline.source):
             document = described(connection, found[0].relation, found[0].definition).document
         # With it goes the search path that the look has set.
         transaction.set_rollback(True, alias)
-    mark = f"taskbridge.delivered_{pipeline.name.replace('-', '_')}"
-    rows = connection.exec_driver_sql(query("own_records", schema), {"source": pipeline.source, "mark": mark}).all()
+    mark = _mark("delivered", pipeline)
+    which = {"source": pipeline.source, "mark": mark, "left": _mark("left", pipeline)}
+    rows = connection.exec_driver_sql(query("own_records", schema), which).all()
+    if not rows:
+        _check_adopted(connection, pipeline.source, alias)
     records: dict[str, list[Record]] = {}
-    for tenant, key, revision in rows:
+    for tenant, key, revision, _ in rows:
         values = {"source": pipeline.source, "tenant": tenant, "key": key, "revision": revision, "small": 2**31 - 1}
         text, deleted, _ = connection.exec_driver_sql(query("document", schema, document), values).one()
         content = {} if text is None else decoded(text)[0]
         records.setdefault(tenant, []).append(Record(pipeline.name, tenant, key, revision, content, deleted))
     if rows:
-        last = str(max(row.revision for row in rows))
+        last = str(max(max(row.revision, row.so_far) for row in rows))
         _set(connection, mark, last)
         _set(connection, "taskbridge.keep_ids", "on")
         connection.exec_driver_sql(query("own_delivered", schema), {"source": pipeline.source})
@@ -116,6 +186,26 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     return [
         (tenant, tuple(those[at : at + size])) for tenant, those in records.items() for at in range(0, len(those), size)
     ]
+
+
+def _check_adopted(connection: Connection, source: str, alias: str) -> None:
+    """See that a source for which nothing was found has its table, if a migration adopts one.
+
+    Raises:
+        ConfigurationError: it has none in the test's database.
+    """
+    there = any(not one.ended for one in known(connection, source))
+    if not there and (migration := adopting_migration(alias, source)) is not None:
+        raise ConfigurationError(
+            f"no table is adopted as {source} in the test's database, so what a test saves makes no records: the "
+            f"migration {migration} adopts one, and it was not run",
+            "let the tests run it: no `--nomigrations`, no None in MIGRATION_MODULES, no False for MIGRATE in TEST",
+        )
+
+
+def _mark(what: str, pipeline: Pipeline) -> str:
+    """Return the name of a parameter of the transaction, which says how far a pipeline is."""
+    return f"taskbridge.{what}_{pipeline.name.replace('-', '_')}"
 
 
 def _set(connection: Connection, name: str, value: str) -> None:
@@ -130,7 +220,8 @@ def _muted(connection: Connection, source: str, tenant: str) -> Iterator[None]:
     _set(connection, "taskbridge.muted", "")
 
 
-def _call(pipeline: Pipeline, batch: Batch) -> None:
+def _called(pipeline: Pipeline, batch: Batch) -> Any:
+    """Call the handler; return what it returned."""
     handler: Any = pipeline.handler
     returned = handler(batch)
     if inspect.isawaitable(returned):
@@ -138,9 +229,9 @@ def _call(pipeline: Pipeline, batch: Batch) -> None:
         async def wait() -> Any:
             return await returned
 
-        returned = async_to_sync(wait)()
-    if isinstance(returned, RetryAfter):
-        raise returned
+        return async_to_sync(wait)()
+    check_returned(returned)
+    return returned
 
 
 class Deployed:
@@ -148,23 +239,42 @@ class Deployed:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        self.has_ended = False
 
     def run_all(self, *, through_failures: bool = False) -> int:
         """Look for what was saved, notified or not, and do all runs in this process; return how many there were.
 
-        Args, Raises: as `taskbridge.testing.drain`.
+        Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too where nothing was found, and a migration
+            that adopts the table of a pipeline was not run in the test's database; and after the block of `deployed`.
         """
+        self._check_lasts()
         runtime = runtime_of(self.app)
         for name in runtime.pipelines.names():
             runtime.know(runtime.pipelines[name])
             tail_round(runtime, name)
             # What was there before the first round of the tail.
             base_round(runtime, name)
-        return drain_all(app=self.app, through_failures=through_failures)
+        runs, alias = drain_all(app=self.app, through_failures=through_failures), alias_of_handlers()
+        if not runs and alias is not None:
+            with runtime.engine.connect() as connection:
+                for name in runtime.pipelines.names():
+                    _check_adopted(connection, runtime.pipelines[name].source, alias)
+        return runs
 
     def notified(self, pipeline: str) -> dict[str, int]:
-        """Return the tenants that were notified and not run since, each with the number of its events."""
+        """Return the tenants that were notified and not run since, each with the number of its events.
+
+        Raises:
+            ConfigurationError: the block of `deployed` has ended.
+        """
+        self._check_lasts()
         return notified(pipeline, app=self.app)
+
+    def _check_lasts(self) -> None:
+        if self.has_ended:
+            raise ConfigurationError(
+                "the block of `deployed` has ended, and what was in Redis is deleted: ask within the block"
+            )
 
 
 @contextmanager
@@ -189,7 +299,11 @@ def deployed(app: Celery) -> Iterator[Deployed]:
         # In a TestCase nothing is committed, and its transaction would be waited for.
         if not connections[alias].in_atomic_block:
             _empty(runtime)
-        yield Deployed(app)
+        here = Deployed(app)
+        try:
+            yield here
+        finally:
+            here.has_ended = True
 
 
 def _is_of_a_test(alias: str) -> bool:

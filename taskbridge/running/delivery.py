@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -42,7 +42,9 @@ __all__ = [
     "Settle",
     "Steps",
     "charge",
+    "check_returned",
     "deliver",
+    "done_first",
     "permitted",
     "try_alone",
 ]
@@ -367,15 +369,15 @@ def _keep_handled(
         HandlerFailed: it wrote for records that it handled out of their order.
         CursorLost: the cursor is another run's.
     """
-    done = batch.done | page.undecodable.keys()
-    count = sum(1 for _ in takewhile(lambda record: record.external_id in done, page.records))
-    marked = batch.done - batch.rejected.keys()
-    # A handler that marks nothing is all or nothing, its rejections too.
-    if (transaction.used and not returned) or not count or not marked:
+    if transaction.used and not returned:
+        return page
+    try:
+        count = done_first(batch, page.records, page.undecodable, wrote=transaction.used)
+    except HandlerMistake as mistake:
+        raise HandlerFailed(page, mistake) from None
+    if not count:
         return page
     part = page.first(count)
-    if transaction.used and not marked <= {record.external_id for record in part.records}:
-        raise HandlerFailed(page, HandlerMistake(OUT_OF_ORDER))
     bisection = page.bisection.handled(count, run.pipeline.batch_size)
     rejected = {record.external_id for record in part.records} & batch.rejected.keys()
     reasons = {**part.undecodable, **{name: batch.rejected[name] for name in rejected}}
@@ -387,6 +389,23 @@ def _keep_handled(
     run.took += count
     run.handled += handled
     return page.after(count, bisection)
+
+
+def done_first(batch: Batch, records: Sequence[Record], undecodable: Container[str] = (), *, wrote: bool) -> int:
+    """Return how many of the first records a handler was done with that did not handle all; 0: nothing is kept.
+
+    Raises:
+        HandlerMistake: it wrote for records that it handled out of their order.
+    """
+    done = batch.done
+    count = sum(1 for _ in takewhile(lambda one: one.external_id in done or one.external_id in undecodable, records))
+    marked = done - batch.rejected.keys()
+    # A handler that marks nothing is all or nothing, its rejections too.
+    if not count or not marked:
+        return 0
+    if wrote and not marked <= {record.external_id for record in records[:count]}:
+        raise HandlerMistake(OUT_OF_ORDER)
+    return count
 
 
 def try_alone(run: Run, page: Page, record: Record) -> bool:
@@ -466,8 +485,17 @@ def _finish(run: Run, returned: Any, batch: Batch) -> Any:
         if limit is not None:
             disarm()
         return run.runtime.event_loop.run(returned, limit)
+    check_returned(returned)
+    return returned
+
+
+def check_returned(returned: Any) -> None:
+    """See that a handler has run when it returns.
+
+    Raises:
+        HandlerMistake: it returned what was still to be run.
+    """
     if isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
             f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
         )
-    return returned

@@ -324,8 +324,11 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     ]
     wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
     wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
+    in_each_write = (before[0].tenant_column, *before[0].key_columns)
+    # What is watched is looked at where rows are updated alone.
     renamed = [
-        f"its column {name} is called {now} now, so each write of the table fails"
+        f"its column {name} is called {now} now, so each {'write' if name in in_each_write else 'update'} of the table "
+        "fails"
         for name, now in before[0].renamed.items()
     ]
     if not wrong and before[0].digest != _digest(adopted):

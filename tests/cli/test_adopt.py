@@ -13,6 +13,7 @@ from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Engine
+from sqlalchemy.exc import ProgrammingError
 
 from taskbridge.store import adoption, backfill, know
 from taskbridge.store.backfilling import PAGE
@@ -82,6 +83,7 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
         "problem",
         f"orders: its column {old} is called {new} now, so each write of the table fails",
     )
+    assert second["text"] == "orders: its column note is called text now, so each update of the table fails"
     assert first["remedy"] == second["remedy"]
     begin, _, mend = first["remedy"].partition("taskbridge ")
     assert begin == "run again: "
@@ -91,6 +93,29 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
     ]
     run(engine, "UPDATE orders SET text = 'seen'")
     assert Reader(engine).seen() == {"acme": ["1"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "failing"),
+    [("customer", {"INSERT", "UPDATE", "DELETE"}), ("id", {"INSERT", "UPDATE", "DELETE"}), ("note", {"UPDATE"})],
+)
+def test_after_a_rename_those_statements_fail_that_the_doctor_names(
+    old: str, failing: set[str], taskbridge: Program, engine: Engine
+) -> None:
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert taskbridge(*ADOPT, "--columns", "note,total", "--from-now-on").status == 0
+    run(engine, f"ALTER TABLE orders RENAME {old} TO other")
+    found = set()
+    for statement in (
+        "INSERT INTO orders VALUES (2, 'bolt', 1, 'b')",
+        "UPDATE orders SET total = 2",
+        "DELETE FROM orders",
+    ):
+        try:
+            run(engine, statement)
+        except ProgrammingError:
+            found.add(statement.split()[0])
+    assert found == failing
 
 
 def prune(taskbridge: Program, reader: Reader) -> int:

@@ -18,6 +18,8 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connections
 from django.test.utils import override_settings
+from psycopg import IsolationLevel
+from psycopg.sql import SQL, Identifier
 from sqlalchemy import make_url
 
 from taskbridge.cli import console
@@ -78,6 +80,43 @@ def test_the_url_is_that_of_django_s_database(monkeypatch: pytest.MonkeyPatch) -
     given = {names[name]: value for name, value in wanted.items()}
     given |= {"options": "-c search_path=shop,public", "sslmode": "prefer"}
     assert parameters_of(url_of("default")) == given
+
+
+ROLE = 'Shop owner\'s \\ "main" é'
+
+
+@pytest.fixture
+def _role(deployment: Deployment) -> Iterator[None]:
+    quoted = '"' + ROLE.replace('"', '""') + '"'
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {quoted}")
+    yield
+    connections["default"].close()
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP ROLE {quoted}")
+
+
+@pytest.mark.usefixtures("_role")
+@pytest.mark.parametrize("others", [{}, {"options": "-c search_path=shop,public"}])
+def test_the_role_that_django_assumes_is_that_of_all_connections(
+    others: dict[str, str], taskbridge_servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", "redis://localhost")
+    with empty(taskbridge_servers, monkeypatch) as url:
+        with psycopg.connect(url) as connection:
+            (name,) = connection.execute("SELECT quote_ident(current_database())").fetchone() or ("",)
+            connection.execute("CREATE SCHEMA shop")
+            for what in (f"CREATE ON DATABASE {name}", "ALL ON SCHEMA public", "ALL ON SCHEMA shop"):
+                connection.execute(SQL("GRANT {} TO {}").format(SQL(what), Identifier(ROLE)))
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {**others, "assume_role": ROLE})
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        assert [one.id for one in run_checks(databases=["default"])] == []
+        engine = connect(Settings.read().postgres_url)
+        with engine.connect() as own:
+            who = "SELECT current_user, pg_get_userbyid(nspowner) FROM pg_namespace "
+            assert own.exec_driver_sql(who + "WHERE nspname = 'taskbridge'").one() == (ROLE, ROLE)
+            assert not others or own.exec_driver_sql("SHOW search_path").scalar_one() == "shop,public"
+        engine.dispose()
 
 
 def test_what_is_not_set_follows_from_django_and_celery_and_the_environment_wins(
@@ -225,6 +264,19 @@ def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
         (found,) = run_checks()
         assert found.id == "taskbridge.W002"
         assert "sent is a coroutine function" in found.msg
+        with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
+            assert run_checks() == []
+
+
+@pytest.mark.parametrize(
+    ("level", "number"), [(2, []), (3, ["taskbridge.W006"]), (IsolationLevel.SERIALIZABLE, ["taskbridge.W006"])]
+)
+def test_checks_tell_of_an_isolation_level_with_which_handlers_fail(
+    level: int, number: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"isolation_level": level})
+    with override_settings(TASKBRIDGE_REDIS_URL="redis://localhost"):
+        assert [one.id for one in run_checks()] == number
         with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
             assert run_checks() == []
 

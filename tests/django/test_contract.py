@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import override_settings
 
-from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver, deployed
+from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from tests.deployment import Deployment
+from tests.django.shop import adopted_again
 from tests.inline import AT_ONCE
 from tests.store.adopting import ORDERS, adopted, run
 
@@ -28,10 +32,10 @@ class Shop:
         self._handle_all = handle_all
         self.seen: Seen = []
 
-    def handle(self, handler: Handler, *others: str, batch_size: int = 10) -> None:
+    def handle(self, handler: Handler, *others: str, batch_size: int = 10, source: str = "orders") -> None:
         """Declare `orders` with a handler, and other pipelines of its source."""
         declared = Pipelines()
-        declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size))
+        declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size, source=source))
         for name in others:
             declared.declare(Pipeline(name, lambda _: None, AT_ONCE, batch_size, source="orders"))
         self._monkeypatch.setattr(LightRuntime, "pipelines", declared)
@@ -68,7 +72,10 @@ def in_a_transaction_test_case(here: Deployment) -> Iterator[Callable[[], object
         yield one.run_all
 
 
-@pytest.fixture(params=[in_a_test_case, in_a_transaction_test_case])
+KINDS = [in_a_test_case, in_a_transaction_test_case]
+
+
+@pytest.fixture(params=KINDS)
 def shop(
     request: pytest.FixtureRequest,
     deployment: Deployment,
@@ -155,3 +162,93 @@ def test_what_is_rejected_does_not_come_again_and_the_others_are_handled(shop: S
     shop.execute(PLACE)
     assert sorted(shop.batches()) == PLACED
     assert shop.batches() == []
+
+
+def written() -> list[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM shop_customer ORDER BY name")
+        return [name for (name,) in cursor.fetchall()]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_handler_that_asks_to_wait_keeps_what_it_marked_and_the_rest_comes_again(
+    shop: Shop, asynchronous: bool
+) -> None:
+    asked: list[str] = []
+
+    def handler(batch: Batch) -> RetryAfter | None:
+        shop.note(batch)
+        for record in batch:
+            if record.external_id in {"2", "3", "4"} and record.external_id not in asked:
+                asked.append(record.external_id)
+                if record.external_id == "4":
+                    batch.connection.exec_driver_sql("INSERT INTO shop_customer (name) VALUES ('lost')")
+                return RetryAfter(5)
+            insert = "INSERT INTO shop_customer (name) VALUES (%s) ON CONFLICT DO NOTHING"
+            batch.connection.exec_driver_sql(insert, (record.external_id,))
+            batch.handled(record)
+        return None
+
+    async def coroutine(batch: Batch) -> RetryAfter | None:
+        return handler(batch)
+
+    shop.handle(coroutine if asynchronous else handler, batch_size=3)
+    shop.execute("INSERT INTO orders SELECT n, 'acme', n, 'a' FROM generate_series(1, 3) n")
+    shop.execute("INSERT INTO orders VALUES (4, 'bolt', 4, 'd')")
+    seen = shop.batches()
+    of = {tenant: [[key for key, _ in keys] for name, keys in seen if name == tenant] for tenant in ("acme", "bolt")}
+    assert of == {"acme": [["1", "2", "3"], ["2", "3"], ["3"]], "bolt": [["4"], ["4"]]}
+    assert written() == ["1", "2", "3", "4"]
+    assert shop.batches() == []
+    shop.execute("UPDATE orders SET total = 9 WHERE id = 2")
+    assert shop.batches() == [("acme", [("2", False)])]
+
+
+def test_marks_out_of_order_with_writes_are_a_mistake(shop: Shop) -> None:
+    def handler(batch: Batch) -> RetryAfter:
+        batch.handled(batch[1])
+        batch.handled(batch[0])
+        batch.handled(batch[-1])
+        shop.execute("INSERT INTO shop_customer (name) VALUES ('lost')")
+        return RetryAfter(5)
+
+    shop.handle(handler)
+    shop.execute("INSERT INTO orders SELECT n, 'acme', n, 'a' FROM generate_series(1, 4) n")
+    with pytest.raises(HandlerMistake, match="handle them in the order of the batch"):
+        shop.batches()
+    assert written() == []
+
+
+def test_an_iterator_of_which_nothing_has_run_is_a_mistake(shop: Shop) -> None:
+    returned: Any = iter(())
+    shop.handle(lambda _: returned)
+    shop.execute(PLACE)
+    with pytest.raises(HandlerMistake, match="the handler returned an iterator"):
+        shop.batches()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("module", [None, adopted_again.__name__])
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_tests_without_the_migration_that_adopts_is_told(
+    kind: Any, module: str | None, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    monkeypatch.setitem(sys.modules, "tests.django.shop.migrations", adopted_again)
+    with override_settings(MIGRATION_MODULES={"shop": module}), kind(deployment) as handle_all:
+        here = Shop(monkeypatch, handle_all)
+        here.handle(here.note, source="lines")
+        with pytest.raises(ConfigurationError, match=r"adopted as lines .*shop\.first_lines.*: let the tests run it"):
+            here.batches()
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_no_migration_adopts_a_source_may_be_without_records(
+    kind: Any, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    with override_settings(MIGRATION_MODULES={"shop": adopted_again.__name__}), kind(deployment) as handle_all:
+        here = Shop(monkeypatch, handle_all)
+        here.handle(here.note)
+        assert here.batches() == []

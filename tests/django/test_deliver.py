@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import pytest
 from django.db import connection, transaction
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import taskbridge
-from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver
+from taskbridge.errors import HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
+from tests.store.adopting import ORDERS, adopted, run
 
 
 class Base(DeclarativeBase):
@@ -25,14 +30,24 @@ class Total(Base):
     number: Mapped[str] = mapped_column(primary_key=True)
 
 
+class OfTheShop(DeclarativeBase):
+    pass
+
+
+class Placed(OfTheShop):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    note: Mapped[str]
+
+
 @pytest.fixture(autouse=True)
 def tables(deployment: Deployment, project: None) -> None:  # noqa: ARG001 - Django's connection is to this database
     Base.metadata.create_all(deployment.engine)
 
 
-def handle(monkeypatch: pytest.MonkeyPatch, handler: Handler) -> None:
+def handle(monkeypatch: pytest.MonkeyPatch, handler: Handler, batch_size: int = 10) -> None:
     declared = Pipelines()
-    declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=10))
+    declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size))
     monkeypatch.setattr(LightRuntime, "pipelines", declared)
 
 
@@ -72,3 +87,58 @@ def test_what_cannot_be_written_is_an_error_and_nothing_of_it_stays(monkeypatch:
         handle(monkeypatch, lambda batch: batch.session.add(Total(number="2")))
         assert len(deliver("orders")) == 1
         assert totals() == ["2"]
+
+
+@pytest.mark.parametrize(("scope", "first"), [("tenant", ["acme", "bolt"]), ("pipeline", ["acme"])])
+def test_a_test_sees_who_asked_to_wait_and_who_comes_next(
+    monkeypatch: pytest.MonkeyPatch, scope: Any, first: list[str]
+) -> None:
+    told = RetryAfter(5, scope)
+
+    def handler(batch: Batch) -> RetryAfter | None:
+        if batch.tenant == "bolt" or asked:
+            return None
+        asked.append(batch.tenant)
+        batch.handled(batch[0])
+        return told
+
+    asked: list[str] = []
+    handle(monkeypatch, handler, batch_size=2)
+    with transaction.atomic():
+        save("1", "2", "3")
+        taskbridge.record("bolt", "4", {}, source="orders", connection=connection)
+        batches = deliver("orders")
+        assert [batch.tenant for batch in batches] == first
+        assert [batch.retry_after for batch in batches] == [told, None][: len(first)]
+        rest = [("acme", ["2", "3"])] + [("bolt", ["4"])] * (len(first) == 1)
+        assert [(one.tenant, [record.external_id for record in one]) for one in deliver("orders")] == rest
+        assert deliver("orders") == []
+
+
+def test_what_a_session_holds_is_written_while_its_tenant_s_rows_make_no_records(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(deployment.engine, ORDERS)
+    adopted(deployment.engine)
+
+    def handler(batch: Batch) -> None:
+        batch.session.get_one(Placed, 1).note = "sent"
+
+    handle(monkeypatch, handler)
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+        assert len(deliver("orders")) == 1
+        assert deliver("orders") == []
+
+
+def test_an_error_that_was_caught_in_a_block_without_a_savepoint_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(_: Batch) -> None:
+        with suppress(ValueError), transaction.atomic(savepoint=False):
+            raise ValueError
+
+    handle(monkeypatch, handler)
+    with transaction.atomic():
+        save("1")
+        with pytest.raises(HandlerMistake, match="nothing can be committed"):
+            deliver("orders")

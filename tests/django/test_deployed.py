@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from django.db import connections
@@ -92,3 +93,11 @@ def test_nothing_is_left_of_a_test_whether_or_not_it_fails(fails: bool, here: De
     # and the test's connections are closed
     # A process of Postgres ends a moment after its client has closed.
     wait_until(lambda: sessions(here.engine) <= open_before, "no session is left")
+
+
+def test_after_the_block_nothing_is_asked_of_the_project_s_own_deployment(here: Deployment) -> None:
+    with deployed(here.app) as one:
+        here.notify_event.delay("globex", pipeline="orders")
+    for ask in (partial(one.notified, "orders"), one.run_all):
+        with pytest.raises(ConfigurationError, match=r"the block of `deployed` has ended, .*: ask within the block"):
+            ask()
