@@ -53,7 +53,7 @@ TEXTS = ("state", "token", "held", "queue", "worker", "died")
 """The fields of a runner that are no numbers."""
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
-    max_examples=EXAMPLES or 60,
+    max_examples=EXAMPLES or 30,
     stateful_step_count=50,
     derandomize=not EXAMPLES,
     deadline=None,
@@ -836,4 +836,4 @@ def test_gate_and_model_agree_in_all_that_is_drawn(redis_client: redis.Redis, ke
 def test_a_gate_that_lost_keys_or_time_goes_on_from_what_is_left(
     redis_client: redis.Redis, keys: Keys, machine: type[LossyGateAndModel]
 ) -> None:
-    _run(partial(machine, redis_client, keys, set()), settings(SETTINGS, max_examples=EXAMPLES or 20))
+    _run(partial(machine, redis_client, keys, set()), settings(SETTINGS, max_examples=EXAMPLES or 10))

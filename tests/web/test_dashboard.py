@@ -408,7 +408,7 @@ def test_more_viewers_than_there_is_room_for_are_told_so(visitor: Visitor, monke
 def test_a_stream_ends_by_itself_so_that_a_server_that_stops_waits_for_no_viewer(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_pages, "STREAM_SECONDS", 0.5)
+    monkeypatch.setattr(live_pages, "STREAM_SECONDS", 2)
     with visitor.client.stream("GET", "/live") as stream:
         lines = [line for line in stream.iter_lines() if line]
     assert (lines[0], lines[1]) == ("retry: 500", "event: look")
