@@ -6,7 +6,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -169,7 +169,8 @@ class Batch(Sequence[Record]):
         """Whether the run still has its tenant, as far as this process can know without asking.
 
         False once a heartbeat was refused, or when none was confirmed in time. A long handler that sees False should
-        stop: another run is taking over, and the cursor will not move past this batch.
+        stop: another run is taking over, and the cursor will not move past this batch. Who goes through the batch with
+        `for` is stopped before the next record.
         """
         return self._owned()
 
@@ -224,6 +225,20 @@ class Batch(Sequence[Record]):
     def rejected(self) -> Mapping[str, str]:
         """What was rejected so far: the reason by external id."""
         return MappingProxyType(self._rejected)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the records one by one, for as long as the run has its tenant (`owned`).
+
+        A process that stood still for longer than `TASKBRIDGE_RUNNER_TTL` would else go on with records that another
+        run has handled in newer revisions.
+
+        Raises:
+            RetryAfter: it has it no more. What was marked is kept if no other run took over, as where Redis is away.
+        """
+        for record in self._records:
+            if not self._owned():
+                raise RetryAfter(0)
+            yield record
 
     @overload
     def __getitem__(self, index: int) -> Record: ...

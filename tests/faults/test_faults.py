@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify, notify_many
 from taskbridge.running.tail import Rounds
 from taskbridge.running.ticker import fire_due
-from taskbridge.store import record_invoice
+from taskbridge.store import record, record_invoice
 from tests.deployment import Deployment
 from tests.waiting import TIME_FACTOR, wait_until
 
@@ -84,6 +85,33 @@ def test_a_worker_that_was_frozen_past_its_deadline_changes_nothing(deployment: 
             deployment.wait_until_idle()
         # then nothing is delivered twice
         assert delivered_once(deployment)
+
+
+def test_a_worker_that_was_frozen_in_its_handler_goes_through_no_more_of_its_batch(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    # given a handler that calls somebody for each record, and freezes behind the first call
+    calls = tmp_path / "calls"
+    module = "tests.faults.calling"
+    for number in NUMBERS:
+        record(deployment.engine, "calls", "acme", number, {"version": 1})
+    with deployment.worker(TASKBRIDGE_PIPELINES=module, CALLS=str(calls)) as frozen:
+        wait_until(lambda: calls.exists() and calls.read_text(), "first call")
+        frozen.signal_all(signal.SIGSTOP)
+        before = calls.read_text().splitlines()
+        # when its records change, another worker handles them, and the first one wakes
+        for number in NUMBERS:
+            record(deployment.engine, "calls", "acme", number, {"version": 2})
+        with deployment.worker(TASKBRIDGE_PIPELINES=module, CALLS=str(calls)):
+            newest = {f"{number} 2" for number in NUMBERS}
+            wait_until(lambda: newest <= set(calls.read_text().splitlines()), "taken over", RUNNER_TTL + 5)
+            after = len(calls.read_text().splitlines())
+            frozen.signal_all(signal.SIGCONT)
+            wait_until(lambda: "replaced by another run" in frozen.text(), "the frozen run notices")
+            deployment.wait_until_idle()
+    # then it made at most the call that was under way
+    assert len(before) < len(NUMBERS)
+    assert len(calls.read_text().splitlines()) - after <= 1
 
 
 def test_all_of_redis_is_lost_in_mid_burst(deployment: Deployment) -> None:
