@@ -50,7 +50,7 @@ def messages(path: Path) -> Iterator[Iterator[Line]]:
             packed = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
         if packed:
             raise InvalidInput(
-                f"{path} is packed with gzip: unpack it, as in `gzip -dc FILE | taskbridge record NAME -`"
+                f"{path} is packed with gzip: unpack it with `gzip -dc`, for `taskbridge record NAME -`"
             )
         lines = _lines(path, file)
         first = next(lines, None)

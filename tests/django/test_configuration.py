@@ -255,6 +255,27 @@ def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
         assert "`taskbridge" not in said
 
 
+def test_text_of_users_that_reads_as_a_command_stays_as_it_is(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures) "
+            "VALUES ('orders', 'taskbridge doctor', 1)"
+        )
+    with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+        call_command("taskbridge", "doctor")
+    said = capfd.readouterr().out
+    assert "1 tenant fails, such as 'taskbridge doctor'" in said
+    assert "-> manage.py taskbridge status --failing --pipeline orders" in said
+    console.tell("shop: failed, last: a `tick, then taskbridge import ended; `taskbridge why shop` says more")
+    assert capfd.readouterr().err == (
+        "shop: failed, last: a `tick, then taskbridge import ended; `manage.py taskbridge why shop` says more\n"
+    )
+
+
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
     @pipeline("sent")
     async def send(_: Batch) -> None:
