@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -54,6 +55,8 @@ _LEAST_TEXT: Final = 8
 
 SPOKEN: Final[list[Callable[[str], str]]] = []
 """What names commands otherwise, as where `manage.py` runs the program."""
+# Our own sentences have their commands in backticks. Other text may be that of users, and stays as it is.
+_COMMAND: Final = re.compile(r"`(?:celery -A )?taskbridge [a-z]+\b`?")
 # Where no terminal gives a width, nothing is cut.
 _WIDTH_OF_A_PIPE: Final = 100_000
 
@@ -98,12 +101,12 @@ def _console(*, stderr: bool, narrowest: int) -> Console:
 
 
 def plain(text: str) -> str:
-    """Return `text` as it may be printed: on one line, without terminal sequences."""
-    return printable(spoken(text))
+    """Return `text` as it may be printed: on one line, without terminal sequences, its commands in backticks spoken."""
+    return printable(_COMMAND.sub(lambda found: spoken(found[0]), text))
 
 
 def spoken(text: str) -> str:
-    """Return `text` with its commands as they are typed where the program is called otherwise."""
+    """Return text of our own with all its commands as they are typed where the program is called otherwise."""
     for change in SPOKEN:
         text = change(text)
     return text

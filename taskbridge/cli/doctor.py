@@ -55,4 +55,4 @@ def _show(findings: list[Finding]) -> None:
         line.append_text(console.cell(f" {one.check}: {one.text}", "default"))
         terminal.print(line)
         if one.remedy:
-            terminal.print(console.cell(f"         -> {one.remedy}"))
+            terminal.print(console.cell(f"         -> {console.spoken(one.remedy)}"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from taskbridge.cli.console import complain
+from taskbridge.cli.console import complain, spoken
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.errors import TaskBridgeError
 
@@ -66,7 +66,7 @@ def _report(error: Exception | Interrupted, *, with_traceback: bool) -> int:
         complain("interrupted")
         return error.exit_status
     if isinstance(error, TaskBridgeError):
-        complain(str(error))
+        complain(f"{error.what}: {spoken(error.remedy)}" if error.remedy else str(error))
         return error.exit_status
     complain(f"unexpected {type(error).__name__}: {error} (TASKBRIDGE_TRACEBACK=1 shows where)")
     return FAULT

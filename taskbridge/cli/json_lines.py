@@ -49,9 +49,7 @@ def messages(path: Path) -> Iterator[Iterator[Line]]:
         with _translated_errors(path):
             packed = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
         if packed:
-            raise InvalidInput(
-                f"{path} is packed with gzip: unpack it, as in `gzip -dc FILE | taskbridge record NAME -`"
-            )
+            raise InvalidInput(f"{path} is packed with gzip: unpack it with `gzip -dc`, for `taskbridge record NAME -`")
         lines = _lines(path, file)
         first = next(lines, None)
         if first is None:

@@ -105,8 +105,8 @@ class Recording:
             return f"{text}. Record the file again for the rest: what is there stays as it is"
         if self.path == STDIN:
             return f"{text}. The rest was not read"
-        rest = f"tail -n +{self._begun + 1} {shlex.quote(str(self.path))} | taskbridge record {self.pipeline} -"
-        return f"{text}. For the rest: {rest}"
+        rest = f"tail -n +{self._begun + 1} {shlex.quote(str(self.path))}"
+        return f"{text}. For the rest: {rest} | {console.spoken('taskbridge record')} {self.pipeline} -"
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts, and the first problems."""

@@ -245,7 +245,7 @@ def status(
         if undeclared:
             click.echo(console.plain(not_here.sentence(undeclared)))
         for one in due:
-            click.echo(console.plain(f"{one.source}: {one.what}; {one.remedy}"))
+            click.echo(console.plain(f"{one.source}: {one.what}; {console.spoken(one.remedy)}"))
         if parked:
             waiting = counted(parked, "message waits", "messages wait")
             click.echo(f"{waiting} to be recorded; a worker's log says what keeps them")
@@ -396,7 +396,7 @@ def _show(found: dict[str, _Standing]) -> None:
         elif one.more:
             terminal.print(
                 console.plain(
-                    f"more tenants: {_command('status', name)}{' --failing' if one.failing else ''} "
+                    f"more tenants: {console.spoken(_command('status', name))}{' --failing' if one.failing else ''} "
                     f"--after {one.tenants[-1].tenant!r}"
                 )
             )

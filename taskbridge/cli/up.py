@@ -161,4 +161,4 @@ def _stay_up(monitor: Monitor, sent: Sending, other_shell: str | None) -> None:
 def _other_shell(data_dir: Path) -> str:
     """Return what gives another shell the URLs."""
     option = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
-    return f'eval "$(taskbridge env{option})"'
+    return console.spoken(f'eval "$(taskbridge env{option})"')

@@ -135,9 +135,9 @@ def _sentence(one: dict[str, Any]) -> str:
     stands = f"{what}: {one['state']} in {one['pipeline']}"
     if one["reason"]:
         return f"{stands} after {counted(one['attempts'], 'attempt')}: {one_line(one['reason'])}"
-    if one["state"] == "pending" and one["failures"]:
-        times = counted(one["failures"], "time")
-        return f"{stands}; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
     if one["state"] == "pending":
+        if one["failures"]:
+            times = counted(one["failures"], "time")
+            stands += f"; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
         return f"{stands}; `{shlex.join(('taskbridge', 'why', one['tenant']))}` says when it is taken"
     return stands

@@ -48,7 +48,7 @@ class Seen(NamedTuple):
     @property
     def late_ms(self) -> int:
         """How long ago the deadline passed."""
-        return max(0, self.now_ms - self.runner.deadline_ms) if self.runner.deadline_ms is not None else 0
+        return _late_ms(self.runner, self.now_ms)
 
     @property
     def due(self) -> str:
@@ -69,6 +69,10 @@ class Seen(NamedTuple):
         return is_alive(self.runner, self.now_ms, self.ttl_ms)
 
 
+def _late_ms(runner: RunnerStatus, now_ms: int) -> int:
+    return 0 if runner.deadline_ms is None else max(0, now_ms - runner.deadline_ms)
+
+
 def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
     """Whether the last heartbeat of the run that is on is no older than the next one may be late; None: none is on."""
     if runner.state is not State.RUNNING or runner.deadline_ms is None:
@@ -83,6 +87,8 @@ _HELD: Final[Mapping[Hold, Cause]] = {
     Hold.RETRY: Cause.BACK_OFF,
     Hold.ASKED: Cause.ASKED_TO_WAIT,
 }
+_UNTIL_A_TIME: Final = (Hold.RATE, Hold.RETRY, Hold.ASKED)
+"""What holds a runner no longer once its deadline has passed: then it waits for a worker alone."""
 
 
 def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool, pending: bool = False) -> str:
@@ -96,7 +102,9 @@ def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: boo
         return str(Cause.FOUND_SOON)
     if is_alive(runner, now_ms, ttl_ms) is False:
         return str(Cause.FROZEN)
-    return str(runner.state if runner.hold is None else _HELD[runner.hold])
+    if runner.hold is None or (runner.hold in _UNTIL_A_TIME and _late_ms(runner, now_ms) > LATE_MS):
+        return str(runner.state)
+    return str(_HELD[runner.hold])
 
 
 def why(seen: Seen) -> tuple[Cause, str]:

@@ -191,7 +191,7 @@ def _postgres_text(said: _Said) -> str | None:
         return f"Postgres ended the statement: {text.splitlines()[0]}"
     # psycopg 3.2.1 has the system's text alone.
     if any(part in text for part in ("resolve host", "Name or service not known", "name resolution")):
-        return "the host in TASKBRIDGE_POSTGRES_URL is not known: correct it, or the name service"
+        return "the host of Postgres is not known: correct it in TASKBRIDGE_POSTGRES_URL, or the name service"
     for parts, sentence in _POSTGRES_TEXTS:
         if any(part in text for part in parts):
             return f"Postgres {sentence}"

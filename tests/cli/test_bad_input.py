@@ -85,7 +85,7 @@ SECRET = "s3cr3t-Pa55"
         ("TASKBRIDGE_POSTGRES_URL", {"password": SECRET}, "Postgres refuses the password"),
         ("TASKBRIDGE_POSTGRES_URL", {"port": None}, "Postgres cannot be reached"),
         ("TASKBRIDGE_POSTGRES_URL", {"database": "nowhere"}, "Postgres has no such database"),
-        ("TASKBRIDGE_POSTGRES_URL", {"host": "nowhere.invalid"}, "the host in TASKBRIDGE_POSTGRES_URL is not known"),
+        ("TASKBRIDGE_POSTGRES_URL", {"host": "nowhere.invalid"}, "correct it in TASKBRIDGE_POSTGRES_URL"),
         ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "require"}}, "do not agree on TLS"),
         ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
         ("TASKBRIDGE_REDIS_URL", {"port": None}, "Redis cannot be reached"),

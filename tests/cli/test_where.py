@@ -31,6 +31,13 @@ def test_a_record_is_found_by_its_key_alone(taskbridge: Program, engine: Engine)
         "quarantined",
         "pending",
     ]
+    run(
+        engine,
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error) "
+        "VALUES ('invoices', 'acme', 3, E'no\\nanswer')",
+    )
+    told = "its tenant failed 3 times in a row, last: no answer; `taskbridge why acme` says when it is taken"
+    assert told in taskbridge("where", "7").stdout
     missing = taskbridge("where", "8")
     assert (missing.status, "no record has the key '8'" in missing.stderr) == (1, True)
 

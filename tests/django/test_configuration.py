@@ -255,6 +255,26 @@ def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
         assert "`taskbridge" not in said
 
 
+def test_text_of_users_that_reads_as_a_command_stays_as_it_is(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures) VALUES ('orders', 'taskbridge doctor', 1)"
+        )
+    with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+        call_command("taskbridge", "doctor")
+    said = capfd.readouterr().out
+    assert "1 tenant fails, such as 'taskbridge doctor'" in said
+    assert "-> manage.py taskbridge status --failing --pipeline orders" in said
+    console.tell("shop: failed, last: a `tick, then taskbridge import ended; `taskbridge why shop` says more")
+    assert capfd.readouterr().err == (
+        "shop: failed, last: a `tick, then taskbridge import ended; `manage.py taskbridge why shop` says more\n"
+    )
+
+
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
     @pipeline("sent")
     async def send(_: Batch) -> None:
@@ -279,6 +299,38 @@ def test_checks_tell_of_an_isolation_level_with_which_handlers_fail(
         assert [one.id for one in run_checks()] == number
         with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
             assert run_checks() == []
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("127.0.0.1", "start it, or correct {}"), ("nowhere.invalid", "correct it in {}")]
+)
+def test_remedies_name_where_the_database_is_set(
+    host: str,
+    said: str,
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """In DATABASES, unless a variable or a setting has another."""
+    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    connections["default"].close()
+    for name, value in (("HOST", host), ("PORT", "1")):
+        monkeypatch.setitem(connections["default"].settings_dict, name, value)
+    (found,) = run_checks(databases=["default"])
+    assert found.id == "taskbridge.E003"
+    assert said.format("DATABASES['default']") in str(found.hint)
+    with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+        call_command("taskbridge", "prune", "--older-than", "1d")
+    assert said.format("DATABASES['default']") in capfd.readouterr().err
+    url = url_of("default")
+    with override_settings(TASKBRIDGE_POSTGRES_URL=url):
+        (found,) = run_checks(databases=["default"])
+    assert said.format("TASKBRIDGE_POSTGRES_URL") in str(found.hint)
+    monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", url)
+    assert typed("correct TASKBRIDGE_POSTGRES_URL") == "correct DATABASES['default']"
+    monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", f"{url}&connect_timeout=9")
+    assert typed("correct TASKBRIDGE_POSTGRES_URL") == "correct TASKBRIDGE_POSTGRES_URL"
 
 
 def test_checks_of_the_database_tell_what_to_do(deployment: Deployment) -> None:
