@@ -35,7 +35,7 @@ class Inline:
         """Let `handler` be the one of `pipeline`, declared with `options`; what it was given is in `seen`."""
 
         def noting(batch: Batch) -> Any:
-            self.seen += [record.external_id for record in batch]
+            self.seen += [record.external_id for record in batch[:]]
             return handler(batch)
 
         pipelines = Pipelines()

@@ -189,7 +189,7 @@ class Adopted:
     def _text(self, row: str, name: str, as_owner: bool = False) -> str:
         """Return the text of a column by its type's own output: a cast may be anybody's, once the type was changed."""
         value, base = f"{row}.{quoted(name)}", self.table.columns[name].base
-        text = f"format('%s', {value})"
+        text = f"concat({value})"
         if base in _TIMES:
             # How the output writes them depends on the session; infinity has one form.
             time = f"({text}::{base})" if as_owner else value

@@ -333,6 +333,9 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     ]
     if not wrong and before[0].digest != _digest(adopted):
         wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
+    # A migration may have run what was printed in another form.
+    if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
+        wrong = ["the function of its triggers has another text than the one that adopts it"]
     return wrong
 
 
@@ -458,6 +461,10 @@ def _function(adopted: Adopted) -> str:
         "emptied_after": after,
     }
     return filled("adopt_function", adopted.schema, body)
+
+
+def _body(adopted: Adopted) -> str:
+    return _function(adopted).split("$taskbridge$")[1]
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:

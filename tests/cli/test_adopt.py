@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from taskbridge.store import adoption, backfill, know
 from taskbridge.store.backfilling import PAGE
@@ -227,8 +230,27 @@ def test_a_choice_that_is_printed_is_kept_where_it_is_run(taskbridge: Program, e
     printed = taskbridge(*ADOPT, "--from-now-on", "--print-sql").stdout
     with engine.begin() as connection:
         for statement in filter(None, printed.split(";\n\n")):
-            connection.exec_driver_sql(statement.replace("%", "%%"))
+            connection.exec_driver_sql(statement)
     assert "backfills_due" not in taskbridge("status", "--json").json
+
+
+def test_a_function_of_another_text_is_told_and_made_anew(taskbridge: Program, engine: Engine) -> None:
+    run(engine, ORDERS)
+    assert taskbridge(*ADOPT).status == 0
+    function = "taskbridge.adopted_orders()"
+    ((text,),) = rows(engine, f"SELECT pg_get_functiondef('{function}'::regprocedure)")
+    run(engine, text.replace("concat(n.", "concat('x', n."))
+    (wrong,) = [one for one in taskbridge("doctor", "--json").json["findings"] if one["check"] == "tables"]
+    assert (wrong["level"], wrong["text"]) == (
+        "problem",
+        "orders: the function of its triggers has another text than the one that adopts it",
+    )
+    begin, _, mend = wrong["remedy"].partition("taskbridge ")
+    assert begin == "run again: "
+    assert taskbridge(*shlex.split(mend)).status == 0
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    assert Reader(engine).seen() == {"acme": ["1"]}
+    assert findings(taskbridge("doctor", "--json"))["tables"][0].startswith("ok")
 
 
 def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, engine: Engine) -> None:
@@ -249,8 +271,34 @@ def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, 
     ]
 
 
+def migrated_by_psycopg(engine: Engine, migrate: Callable[[], None]) -> None:
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        migrate()
+
+
+def migrated_by_asyncpg(engine: Engine, migrate: Callable[[], None]) -> None:
+    """As Alembic's template for coroutines does it."""
+
+    def within(connection: Connection) -> None:
+        with Operations.context(MigrationContext.configure(connection)):
+            migrate()
+
+    async def run_it() -> None:
+        own = create_async_engine(engine.url.set(drivername="postgresql+asyncpg", query={}))
+        async with own.begin() as connection:
+            await connection.run_sync(within)
+        await own.dispose()
+
+    asyncio.run(run_it())
+
+
+@pytest.mark.parametrize("migrated", [migrated_by_psycopg, migrated_by_asyncpg])
 def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
-    taskbridge: Program, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taskbridge: Program,
+    engine: Engine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    migrated: Callable[[Engine, Callable[[], None]], None],
 ) -> None:
     # given what the two commands have printed
     run(engine, ORDERS)
@@ -267,8 +315,9 @@ def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
     monkeypatch.chdir(tmp_path)
     reader = Reader(engine)
     for direction, seen in (("upgrade", {"acme": ["1"]}), ("downgrade", {})):
-        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-            names[direction]()
+        migrated(engine, names[direction])
+        if direction == "upgrade":
+            assert not [one for one in findings(taskbridge("doctor", "--json"))["tables"] if "function" in one]
         run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a') ON CONFLICT (id) DO UPDATE SET total = 2")
         assert reader.seen() == seen
     assert "tables" not in findings(taskbridge("doctor", "--json"))

@@ -104,7 +104,7 @@ def test_a_worker_that_was_frozen_in_its_handler_goes_through_no_more_of_its_bat
             record(deployment.engine, "calls", "acme", number, {"version": 2})
         with deployment.worker(TASKBRIDGE_PIPELINES=module, CALLS=str(calls)):
             newest = {f"{number} 2" for number in NUMBERS}
-            wait_until(lambda: newest <= set(calls.read_text().splitlines()), "taken over", RUNNER_TTL + 5)
+            wait_until(lambda: newest <= set(calls.read_text().splitlines()), "taken over", 30)
             after = len(calls.read_text().splitlines())
             frozen.signal_all(signal.SIGCONT)
             wait_until(lambda: "replaced by another run" in frozen.text(), "the frozen run notices")

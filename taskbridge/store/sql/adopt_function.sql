@@ -1,6 +1,7 @@
 -- The trigger function of an adopted table. It runs with its owner's rights, so that who writes the table needs no others.
 -- So nothing here may call what others have made, such as the cast of a type. Each column of the table is named with an alias,
--- and no query on it uses a variable, so a column may have any name.
+-- and no query on it uses a variable, so a column may have any name. It has no percent sign: drivers differ in whether they
+-- take one for a placeholder, and where somebody doubles it for one that does not, it stays doubled.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
 DECLARE
@@ -21,7 +22,7 @@ BEGIN
                 RETURN NULL;
             END IF;
             RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-                MESSAGE = format('%s is not the table that was adopted as the source %s', TG_RELID::regclass, {source});
+                MESSAGE = concat(TG_RELID::regclass, ' is not the table that was adopted as the source ', {source});
         END IF;
     END IF;
     IF TG_OP = 'INSERT' THEN

@@ -4,7 +4,7 @@
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, t.tgname::text AS trigger, t.tgenabled = 'A' AS is_on,
        t.tgparentid <> 0 AS is_clone,
        c.relkind <> 'p' OR has_function_privilege(c.relowner, p.oid, 'EXECUTE') AS may_clone,
-       p.proowner::regrole::text AS role,
+       p.proowner::regrole::text AS role, p.prosrc AS body,
        {lacks} || CASE WHEN t.tgtype & 32 <> 0 THEN ARRAY(
            SELECT l.what
            FROM (VALUES
