@@ -49,7 +49,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "begin",
-            ("due", "runner", "lease", "circuit", "running", "wait_queue", "handed", "reminded", "sent"),
+            ("due", "runner", "lease", "circuit", "running", "wait_queue", "turns", "handed", "reminded", "sent"),
             ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "worker", "now_ms"),
             uses=("wait_queue",),
         ),
