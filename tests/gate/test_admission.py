@@ -505,13 +505,15 @@ def _on_its_way_when_the_circuit_closes(course: Callable[..., Course]) -> None:
         one = course()
         one.begins(0)
         one.opens()
-        one.an_operator_starts_it(1)
-        one.ends(0, "handled")
+        one.an_operator_starts_it(2)
+        one.settle(0, 0, Outcome.MORE, 0, 1, 1, 1)
         if opens_again:
-            one.begins(0, 3)
+            one.begin(0, 0)
+            one.begins(3)
             one.ends(0, "failed")
             one.ends(3, "failed")
-        one.begin(1, 0)
+        one.begin(2, 0)
+        one.a_ticker_asks_whose_turn_it_is()
 
 
 def _a_lost_deadline(course: Callable[..., Course]) -> None:
