@@ -74,7 +74,9 @@ SHARE: Final = 100
 LENGTHS: Final = 4
 """Base rounds of which the quickest counts."""
 LONGEST_REST: Final = 30.0
-"""Seconds of the longest rest after a base round, where the base interval is not longer."""
+"""Seconds of the longest rest after a base round that took less than LONGEST_REST / LEAST_SHARE."""
+LEAST_SHARE: Final = 10
+"""The rest after a longer one is LEAST_SHARE x what it took, so that a large backlog leaves time for others."""
 _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, NoAnswer)
 """More time helps. It does not where a lock is waited for, which takes as long each time."""
 
@@ -185,6 +187,11 @@ def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_base:
 def _longer(extra: float, error: Exception) -> float:
     """Return the extra time of a page's next try, in seconds, after its last try with `extra` failed."""
     return min(LONGEST_EXTRA, max(AFTER_FAILURE, extra * 2)) if isinstance(error, _TOO_SLOW) else 0.0
+
+
+def rest_after(seconds: float) -> float:
+    """Return the rest after base rounds of which the quickest took so many seconds; below 0: the interval is enough."""
+    return min(SHARE * (seconds - SHORT_ROUND), max(LONGEST_REST, LEAST_SHARE * seconds))
 
 
 @dataclass(slots=True)
@@ -334,8 +341,8 @@ class Rounds:
             return LEAST_REST
         # The quickest counts: some may take long because a process or a server stood still, or others were at work.
         standing.lengths.append(standing.worked)
-        standing.worked, share = 0.0, SHARE * (min(standing.lengths) - SHORT_ROUND)
-        standing.base_at = time.monotonic() + max(interval, min(LONGEST_REST, share))
+        standing.worked = 0.0
+        standing.base_at = time.monotonic() + max(interval, rest_after(min(standing.lengths)))
         if standing.started:
             self.runtime.orphaned[name] += standing.started
             log.warning("%s: %d tenants had pending records and no run", name, standing.started)

@@ -360,7 +360,9 @@ def threads_of(*many: Rounds) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
-def test_few_slow_base_rounds_stretch_nothing_and_more_have_a_bound(slow_rounds: Make) -> None:
+def test_few_slow_base_rounds_stretch_nothing_and_more_have_a_bound(
+    slow_rounds: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds, tails = slow_rounds()
     rounds.tail_pages()
     standing = rounds.standings["invoices"]
@@ -378,6 +380,10 @@ def test_few_slow_base_rounds_stretch_nothing_and_more_have_a_bound(slow_rounds:
     tails.seconds = 1.0
     assert [rest_after_a_round() < 10 for _ in range(4)] == [True, True, True, False]
     assert 20 < rest_after_a_round() <= 30
+    with monkeypatch.context() as short:
+        # As where a round takes longer than 3 s.
+        short.setattr("taskbridge.running.tail.LONGEST_REST", 1.0)
+        assert rest_after_a_round() > 9
     tails.seconds = 0.0
     assert rest_after_a_round() < 10
     tails.error = NoAnswer("silent")

@@ -91,6 +91,8 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, answers: Answers) 
         text = "it is number {} of 2 in the wait queue for a free run slot of narrow, of which there are 1"
         assert places == [text.format(1), text.format(2)]
 
+        # Its run's message may be in the queue still: only the run learns of the pause.
+        wait_until(lambda: answers.tenant("orders", "paused").state == "paused", "paused")
         paused = until(answers, "orders", "paused", Cause.PAUSED)
         said(paused, r"^paused by alice, \d+s ago \(the price list is wrong\)$")
         assert paused.pause is not None
