@@ -184,25 +184,27 @@ class Gate(Inspector):
         ]
         return [Answer(reply[0]) for reply in self._wire.call(self._scripts["decline"], calls)]
 
-    def take(self, most_first: int, most_next: int) -> list[Message]:
+    def take(self, most_first: int, most_next: int) -> tuple[list[Message], list[str]]:
         """Take up to so many run messages out of the queues, up to `most_next` in all.
 
-        First events come before the others, but for each fourth place: that is a continuation's where one waits. Only
+        Returns with them, for the places that are left, who is next among those that wait for their turn: text that
+        `publish_turns` takes. First events come before the others, but for each fourth place: that is a continuation's where one waits. Only
         where the scripts publish the messages themselves. A message that is not a run's ends it.
         """
         (found,) = self._wire.call(
             self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]
         )
+        *texts_of, turns = found
         firsts, nexts = (
             [Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0])) for text in texts]
-            for queue, texts in zip(Queue, found, strict=True)
+            for queue, texts in zip(Queue, texts_of, strict=True)
         )
         row = int(Constant.FIRSTS_IN_A_ROW)
         merged: list[Message] = []
         while firsts or nexts:
             merged += [*firsts[:row], *nexts[:1]]
             firsts, nexts = firsts[row:], nexts[1:]
-        return merged
+        return merged, turns
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Put messages that `take` returned back into their places."""
@@ -230,14 +232,15 @@ class Gate(Inspector):
             times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
             args = (*run, *told, *times, most_handed, most_runs, _nonce(), self._now())
             calls.append((self._keys_of("settle", run.pipeline, run.tenant, Queue.NEXT), args))
-        answers = []
+        answers, turns = [], dict[str, None]()
         for (run, *_), reply in zip(runs, self._wire.call(self._scripts["settle"], calls), strict=True):
             called = reply[2:]
             answers.append(self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant))
             if len(called) == 1:
                 self.expire(run.pipeline, called)
-            elif called:
-                self.publish_turns(called[1:])
+            # Runs that end together are told of the same one.
+            turns |= dict.fromkeys(called[1:])
+        self.publish_turns([*turns])
         return answers
 
     def first_events(self) -> int:
@@ -254,11 +257,13 @@ class Gate(Inspector):
         return handed, members
 
     def publish_turns(self, members: Sequence[str]) -> None:
-        """Give those who wait for their turn theirs. Nothing happens to one that somebody else gave it meanwhile."""
-        for member in members:
-            pipeline, _, tenant = member.partition(":")
-            (reply,) = self._expire(pipeline, [tenant], "turn")
-            self._published(reply, Queue.NEXT, pipeline, tenant)
+        """Give those who wait for their turn theirs, in one round trip.
+
+        Nothing happens to one that somebody else gave it meanwhile.
+        """
+        runs = [(pipeline, tenant) for pipeline, _, tenant in (member.partition(":") for member in members)]
+        for run, reply in zip(runs, self._expire(runs, "turn"), strict=True):
+            self._published(reply, Queue.NEXT, *run)
 
     def permit(self, run: RunKey, wanted: int, at_least: int, whole: Limits, each: Limits) -> tuple[int, int]:
         """Ask to deliver `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
@@ -294,12 +299,12 @@ class Gate(Inspector):
 
         With `early` a tenant that waits, for whatever reason, is started before its deadline.
         """
-        replies = self._expire(pipeline, tenants, "early" if early else "")
+        replies = self._expire([(pipeline, tenant) for tenant in tenants], "early" if early else "")
         return [
             self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
         ]
 
-    def _expire(self, pipeline: str, tenants: Sequence[str], why: str) -> list[list[Any]]:
+    def _expire(self, runs: Sequence[tuple[str, str]], why: str) -> list[list[Any]]:
         return self._wire.call(
             self._scripts["expire"],
             [
@@ -307,7 +312,7 @@ class Gate(Inspector):
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
                     (pipeline, tenant, self._timing.republish, why, _nonce(), self._now()),
                 )
-                for tenant in tenants
+                for pipeline, tenant in runs
             ],
         )
 

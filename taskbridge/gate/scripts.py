@@ -117,7 +117,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "unbegun"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("unbegun",)),
-        Script("take", ("first", "next"), ("most_first", "most_next", "run_task")),
+        Script("take", ("first", "next", "turns"), ("most_first", "most_next", "run_task")),
         Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms"), uses=("expiry",)),
     )
