@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -70,6 +72,7 @@ class Gate(Inspector):
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
         self._publish = publish
+        self._calling = threading.local()
         self._queue_prefix = queue_prefix
         publishing = read("publish_elsewhere.lua") if message is None else message
         self._scripts = {name: client.register_script(render(script, publishing)) for name, script in SCRIPTS.items()}
@@ -232,16 +235,34 @@ class Gate(Inspector):
             times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
             args = (*run, *told, *times, most_handed, most_runs, _nonce(), self._now())
             calls.append((self._keys_of("settle", run.pipeline, run.tenant, Queue.NEXT), args))
-        answers, turns = [], dict[str, None]()
+        answers, turns, calls_of_others = [], dict[str, None](), list[Callable[[], object]]()
         for (run, *_), reply in zip(runs, self._wire.call(self._scripts["settle"], calls), strict=True):
             called = reply[2:]
             answers.append(self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant))
             if len(called) == 1:
-                self.expire(run.pipeline, called)
+                calls_of_others.append(partial(self.expire, run.pipeline, called))
             # Runs that end together are told of the same one.
             turns |= dict.fromkeys(called[1:])
-        self.publish_turns([*turns])
+        if turns:
+            calls_of_others.append(partial(self.publish_turns, [*turns]))
+        self._call_others(calls_of_others)
         return answers
+
+    def _call_others(self, calls: list[Callable[[], object]]) -> None:
+        """Start who comes after a run that ended.
+
+        In eager mode that does their runs, of which each is followed by another: those begin here too, not within them.
+        """
+        outer: deque[Callable[[], object]] | None = getattr(self._calling, "calls", None)
+        if outer is not None:
+            outer.extend(calls)
+            return
+        waiting = self._calling.calls = deque(calls)
+        try:
+            while waiting:
+                waiting.popleft()()
+        finally:
+            del self._calling.calls
 
     def first_events(self) -> int:
         """Return how many first events wait for a worker; 0 where another server is the broker."""

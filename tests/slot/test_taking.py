@@ -182,9 +182,7 @@ def test_a_slot_gives_no_turn_that_it_has_no_time_for(inline: Inline, monkeypatc
     assert inline.runtime.gate.turns(9)[1] == ["orders:e", "invoices:c", "invoices:d"]
 
 
-def test_a_slot_that_serves_first_events_alone_gives_no_turns(
-    inline: Inline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_that_serves_first_events_alone_gives_no_turns(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
     inline.runtime.taken_from = frozenset({Queue.FIRST.value})
     save(inline, ["a"])
     inline.handle(nothing)
