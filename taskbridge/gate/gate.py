@@ -191,8 +191,9 @@ class Gate(Inspector):
         """Take up to so many run messages out of the queues, up to `most_next` in all.
 
         Returns with them, for the places that are left, who is next among those that wait for their turn: text that
-        `publish_turns` takes. First events come before the others, but for each fourth place: that is a continuation's where one waits. Only
-        where the scripts publish the messages themselves. A message that is not a run's ends it.
+        `publish_turns` takes. First events come before the others, but for each fourth place: that is a
+        continuation's where one waits. Only where the scripts publish the messages themselves. A message that is not
+        a run's ends it.
         """
         (found,) = self._wire.call(
             self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]

@@ -27,6 +27,7 @@ end
 local kept = math.max(0, math.min(redis.call("LLEN", next_key), math.floor(most_next / (FIRSTS_IN_A_ROW + 1))))
 local firsts = take(first_key, most_first - kept)
 local nexts = take(next_key, most_next - #firsts)
-local left = most_next - #firsts - #nexts
+-- Behind a message that stays there, whoever is given a turn could not be taken.
+local left = redis.call("LLEN", next_key) == 0 and most_next - #firsts - #nexts or 0
 local members = left > 0 and redis.call("ZRANGE", turns_key, 0, left - 1) or {}
 return { firsts, nexts, members }

@@ -107,7 +107,7 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
         return None
     declared = set(runtime.pipelines.names())
     found, turns = runtime.gate.take(most_first, most_next)
-    # Who waits for a turn has it now, if that is done soon too: nothing is left in the queue, where deadlines would stand
+    # Who waits for a turn has it now, if that is done soon too. None is left in the queue, where deadlines would wait
     # behind it.
     pipelines = [message.run.pipeline for message in found] + [member.partition(":")[0] for member in turns]
     if given := turns[: max(0, _done_within(runtime, pipelines, left) - len(found))]:

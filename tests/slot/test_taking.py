@@ -194,3 +194,20 @@ def test_a_slot_that_serves_first_events_alone_gives_no_turns(inline: Inline, mo
 
     assert together == [["a"]]
     assert inline.runtime.gate.turns(9) == (0, ["invoices:b"])
+
+
+def test_a_slot_gives_no_turn_behind_a_message_that_it_cannot_take(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Celery(broker=inline.deployment.settings.redis_url, set_as_current=False) as foreign:
+        foreign.send_task("someone.elses", queue=Queue.NEXT.value)
+    save(inline, ["a", "b"])
+    inline.handle(nothing)
+    quick(inline)
+    wait_for_their_turn(inline, "invoices", "c")
+    together = do_no_run(monkeypatch)
+
+    work(inline)
+
+    assert together == [["a"], ["b"]]
+    assert inline.runtime.gate.turns(9) == (0, ["invoices:c"])
