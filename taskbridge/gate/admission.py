@@ -4,6 +4,10 @@ A run begins if it has a run slot and the circuit lets it; else its tenant goes 
 says POSTPONED. The end of a run goes through the gate's table, then the circuit's, then the slots'. The scripts that do
 it are `begin.lua` and `settle.lua`, with `circuit.lua` and `wait_queue.lua`.
 
+Why nobody's deadline stands behind the wait queue
+    It may hold every tenant of the pipeline when the circuit closes. Only those for whom a slot is kept are due then.
+    Without a cap all wait for their turn, of which few are given at once.
+
 Who frees what, when its owner dies
     A run slot has a deadline, which its run moves on while it works. So the slot of a run that died comes free by
     itself, and so does one that is kept for a tenant that never comes. When the deadline of a probe is past, another
@@ -70,7 +74,7 @@ class Verb(StrEnum):
     LAST = "settle, sent to the end"
     KEPT = "a run slot is kept for it"
     CALLED = "called for a time"
-    CLOSED = "the circuit closes"
+    TURNS = "all in it go to the turns"
     DEADLINE_LOST = "first, and without a deadline"
 
 
@@ -87,8 +91,12 @@ class Condition(Enum):
     OWN_PROBE = "its tenant is the one that probes"
     PROBE_DIED = "the probe's deadline is past"
     LET = "a run slot is free, and the circuit lets it"
+    CLOSES = "the run closed the circuit"
     CIRCUIT_CLOSED = "the circuit is closed, and the run had a slot"
-    FULL = "twice as many are the cap or more, or the wait queue is empty"
+    FULL = (
+        f"twice as many are the cap or more, or {Constant.SLOW_START_ENDS} or more where there is none, or the wait "
+        "queue is empty"
+    )
 
 
 class Effect(Enum):
@@ -105,7 +113,7 @@ class Effect(Enum):
         f"open for twice as long as before, {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms at the most; its tenant goes to "
         "the end of the wait queue, and the first is called for the end of the wait"
     )
-    CLOSE = "all that is known of failures and probes is forgotten; the wait queue is emptied, all in it start"
+    CLOSE = "all that is known of failures and probes is forgotten; the next table says who of the wait queue may come"
     JOIN = "its tenant goes to the end of the wait queue"
     REFUSE = "refused"
     REFUSE_AND_CALL = "refused; the first in the wait queue is called for when it may probe"
@@ -124,9 +132,14 @@ class Effect(Enum):
         "time; its tenant goes to the end of the wait queue, and the first is called for the end of the wait"
     )
     FREE = "its slot is free"
+    FREE_AND_CALL = "its slot is free; the first in the wait queue is called for the end of the wait"
+    FILL = "free slots are kept for the first in the wait queue; without a cap all in it go to the turns"
     KEEP = "its slot is kept for the first in the wait queue, for as long as a lost message takes to come back"
     DOUBLE = "twice as many runs may be on; free slots are kept for the first in the queue, unless the circuit is open"
-    STEADY = "the cap alone counts; free slots are kept for the first in the queue, unless the circuit is open"
+    STEADY = (
+        "the cap alone counts; unless the circuit is open, free slots are kept for the first in the queue, and without "
+        "a cap all in it go to the turns"
+    )
     ENTER = (
         "first events stand before continuations, each in the order in which they first asked; due after "
         f"`republish_after`, or in as long as it has waited, {Constant.LONGEST_REPUBLISH_MS:,} ms at the most"
@@ -134,6 +147,7 @@ class Effect(Enum):
     TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"
     START = "due now"
     MOVE = "due at that time"
+    WAIT_FOR_TURN = "behind those of its pipeline in the turns; its deadline stays, and moves on when it is past"
 
 
 S = TypeVar("S", Circuit, Slots, Queueing)
@@ -201,12 +215,14 @@ SLOTS: tuple[Row[Slots], ...] = (
     Row(_A, Verb.TIME, (_When.WAIT_OVER,), _W, Effect.NONE),
     Row(_W, Verb.HANDLED, (_When.FULL,), _S, Effect.STEADY),
     Row(_W, Verb.HANDLED, (), _W, Effect.DOUBLE),
+    Row(_S, Verb.HANDLED, (_When.CLOSES,), _S, Effect.FILL),
     *(
         Row(state, verb, when, state, effect)
         for state, verbs in ((_S, (Verb.HANDLED, Verb.NOTHING)), (_W, (Verb.NOTHING,)))
         for verb in verbs
         for when, effect in (((_When.CIRCUIT_CLOSED,), Effect.KEEP), ((), Effect.FREE))
     ),
+    Row(_A, Verb.HANDLED, (_When.CLOSES,), _A, Effect.FREE_AND_CALL),
     Row(_A, Verb.HANDLED, (), _A, Effect.FREE),
     Row(_A, Verb.NOTHING, (), _A, Effect.FREE),
 )
@@ -219,6 +235,6 @@ WAIT_QUEUE: tuple[Row[Queueing], ...] = (
     *_always(Queueing, Verb.BEGUN, _OUT, Effect.NONE),
     Row(_IN, Verb.KEPT, (), _OUT, Effect.START),
     Row(_IN, Verb.CALLED, (), _IN, Effect.MOVE),
-    Row(_IN, Verb.CLOSED, (), _OUT, Effect.START),
+    Row(_IN, Verb.TURNS, (), _OUT, Effect.WAIT_FOR_TURN),
     Row(_IN, Verb.DEADLINE_LOST, (), _OUT, Effect.NONE),
 )

@@ -1,10 +1,10 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
--- KEYS: due runner lease circuit running wait_queue handed reminded sent
+-- KEYS: due runner lease circuit running wait_queue turns handed reminded sent
 -- ARGV: pipeline tenant token ttl_ms republish_ms most_runs worker now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent, found} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
-local handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9]
+local turns_key, handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local republish_ms, most_runs, worker, us = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], clock_us(ARGV[8])
 local now = milliseconds(us)
@@ -19,6 +19,10 @@ end
 redis.call("ZREM", handed_key, pipeline .. ":" .. tenant)
 redis.call("ZREM", reminded_key, pipeline .. ":" .. tenant)
 redis.call("ZREM", sent_key, tenant)
+if joined then
+  -- It may have come here out of the wait queue while its message was on its way.
+  redis.call("ZREM", turns_key, pipeline .. ":" .. tenant)
+end
 
 local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes", "rest", "width")
 local open_until, holder, walk, probes = tonumber(circuit[1]), circuit[2], circuit[3], tonumber(circuit[4] or 0)

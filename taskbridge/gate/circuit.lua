@@ -12,7 +12,7 @@
 --   opened, opened_at, closed_at  for people
 --   rest      the downstream asked the whole pipeline to wait until this millisecond
 --   width     how many runs may be under way since then; doubles with each that handled something, and is
---             deleted where it reaches the cap of the pipeline
+--             deleted where it reaches the cap of the pipeline, or SLOW_START_ENDS where there is none
 
 -- Whether this failure and those before it are neither one tenant's nor one record's. It takes two tenants at the least.
 local function is_general(circuit_key, tenant, blame)
@@ -38,23 +38,15 @@ local function is_general(circuit_key, tenant, blame)
   return third or agreed and failures >= CIRCUIT_OPENS_AFTER
 end
 
-local function close(circuit_key, due_key, wait_queue_key, now)
-  redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures",
-    "says", "agreed")
-  redis.call("HSET", circuit_key, "closed_at", now)
-  for _, tenant in ipairs(redis.call("ZRANGE", wait_queue_key, 0, -1)) do
-    redis.call("ZADD", due_key, now, tenant)
-  end
-  redis.call("DEL", wait_queue_key)
-end
-
--- `blame` is empty unless the tenant is held for its back-off.
+-- `blame` is empty unless the tenant is held for its back-off. Returns whether the circuit closes.
 local function judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, blame, handled, now)
   local circuit = redis.call("HMGET", circuit_key, "until", "wait", "probe", "first", "failures")
   local is_open, wait_ms, is_probe = circuit[1], tonumber(circuit[2]), circuit[3] == tenant
   if is_open and handled > 0 and blame == "" then
-    close(circuit_key, due_key, wait_queue_key, now)
-    return
+    redis.call("HDEL", circuit_key, "until", "wait", "probe", "probes", "walk", "first", "second", "failures",
+      "says", "agreed")
+    redis.call("HSET", circuit_key, "closed_at", now)
+    return true
   end
   if handled > 0 and (circuit[4] or circuit[5]) then
     redis.call("HDEL", circuit_key, "first", "second", "failures", "says", "agreed")

@@ -17,7 +17,8 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "he
 local state, token, waited_ms, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
 local events, swept, lease_end, queue = runner[5], runner[6], tonumber(runner[7]), runner[8]
 local in_turns = redis.call("ZSCORE", turns_key, member)
-local waits_for_turn = in_turns and (held == "turn" or held == "found")
+-- Who came out of the wait queue is held as it was there.
+local waits_for_turn = in_turns and held
 local is_called = why == "turn" and waits_for_turn or why == "early" and state == "waiting"
 local is_past = why ~= "turn" and deadline and tonumber(deadline) <= now
 if in_turns and not waits_for_turn then

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -70,6 +72,7 @@ class Gate(Inspector):
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
         self._publish = publish
+        self._calling = threading.local()
         self._queue_prefix = queue_prefix
         publishing = read("publish_elsewhere.lua") if message is None else message
         self._scripts = {name: client.register_script(render(script, publishing)) for name, script in SCRIPTS.items()}
@@ -184,25 +187,28 @@ class Gate(Inspector):
         ]
         return [Answer(reply[0]) for reply in self._wire.call(self._scripts["decline"], calls)]
 
-    def take(self, most_first: int, most_next: int) -> list[Message]:
+    def take(self, most_first: int, most_next: int) -> tuple[list[Message], list[str]]:
         """Take up to so many run messages out of the queues, up to `most_next` in all.
 
-        First events come before the others, but for each fourth place: that is a continuation's where one waits. Only
-        where the scripts publish the messages themselves. A message that is not a run's ends it.
+        Returns with them, for the places that are left, who is next among those that wait for their turn: text that
+        `publish_turns` takes. First events come before the others, but for each fourth place: that is a
+        continuation's where one waits. Only where the scripts publish the messages themselves. A message that is not
+        a run's ends it.
         """
         (found,) = self._wire.call(
             self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]
         )
+        *texts_of, turns = found
         firsts, nexts = (
             [Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0])) for text in texts]
-            for queue, texts in zip(Queue, found, strict=True)
+            for queue, texts in zip(Queue, texts_of, strict=True)
         )
         row = int(Constant.FIRSTS_IN_A_ROW)
         merged: list[Message] = []
         while firsts or nexts:
             merged += [*firsts[:row], *nexts[:1]]
             firsts, nexts = firsts[row:], nexts[1:]
-        return merged
+        return merged, turns
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Put messages that `take` returned back into their places."""
@@ -230,15 +236,34 @@ class Gate(Inspector):
             times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
             args = (*run, *told, *times, most_handed, most_runs, _nonce(), self._now())
             calls.append((self._keys_of("settle", run.pipeline, run.tenant, Queue.NEXT), args))
-        answers = []
+        answers, turns, calls_of_others = [], dict[str, None](), list[Callable[[], object]]()
         for (run, *_), reply in zip(runs, self._wire.call(self._scripts["settle"], calls), strict=True):
             called = reply[2:]
             answers.append(self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant))
             if len(called) == 1:
-                self.expire(run.pipeline, called)
-            elif called:
-                self.publish_turns(called[1:])
+                calls_of_others.append(partial(self.expire, run.pipeline, called))
+            # Runs that end together are told of the same one.
+            turns |= dict.fromkeys(called[1:])
+        if turns:
+            calls_of_others.append(partial(self.publish_turns, [*turns]))
+        self._call_others(calls_of_others)
         return answers
+
+    def _call_others(self, calls: list[Callable[[], object]]) -> None:
+        """Start who comes after a run that ended.
+
+        In eager mode that does their runs, of which each is followed by another: those begin here too, not within them.
+        """
+        outer: deque[Callable[[], object]] | None = getattr(self._calling, "calls", None)
+        if outer is not None:
+            outer.extend(calls)
+            return
+        waiting = self._calling.calls = deque(calls)
+        try:
+            while waiting:
+                waiting.popleft()()
+        finally:
+            del self._calling.calls
 
     def first_events(self) -> int:
         """Return how many first events wait for a worker; 0 where another server is the broker."""
@@ -254,11 +279,13 @@ class Gate(Inspector):
         return handed, members
 
     def publish_turns(self, members: Sequence[str]) -> None:
-        """Give those who wait for their turn theirs. Nothing happens to one that somebody else gave it meanwhile."""
-        for member in members:
-            pipeline, _, tenant = member.partition(":")
-            (reply,) = self._expire(pipeline, [tenant], "turn")
-            self._published(reply, Queue.NEXT, pipeline, tenant)
+        """Give those who wait for their turn theirs, in one round trip.
+
+        Nothing happens to one that somebody else gave it meanwhile.
+        """
+        runs = [(pipeline, tenant) for pipeline, _, tenant in (member.partition(":") for member in members)]
+        for run, reply in zip(runs, self._expire(runs, "turn"), strict=True):
+            self._published(reply, Queue.NEXT, *run)
 
     def permit(self, run: RunKey, wanted: int, at_least: int, whole: Limits, each: Limits) -> tuple[int, int]:
         """Ask to deliver `wanted` records in one call under limits of the `whole` pipeline and of `each` tenant.
@@ -294,12 +321,12 @@ class Gate(Inspector):
 
         With `early` a tenant that waits, for whatever reason, is started before its deadline.
         """
-        replies = self._expire(pipeline, tenants, "early" if early else "")
+        replies = self._expire([(pipeline, tenant) for tenant in tenants], "early" if early else "")
         return [
             self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
         ]
 
-    def _expire(self, pipeline: str, tenants: Sequence[str], why: str) -> list[list[Any]]:
+    def _expire(self, runs: Sequence[tuple[str, str]], why: str) -> list[list[Any]]:
         return self._wire.call(
             self._scripts["expire"],
             [
@@ -307,7 +334,7 @@ class Gate(Inspector):
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
                     (pipeline, tenant, self._timing.republish, why, _nonce(), self._now()),
                 )
-                for tenant in tenants
+                for pipeline, tenant in runs
             ],
         )
 

@@ -161,8 +161,9 @@ class Inspector:
                 pipe.hgetall(self._keys.runner(pipeline, tenant))
                 pipe.zscore(self._keys.due(pipeline), tenant)
                 pipe.get(self._keys.lease(pipeline, tenant))
+                pipe.zscore(self._keys.turns, f"{pipeline}:{tenant}")
             replies: list[Any] = pipe.execute()
-        return [_status(*replies[at : at + 3]) for at in range(0, len(replies), 3)]
+        return [_status(*replies[at : at + 4]) for at in range(0, len(replies), 4)]
 
     def places(self, pipeline: str, tenants: Sequence[str]) -> list[Place]:
         """Return the places of `tenants` among those that wait, in one round trip."""
@@ -256,18 +257,20 @@ def _queued(now_ms: int, runners: Sequence[tuple[str, str | None, str | None]]) 
     return Queued(oldest, max(0.0, now_ms / 1000 - made_us / 1_000_000), running)
 
 
-def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None) -> RunnerStatus:
+def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None, turn: float | None) -> RunnerStatus:
+    # Who came to the turns out of the wait queue is held as it was there.
+    waits_for_turn = "held" in runner and (turn is not None or runner["held"] in WAITS_FOR_TURN)
     return RunnerStatus(
         state=State(runner.get("state", State.IDLE)),
         token=runner.get("token"),
         events=int(runner.get("events", 0)),
         runs=int(runner.get("runs", 0)),
         held="held" in runner,
-        waits_for_turn=runner.get("held") in WAITS_FOR_TURN,
+        waits_for_turn=waits_for_turn,
         began_ms=int(runner["began"]) if "began" in runner else None,
         deadline_ms=None if deadline is None else int(deadline),
         lease_ends_ms=None if lease_ends is None else int(lease_ends),
-        hold=_hold(runner),
+        hold=Hold.TURN if waits_for_turn else _hold(runner),
         worker=runner.get("worker"),
     )
 
@@ -275,8 +278,6 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
 def _hold(runner: dict[str, str]) -> Hold | None:
     if "held" not in runner:
         return None
-    if runner["held"] in WAITS_FOR_TURN:
-        return Hold.TURN
     if "joined" in runner:
         return Hold.WAIT_QUEUE
     # Only a tenant that waits for a rate limit has paid for what it may deliver.

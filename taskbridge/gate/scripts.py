@@ -49,7 +49,7 @@ SCRIPTS: dict[str, Script] = {
         ),
         Script(
             "begin",
-            ("due", "runner", "lease", "circuit", "running", "wait_queue", "handed", "reminded", "sent"),
+            ("due", "runner", "lease", "circuit", "running", "wait_queue", "turns", "handed", "reminded", "sent"),
             ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "worker", "now_ms"),
             uses=("wait_queue",),
         ),
@@ -117,7 +117,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "unbegun"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("unbegun",)),
-        Script("take", ("first", "next"), ("most_first", "most_next", "run_task")),
+        Script("take", ("first", "next", "turns"), ("most_first", "most_next", "run_task")),
         Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms"), uses=("expiry",)),
     )

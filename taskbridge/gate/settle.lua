@@ -51,7 +51,6 @@ local function continue_in_turn()
   end
   if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
     wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, us, "turn")
-    keep_turns(turns_key, shares_key, pipeline)
     return { POSTPONED }
   end
   return continue_now()
@@ -75,6 +74,21 @@ local function restore_last_run()
   else
     redis.call("HDEL", runner_key, "began")
   end
+end
+
+-- Nobody in the wait queue has to wait any more, and it may hold every tenant of the pipeline: were all due now, the next
+-- deadlines of all pipelines would stand behind their runs. Their own deadlines stay, for when the set of turns is lost.
+local function all_wait_for_their_turn()
+  local members = {}
+  for _, waiting in ipairs(redis.call("ZRANGE", wait_queue_key, 0, -1)) do
+    members[#members + 1] = text(next_tag(turns_key, shares_key, pipeline))
+    members[#members + 1] = pipeline .. ":" .. waiting
+  end
+  -- Lua passes few thousand arguments at the most.
+  for at = 1, #members, 1000 do
+    redis.call("ZADD", turns_key, unpack(members, at, math.min(at + 999, #members)))
+  end
+  redis.call("DEL", wait_queue_key)
 end
 
 local function settle()
@@ -150,24 +164,37 @@ if failures and outcome ~= "retry" and not did_nothing then
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)
 end
-judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, outcome == "retry" and blame or "", handled, now)
+local blamed = outcome == "retry" and blame or ""
+local closes = judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, blamed, handled, now)
 local circuit = redis.call("HMGET", circuit_key, "until", "rest", "width")
-local is_open, rests, width = circuit[1], now < tonumber(circuit[2] or 0), tonumber(circuit[3])
-local slots = redis.call("ZREM", running_key, tenant)
+local is_open, rest, width = circuit[1], tonumber(circuit[2] or 0), tonumber(circuit[3])
+local rests, slots = now < rest, redis.call("ZREM", running_key, tenant)
+-- How many runs may be on now, where that changed; 0: any number.
+local most = closes and most_runs
 if width and not rests and handled > 0 then
   -- The downstream takes work again: twice as many at a time, until nobody waits or the cap is reached. Then the cap alone
   -- counts, also where the wait queue of a busy pipeline is never empty.
-  width = width * 2
-  local at_cap = most_runs > 0 and width >= most_runs
-  if at_cap or redis.call("ZCARD", wait_queue_key) == 0 then
+  most = width * 2
+  if most >= (most_runs > 0 and most_runs or SLOW_START_ENDS) or redis.call("ZCARD", wait_queue_key) == 0 then
     redis.call("HDEL", circuit_key, "rest", "width")
+    most = most_runs
   else
-    redis.call("HSET", circuit_key, "width", width)
+    redis.call("HSET", circuit_key, "width", most)
   end
-  slots = (at_cap and most_runs or width) - redis.call("ZCOUNT", running_key, now, "+inf")
 end
 -- While the circuit is open, or the pipeline waits, nobody may come for the slot; when that is over, they are called.
-if not is_open and not rests then
+if rests then
+  if closes then
+    call_first(due_key, wait_queue_key, rest)
+  end
+elseif not is_open and most == 0 then
+  all_wait_for_their_turn()
+elseif not is_open then
+  if most then
+    -- An overdue run has no slot to pass on, since it may be kept now.
+    redis.call("ZREMRANGEBYSCORE", running_key, "-inf", "(" .. now)
+    slots = most - redis.call("ZCARD", running_key)
+  end
   for _ = 1, slots do
     local first = first_waiting(due_key, wait_queue_key)
     if not first then
@@ -183,6 +210,7 @@ if not is_open and not rests then
     end
   end
 end
+keep_turns(turns_key, shares_key, pipeline)
 -- A worker slot comes free. If too few turns are in its queue, the next tenant gets its turn.
 if not reply[3] then
   local waits = redis.call("ZRANGE", turns_key, 0, 0)[1]

@@ -1,10 +1,11 @@
 -- A worker slot has time for more runs: take their messages, first events before the others. Of as many as may be taken in
 -- all, some are kept for continuations where these wait: else a storm of first events would keep them waiting until its end.
 -- It ends before a message that is not a run's, or not as a script writes it: that is Celery's.
--- KEYS: first next
+-- KEYS: first next turns
 -- ARGV: most_first most_next run_task
--- RETURNS: {firsts, nexts}: the messages of each queue as they lay there, the next one first
-local first_key, next_key = KEYS[1], KEYS[2]
+-- RETURNS: {firsts, nexts, members}: the messages of each queue as they lay there, the next one first, and for the places
+-- that are left who is next among those that wait for their turn
+local first_key, next_key, turns_key = KEYS[1], KEYS[2], KEYS[3]
 local most_first, most_next, run_task = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 
 local function take(queue_key, most)
@@ -26,4 +27,7 @@ end
 local kept = math.max(0, math.min(redis.call("LLEN", next_key), math.floor(most_next / (FIRSTS_IN_A_ROW + 1))))
 local firsts = take(first_key, most_first - kept)
 local nexts = take(next_key, most_next - #firsts)
-return { firsts, nexts }
+-- Behind a message that stays there, whoever is given a turn could not be taken.
+local left = redis.call("LLEN", next_key) == 0 and most_next - #firsts - #nexts or 0
+local members = left > 0 and redis.call("ZRANGE", turns_key, 0, left - 1) or {}
+return { firsts, nexts, members }

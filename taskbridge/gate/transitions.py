@@ -220,14 +220,22 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.ABSORBED,
         "one event until a run begins, unless events > swept or the run may have looked; pending delay = the smaller",
     ),
-    Row(_Q, Verb.BEGIN, (_When.CURRENT, _When.NO_SLOT), _W, Answer.POSTPONED, "held, in the wait queue"),
+    Row(
+        _Q,
+        Verb.BEGIN,
+        (_When.CURRENT, _When.NO_SLOT),
+        _W,
+        Answer.POSTPONED,
+        "held, in the wait queue and not in the turns",
+    ),
     Row(
         _Q,
         Verb.BEGIN,
         (_When.CURRENT,),
         _R,
         Answer.BEGUN,
-        "swept = events; last run = now; deadline = now + runner TTL; learns whether the run before it died",
+        "swept = events; last run = now; deadline = now + runner TTL; in neither wait queue nor turns; learns "
+        "whether the run before it died",
     ),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(

@@ -190,8 +190,9 @@ def _sent(runtime: Runtime, events: Iterable[tuple[str, str, Spacing]]) -> list[
 
 
 def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
-    # No ticker acts on the deadline of a tenant that waits after a failure, so this does.
+    # No ticker acts on the deadline of a tenant that waits after a failure, or gives it its turn, so this does.
     runtime.gate.expire(pipeline, [tenant])
+    runtime.gate.publish_turns([f"{pipeline}:{tenant}"])
     return send_one(runtime.gate, pipeline, tenant, EAGER)
 
 

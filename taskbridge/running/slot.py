@@ -106,14 +106,25 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
     if left <= 0 or is_stopping() or not (most_first or most_next):
         return None
     declared = set(runtime.pipelines.names())
-    found = runtime.gate.take(most_first, most_next)
+    found, turns = runtime.gate.take(most_first, most_next)
+    # Who waits for a turn has it now, if that is done soon too. None is left in the queue, where deadlines would wait
+    # behind it.
+    pipelines = [message.run.pipeline for message in found] + [member.partition(":")[0] for member in turns]
+    if given := turns[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
+        runtime.gate.publish_turns(given)
+        found += runtime.gate.take(0, len(given))[0]
     declined = _declined(runtime, [message.run for message in found if message.run.pipeline not in declared])
     messages = [message for message in found if message.run.pipeline in declared]
-    calls = accumulate(runtime.paces[message.run.pipeline].small_call or math.inf for message in messages)
-    taken = sum(1 for seconds in calls if seconds < left)
+    taken = _done_within(runtime, [message.run.pipeline for message in messages], left)
     if messages[taken:]:
         runtime.gate.put_back(messages[taken:])
     return [message.run for message in messages[:taken]] if taken or declined else None
+
+
+def _done_within(runtime: Runtime, pipelines: Sequence[str], seconds: float) -> int:
+    """Return how many runs of these pipelines, one after the other, are done in `seconds`."""
+    calls = accumulate(runtime.paces[pipeline].small_call or math.inf for pipeline in pipelines)
+    return sum(1 for ends in calls if ends < seconds)
 
 
 class _Running:

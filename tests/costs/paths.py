@@ -116,7 +116,7 @@ def runs_together(meter: Meter, tenant: str) -> Call:
     for at in range(TOGETHER):
         record_invoice(meter.runtime.engine, f"{tenant}-{at}", "1", {})
         _notify(meter, f"{tenant}-{at}", Answer.STARTED)
-    keys = [message.run for message in meter.runtime.gate.take(TOGETHER, TOGETHER)]
+    keys = [message.run for message in meter.runtime.gate.take(TOGETHER, TOGETHER)[0]]
     return lambda: _is_true(lambda: not any(slot.run_together(meter.runtime, keys)))
 
 

@@ -10,16 +10,20 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery, chain
 
+from taskbridge.common.run_key import RunKey
 from taskbridge.errors import InvalidName, Unavailable, UnknownPipeline
-from taskbridge.gate import Gate, Keys, Queue, Spacing, State
+from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, Settlement, Spacing, State
 from taskbridge.gate.message import arguments_text, lua_message, same_server
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from taskbridge.settings import Settings
+from taskbridge.store import record_many
 from tests.deployment import Deployment
+from tests.runs import begin, settle
 from tests.waiting import wait_until
 
+SPACING = Spacing(delay=0)
 TENANTS = ["acme", "Müller & Söhne", 'a "quoted" \\ name', "{1} %s $(x) ]==]", "名前 🧾", "a/b"]
 
 
@@ -178,6 +182,33 @@ def test_eager_mode_runs_inline(deployment: Deployment) -> None:
     assert deployment.deliveries() == [("acme", "1"), ("acme", "2")]
     assert messages(deployment, Queue.FIRST) == []
     assert deployment.gate.look("invoices", ["acme"])[0].state is State.IDLE
+
+
+def test_eager_mode_starts_a_tenant_that_waits_for_its_turn(deployment: Deployment) -> None:
+    gate = Gate(deployment.redis, Keys(), publish=lambda *_: None)
+    gate.notify("invoices", "acme", SPACING)
+    run = RunKey("invoices", "acme", str(gate.look("invoices", ["acme"])[0].token))
+    assert isinstance(begin(gate, run), Begun)
+    assert settle(gate, run, Settlement(Outcome.MORE), SPACING, most_handed=0) is Answer.POSTPONED
+
+    deployment.app.conf.task_always_eager = True
+    deployment.save("acme", "1")
+
+    assert deployment.deliveries() == [("acme", "1")]
+
+
+def test_eager_mode_gives_many_tenants_their_turns(deployment: Deployment) -> None:
+    tenants = [f"tenant-{at:03}" for at in range(120)]
+    record_many(deployment.engine, "invoices", [(tenant, "1", {}) for tenant in tenants])
+    Gate(deployment.redis, Keys(), publish=lambda *_: None).remind(
+        "invoices", [Reminder(tenant, 0) for tenant in tenants], by_base=True
+    )
+
+    deployment.app.conf.task_always_eager = True
+    deployment.save("acme", "1")
+
+    # Were each run within the one before it, Python would stop at its bound of recursion.
+    assert deployment.deliveries() == [(tenant, "1") for tenant in ["acme", *tenants]]
 
 
 @pytest.mark.parametrize("tenant", ["", "a" * 201, "a\nb", " a", 7])

@@ -52,6 +52,24 @@ def test_while_everything_fails_nothing_is_quarantined_and_all_is_handled_after(
     assert drill.circuit().closed_at_ms is not None
 
 
+def test_when_it_closes_those_who_waited_are_not_due_and_few_of_them_are_queued(drill: Drill) -> None:
+    downstream, tenants = Downstream(drill, ConnectionError("refused")), [f"tenant {number}" for number in range(40)]
+    drill.handle(downstream)
+    for tenant in tenants:
+        drill.save(tenant, "a")
+    drill.go_on(within_ms=100_000)
+    assert drill.circuit().waiting == len(tenants)
+
+    downstream.error = None
+    drill.go_on(until=lambda: not drill.circuit().open)
+
+    assert drill.gate.peek("invoices", 1_000)[0] == []
+    assert drill.gate.queued() == 1, "the next has its turn"
+    assert len(drill.gate.turns(100)[1]) == len(tenants) - 2
+    drill.go_on()
+    assert drill.states() == {"handled": len(tenants)}
+
+
 @pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("503")], ids=str)
 def test_one_tenant_alone_while_everything_fails(drill: Drill, error: Exception) -> None:
     downstream = Downstream(drill, error)

@@ -251,7 +251,7 @@ def test_runs_that_began_together_do_not_wait_when_the_process_is_told_to_end(dr
     for tenant in tenants:
         drill.save(tenant, "a")
     with pytest.raises(KeyboardInterrupt):
-        slot.run_together(drill.runtime, [message.run for message in drill.runtime.gate.take(5, 0)])
+        slot.run_together(drill.runtime, [message.run for message in drill.runtime.gate.take(5, 0)[0]])
     queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
     for tenant in tenants:
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
@@ -348,7 +348,7 @@ def test_who_asks_to_wait_beside_a_handler_that_hangs_waits_as_long_as_it_asks(d
     drill.handle(handle)
     for tenant in ("asks", "hangs"):
         drill.save(tenant, "1")
-    runs = [message.run for message in drill.gate.take(2, 0)]
+    runs = [message.run for message in drill.gate.take(2, 0)[0]]
     with ThreadPoolExecutor() as threads:
         together = threads.submit(slot.run_together, drill.runtime, runs, 0.1)
         try:

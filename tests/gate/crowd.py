@@ -122,6 +122,16 @@ class Crowd:
         """Let time pass until the next command sees the first microsecond of `moment`."""
         self.gate.us = max(self.gate.us, (self.start_ms + moment) * 1000 - 1)
 
+    def turns(self) -> list[str]:
+        """Return who waits for its turn, the next first."""
+        return [member.removeprefix(f"{PIPELINE}:") for member in self.gate.turns(100_000)[1]]
+
+    def has_its_turn(self, tenant: str) -> Begun | Answer:
+        """Give the tenant its turn, and let its run arrive."""
+        assert tenant in self.turns()
+        self.gate.publish_turns([f"{PIPELINE}:{tenant}"])
+        return self.begin(tenant)
+
     def deadline_passes(self, tenant: str) -> Answer:
         due = self.due(tenant)
         assert due is not None, tenant

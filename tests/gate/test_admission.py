@@ -493,6 +493,28 @@ def _waits_of_all(course: Callable[..., Course]) -> None:
     one.begins(0)
     one.ends(0, "handled")
 
+    one = course()
+    one.begins(0, 3)
+    one.opens()
+    one.ends(3, all_wait=300_000)
+    one.ends(0, "handled")
+
+
+def _on_its_way_when_the_circuit_closes(course: Callable[..., Course]) -> None:
+    for opens_again in (False, True):
+        one = course()
+        one.begins(0)
+        one.opens()
+        one.an_operator_starts_it(2)
+        one.settle(0, 0, Outcome.MORE, 0, 1, 1, 1)
+        if opens_again:
+            one.begin(0, 0)
+            one.begins(3)
+            one.ends(0, "failed")
+            one.ends(3, "failed")
+        one.begin(2, 0)
+        one.a_ticker_asks_whose_turn_it_is()
+
 
 def _a_lost_deadline(course: Callable[..., Course]) -> None:
     one = course(most_runs=1)
@@ -509,6 +531,7 @@ COURSES = (
     _probes_that_die,
     _a_cap,
     _waits_of_all,
+    _on_its_way_when_the_circuit_closes,
     _a_lost_deadline,
 )
 

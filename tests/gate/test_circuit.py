@@ -6,8 +6,9 @@ import pytest
 import redis
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, State
-from tests.gate.crowd import PIPELINE, TIMING, Crowd
+from taskbridge.gate import Answer, Begun, Blame, Hold, Keys, Outcome, Reminder, State
+from taskbridge.gate.constants import Constant
+from tests.gate.crowd import PIPELINE, SPACING, TIMING, Crowd
 
 OPEN_WAITS = [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
 
@@ -404,21 +405,128 @@ def test_a_run_under_a_closed_circuit_is_no_probe(crowd: Crowd) -> None:
 # What closes it
 
 
-def test_a_probe_that_handles_something_closes_it_and_calls_all_in_the_wait_queue(broken: Crowd) -> None:
+def test_a_probe_that_handles_something_closes_it_and_all_in_the_wait_queue_wait_for_their_turn(broken: Crowd) -> None:
     broken.put_in_queue("a", "b", "c")
     broken.deadline_passes("a")
     broken.begin("a")
+    due = [broken.due(tenant) for tenant in ("b", "c", "opener")]
 
     broken.settle("a", Outcome.MORE, handled=1)
 
     assert not broken.circuit().open
     assert broken.wait_queue() == []
-    assert [broken.due(tenant) for tenant in ("b", "c", "opener")] == [broken.now()] * 3
+    assert broken.turns() == ["b", "c", "opener"]
+    assert [broken.due(tenant) for tenant in ("b", "c", "opener")] == due, "nobody is due by it"
     for tenant in ("b", "c", "opener"):
-        assert broken.expire(tenant) == [Answer.PUBLISHED]
-        begun = broken.begin(tenant)
+        begun = broken.has_its_turn(tenant)
         assert isinstance(begun, Begun)
         assert begun.probe is None
+    assert broken.turns() == []
+
+
+def test_a_run_that_closes_it_and_ends_gives_the_first_its_turn(broken: Crowd) -> None:
+    broken.put_in_queue("a", "b", "c")
+    broken.deadline_passes("a")
+    broken.begin("a")
+
+    broken.settle("a", handled=1)
+
+    assert isinstance(broken.begin("b"), Begun)
+    assert broken.turns() == ["c", "opener"]
+
+
+def closed(broken: Crowd, *tenants: str, on_its_way: str = "") -> None:
+    """Let "prober" close it while these are in the wait queue; it goes on, so that nobody is given a turn."""
+    broken.put_in_queue("prober")
+    broken.deadline_passes("prober")
+    broken.begin("prober")
+    broken.put_in_queue(*tenants)
+    if on_its_way:
+        assert broken.expire(on_its_way, early=True) == [Answer.PUBLISHED]
+    broken.settle("prober", Outcome.MORE, handled=1)
+    assert not broken.circuit().open
+
+
+def test_who_waits_for_its_turn_since_it_closed_is_told_so(broken: Crowd) -> None:
+    closed(broken, "a")
+
+    assert (broken.status("a").hold, broken.status("a").waits_for_turn) == (Hold.TURN, True)
+    assert broken.gate.places(PIPELINE, ["a", "opener"]) == [(None, 0, 1, 2), (None, 0, 2, 2)]
+
+
+def test_who_is_in_the_wait_queue_is_told_so(broken: Crowd) -> None:
+    broken.put_in_queue("a")
+
+    assert (broken.status("a").hold, broken.status("a").waits_for_turn) == (Hold.WAIT_QUEUE, False)
+
+
+def test_the_deadline_of_who_waits_for_its_turn_since_it_closed_moves_on(broken: Crowd) -> None:
+    closed(broken, "a")
+
+    assert broken.deadline_passes("a") is Answer.POSTPONED
+
+    assert broken.due("a") == broken.now() + Constant.TURN_DEADLINE_MS
+    assert "a" in broken.turns()
+
+
+def test_who_waits_for_its_turn_since_it_closed_comes_by_its_deadline_where_the_turns_are_lost(broken: Crowd) -> None:
+    closed(broken, "a")
+    broken.client.delete(broken.keys.turns)
+
+    assert broken.deadline_passes("a") is Answer.PUBLISHED
+    assert isinstance(broken.begin("a"), Begun)
+
+
+def test_events_reminders_and_operators_find_who_waits_for_its_turn_since_it_closed(broken: Crowd) -> None:
+    closed(broken, "a")
+
+    assert broken.gate.notify(PIPELINE, "a", SPACING) is Answer.ABSORBED
+    assert broken.gate.remind(PIPELINE, [Reminder("a", 0)]) == [Answer.ABSORBED]
+    assert broken.expire("a", early=True) == [Answer.PUBLISHED]
+    assert isinstance(broken.begin("a"), Begun)
+    assert "a" not in broken.turns()
+
+
+@pytest.mark.parametrize("opens_again", [False, True])
+def test_who_is_on_its_way_when_it_closes_has_no_turn_beside_that(broken: Crowd, opens_again: bool) -> None:
+    closed(broken, "a", on_its_way="a")
+    assert "a" in broken.turns()
+    if opens_again:
+        broken.start("third")
+        broken.fail("third", blame=Blame.PIPELINE)
+        broken.start("fourth")
+        broken.fail("fourth", blame=Blame.PIPELINE)
+        assert broken.circuit().open
+
+    answer = broken.begin("a")
+
+    assert (answer is Answer.POSTPONED) is opens_again
+    assert "a" not in broken.turns()
+    assert ("a" in broken.wait_queue()) is opens_again
+
+
+def test_the_turn_of_who_is_on_its_way_starts_nothing(broken: Crowd) -> None:
+    closed(broken, "a", on_its_way="a")
+    broken.published.clear()
+
+    broken.gate.publish_turns([f"{PIPELINE}:a"])
+
+    assert broken.published == []
+    assert isinstance(broken.begin("a"), Begun)
+
+
+def test_where_it_opens_again_who_waits_for_its_turn_goes_to_its_old_place_in_the_wait_queue(broken: Crowd) -> None:
+    closed(broken, "a", "b")
+    broken.start("third", "fourth")
+    broken.fail("third", blame=Blame.PIPELINE)
+    broken.fail("fourth", blame=Blame.PIPELINE)
+    broken.put_in_queue("newcomer")
+
+    assert broken.has_its_turn("b") is Answer.POSTPONED
+
+    assert broken.wait_queue() == ["b", "newcomer", "fourth"]
+    assert broken.turns() == ["a", "opener"]
+    assert broken.status("b").hold is Hold.WAIT_QUEUE
 
 
 def test_a_run_that_was_on_before_it_opened_closes_it_too(crowd: Crowd) -> None:
@@ -469,9 +577,9 @@ def test_a_failure_that_an_open_circuit_explains_is_not_punished_by_its_own_back
     broken.deadline_passes("a")
     broken.begin("a")
 
-    broken.settle("a", handled=1)
+    broken.settle("a", Outcome.MORE, handled=1)
 
-    assert broken.due("opener") == broken.now()
+    assert isinstance(broken.has_its_turn("opener"), Begun)
 
 
 def test_a_tenant_that_waits_for_something_else_is_not_called(broken: Crowd) -> None:
@@ -483,9 +591,10 @@ def test_a_tenant_that_waits_for_something_else_is_not_called(broken: Crowd) -> 
     broken.deadline_passes("b")
     broken.begin("b")
 
-    broken.settle("b", handled=1)
+    broken.settle("b", Outcome.MORE, handled=1)
 
     assert broken.due("a") == told
+    assert broken.turns() == ["opener"]
 
 
 def test_it_opens_again_as_if_it_had_never_been_open(broken: Crowd) -> None:
@@ -519,6 +628,71 @@ def test_the_slot_of_a_run_that_may_not_begin_is_given_back(crowd: Crowd) -> Non
     assert crowd.begin("b") is Answer.POSTPONED
 
     assert crowd.slots() == set()
+
+
+def waits_under_a_cap(crowd: Crowd, most_runs: int, *tenants: str) -> None:
+    """Let it open while these are in the wait queue, and the first of them begin to probe."""
+    crowd.another_says_so()
+    crowd.most_runs = most_runs
+    crowd.fails("opener", blame=Blame.PIPELINE)
+    crowd.put_in_queue(*tenants)
+    crowd.deadline_passes(tenants[0])
+    assert isinstance(crowd.begin(tenants[0]), Begun)
+
+
+def test_where_it_closes_free_slots_are_kept_for_the_first_and_the_others_stay(crowd: Crowd) -> None:
+    waits_under_a_cap(crowd, 3, *"abcdefg")
+
+    crowd.settle("a", handled=1)
+
+    assert crowd.slots() == {"b", "c", "d"}
+    assert (crowd.wait_queue(), crowd.turns()) == ([*"efg", "opener"], [])
+    assert [crowd.due(tenant) == crowd.now() for tenant in "cdefg"] == [True, True, False, False, False]
+    crowd.expire("c", "d")
+    assert crowd.begin_of("newcomer") is Answer.POSTPONED
+    for tenant, following in zip("bcd", "efg", strict=True):
+        assert isinstance(crowd.begin(tenant), Begun)
+        crowd.settle(tenant, handled=1)
+        assert isinstance(crowd.begin(following), Begun), "it came with the slot"
+    assert crowd.slots() == {*"efg"}
+
+
+def test_where_it_closes_slots_of_runs_that_are_on_are_not_kept_for_others(crowd: Crowd) -> None:
+    crowd.most_runs = 3
+    crowd.start("long")
+    waits_under_a_cap(crowd, 3, *"abcd")
+    crowd.gate.beat(RunKey(PIPELINE, "long", crowd.tokens["long"]))
+
+    crowd.settle("a", handled=1)
+
+    assert crowd.slots() == {"long", "b", "c"}
+
+
+def test_an_overdue_run_passes_no_slot_on_that_was_kept_when_it_closed(crowd: Crowd) -> None:
+    crowd.most_runs = 2
+    crowd.start("long")
+    waits_under_a_cap(crowd, 2, *"abcd")
+    crowd.passes(4_000)
+    assert crowd.slots() == {"long", "a"}
+    crowd.settle("a", handled=1)
+    assert crowd.slots() == {"b", "c"}
+
+    crowd.settle("long")
+
+    assert crowd.slots() == {"b", "c"}
+
+
+def test_where_it_closes_while_all_wait_the_first_is_called_for_the_end_of_that(broken: Crowd) -> None:
+    broken.put_in_queue("a", "b")
+    broken.deadline_passes("a")
+    broken.begin("a")
+    broken.client.hset(broken.keys.circuit(PIPELINE), mapping={"rest": broken.start_ms + 60_000, "width": 1})
+
+    broken.settle("a", handled=1)
+
+    assert not broken.circuit().open
+    assert (broken.wait_queue(), broken.turns()) == (["b", "opener"], [])
+    assert broken.due("b") == 60_000
 
 
 def test_while_it_is_open_a_slot_that_gets_free_calls_nobody(crowd: Crowd) -> None:
@@ -606,10 +780,9 @@ def test_a_tenant_in_the_wait_queue_that_lost_its_deadline_comes_when_it_closes(
     broken.begin("a")
     broken.client.zrem(broken.keys.due(PIPELINE), "b")
 
-    broken.settle("a", handled=1)
+    broken.settle("a", Outcome.MORE, handled=1)
 
-    assert broken.expire("b") == [Answer.PUBLISHED]
-    assert isinstance(broken.begin("b"), Begun)
+    assert isinstance(broken.has_its_turn("b"), Begun)
 
 
 def test_a_circuit_goes_by_itself_when_nothing_has_failed_for_a_day(broken: Crowd) -> None:

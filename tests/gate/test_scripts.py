@@ -499,7 +499,7 @@ def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, re
         gate.remind("invoices", [Reminder(f"tenant {at}", 0) for at in range(250)])
 
     names = _names(sent)
-    assert [len(commands) for commands in names] == [1, 50, 150, 3]
+    assert [len(commands) for commands in names] == [1, 50, 200, 3]
     assert set(names[0] + names[1] + names[3]) == {b"EVALSHA"}
 
 

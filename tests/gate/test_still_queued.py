@@ -106,11 +106,11 @@ def test_a_storm_of_first_events_leaves_each_fourth_place_to_a_continuation(
     for _ in nexts:
         redis_client.rpoplpush(keys.queue(Queue.FIRST), keys.queue(Queue.NEXT))
 
-    taken = [message.run.tenant for message in gate.take(16, 16)]
+    taken = [message.run.tenant for message in gate.take(16, 16)[0]]
 
     assert taken == [*firsts[:3], nexts[0], *firsts[3:6], nexts[1], *firsts[6:9], nexts[2], *firsts[9:12], nexts[3]]
-    assert [message.run.tenant for message in gate.take(16, 16)] == [*firsts[12:], nexts[4]]
-    assert gate.take(16, 16) == []
+    assert [message.run.tenant for message in gate.take(16, 16)[0]] == [*firsts[12:], nexts[4]]
+    assert gate.take(16, 16)[0] == []
 
 
 def test_messages_that_are_put_back_lie_where_they_lay(
@@ -122,7 +122,7 @@ def test_messages_that_are_put_back_lie_where_they_lay(
         redis_client.rpoplpush(keys.queue(Queue.FIRST), keys.queue(Queue.NEXT))
     before = [redis_client.lrange(name, 0, -1) for name in keys.queues]
 
-    gate.put_back(gate.take(9, 9))
+    gate.put_back(gate.take(9, 9)[0])
 
     assert [redis_client.lrange(name, 0, -1) for name in keys.queues] == before
     redis_client.delete(*keys.queues)
@@ -148,6 +148,6 @@ def test_who_comes_next_after_a_run_that_did_not_do_all(
     settle(gate, runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
     settle(gate, runs[0], Settlement(outcome), SPACING, most_handed=9)
 
-    assert [message.run.tenant for message in gate.take(0, 9)] == order
+    assert [message.run.tenant for message in gate.take(0, 9)[0]] == order
 
     redis_client.delete(*keys.queues)

@@ -9,6 +9,7 @@ import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State
+from taskbridge.gate.constants import Constant
 from taskbridge.process.runtime import runtime_of
 from taskbridge.running.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
@@ -116,6 +117,129 @@ def test_a_deadline_behind_many_tenants_that_were_found_at_once(crowd: Crowd, sl
 
     assert set(answers) == {Answer.POSTPONED}
     assert workers.longest <= slots + 1
+
+
+def outage(crowd: Crowd, count: int = MANY) -> list[str]:
+    """Let the circuit open, so many tenants come and wait, and the first of them begin to probe."""
+    crowd.another_says_so()
+    crowd.fails(*["opener"] * 4)
+    names = [f"t{at:05}" for at in range(count)]
+    crowd.put_in_queue(*names)
+    assert crowd.deadline_passes(names[0]) is Answer.PUBLISHED
+    assert isinstance(crowd.begin(names[0]), Begun)
+    crowd.published.clear()
+    return names
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_deadline_after_an_outage_for_which_many_waited(crowd: Crowd, slots: int) -> None:
+    workers = Slots(crowd, slots)
+    names = outage(crowd)
+    crowd.settle(names[0], handled=1)
+    workers.tick()
+    crowd.start("late")
+    crowd.published.clear()  # its first run has begun
+
+    workers.come_to_the_deadline_of("late")
+
+    assert workers.longest <= slots + 1
+
+
+def test_who_waited_for_an_outage_is_not_due_after_it(crowd: Crowd) -> None:
+    names = outage(crowd)
+    crowd.settle(names[0], Outcome.MORE, handled=1)
+    crowd.start("late")
+    crowd.fail("late", blame=Blame.NOBODY, retry_ms=1)
+    crowd.passes(10)
+
+    due = crowd.gate.tick(PIPELINE, 200)
+
+    # The back-off of the one that opened the circuit is over too.
+    assert (due.tenants, due.turns) == (["opener", "late"], MANY)
+
+
+def test_who_waited_for_an_outage_publishes_nothing_when_its_deadline_passes(crowd: Crowd) -> None:
+    names = outage(crowd)
+    crowd.settle(names[0], Outcome.MORE, handled=1)
+    crowd.passes(Constant.LONGEST_REPUBLISH_MS)
+    crowd.published.clear()
+
+    assert set(crowd.expire(*names[1:])) == {Answer.POSTPONED}
+
+    assert crowd.published == []
+    assert crowd.turns() == [*names[1:], "opener"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 500, 501, 502, 4_200])
+def test_all_who_waited_for_an_outage_have_their_turns_in_their_order(crowd: Crowd, count: int) -> None:
+    names = outage(crowd, count)
+
+    crowd.settle(names[0], Outcome.MORE, handled=1)
+
+    assert crowd.wait_queue() == []
+    assert crowd.turns() == [*names[1:], "opener"]
+    assert 0 < crowd.lifetime(crowd.keys.turns) <= Constant.DAY_MS
+
+
+def test_a_pipeline_after_its_outage_takes_turns_with_the_others(crowd: Crowd) -> None:
+    found(crowd, "bulk", 100)
+    names = outage(crowd, 100)
+    crowd.settle(names[0], Outcome.MORE, handled=1)
+    found(crowd, "orders", 12)
+
+    members = crowd.gate.turns(37)[1]
+
+    assert [member for member in members if member.startswith("orders")] == [f"orders:t{at:05}" for at in range(12)]
+    assert sum(member.startswith("bulk") for member in members) in (12, 13)
+
+
+def waits_of_all(crowd: Crowd, count: int = MANY) -> list[str]:
+    """Let the downstream ask all to wait, and so many tenants come."""
+    crowd.start("first")
+    crowd.settle("first", Outcome.RETRY, retry_ms=1_000, failed=False, all_wait=True)
+    names = [f"t{at:05}" for at in range(count)]
+    crowd.put_in_queue(*names)
+    crowd.until(1_000)
+    crowd.published.clear()
+    return names
+
+
+def test_a_deadline_after_a_wait_of_all(crowd: Crowd) -> None:
+    workers = Slots(crowd, 4)
+    waits_of_all(crowd)
+    workers.tick()
+    while crowd.wait_queue() or len(workers.queues[Queue.NEXT]) > workers.slots:
+        crowd.passes(10)
+        workers.end(Outcome.DONE)
+        workers.tick()
+    assert workers.longest < Constant.SLOW_START_ENDS
+    crowd.start("late")
+    crowd.published.clear()  # its first run has begun
+
+    workers.come_to_the_deadline_of("late")
+
+
+def test_the_slow_start_of_a_pipeline_without_a_cap_ends_and_the_others_have_their_turns(crowd: Crowd) -> None:
+    names = waits_of_all(crowd)
+    circuit = crowd.keys.circuit(PIPELINE)
+    doubled = int(Constant.SLOW_START_ENDS).bit_length() - 2
+    for ended in range(doubled):
+        crowd.expire(names[ended])
+        assert isinstance(crowd.begin(names[ended]), Begun)
+        crowd.settle(names[ended], handled=1)
+        assert crowd.client.hget(circuit, "width") == str(2 ** (ended + 1))
+        assert crowd.turns() == []
+    kept = Constant.SLOW_START_ENDS // 2
+    assert len(crowd.slots()) == kept, "as many as may be on"
+    crowd.expire(names[doubled])
+    assert isinstance(crowd.begin(names[doubled]), Begun)
+
+    crowd.settle(names[doubled], handled=1)
+
+    assert crowd.client.hget(circuit, "width") is None
+    assert crowd.wait_queue() == []
+    # The next one was given its turn.
+    assert crowd.turns() == [*names[doubled + kept + 1 :], "first"]
 
 
 @pytest.mark.parametrize("slots", [1, 4])

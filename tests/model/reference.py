@@ -209,10 +209,6 @@ class Shared:
         """How many runs may be on, by the cap and by the slow start; 0: any number."""
         return min((most for most in (self.most_runs, self.circuit.width) if most), default=0)
 
-    def busy(self, now: int) -> int:
-        """Return how many run slots are taken, or kept."""
-        return sum(deadline >= now for deadline in self.running.values())
-
     def has_slot(self, tenant: str, now: int) -> bool:
         """Whether a run slot is free for the tenant."""
         others = sum(deadline >= now for other, deadline in self.running.items() if other != tenant)
@@ -253,9 +249,13 @@ class Shared:
             assert due is not None
             self.due[tenant] = due
 
+    def ordered(self) -> list[str]:
+        """Return the wait queue, the first one first."""
+        return sorted(self.wait_queue, key=lambda tenant: (self.wait_queue[tenant], tenant.encode()))
+
     def head(self) -> str | None:
         """Return the first in the wait queue. Who has no deadline leaves it."""
-        for tenant in sorted(self.wait_queue, key=lambda tenant: (self.wait_queue[tenant], tenant.encode())):
+        for tenant in self.ordered():
             if tenant in self.due:
                 return tenant
             self.queue(tenant, admission.Verb.DEADLINE_LOST)
@@ -276,6 +276,16 @@ class Shared:
             self.queue(head, admission.Verb.KEPT, due=now)
             self.running[head] = until
             self.called = self.called or head
+
+    def fill(self, until: int, now: int) -> None:
+        """Let as many in the wait queue come as may be on now; without a bound all wait for their turn."""
+        if self.most:
+            self.running = {tenant: deadline for tenant, deadline in self.running.items() if deadline >= now}
+            self.keep_slots(self.most - len(self.running), until, now)
+            return
+        for tenant in self.ordered():
+            self.queue(tenant, admission.Verb.TURNS)
+            self.turns.wait((self.pipeline, tenant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +417,7 @@ def step(
         tenant = _without_empty_run(tenant, event, now)
     row = choose(TRANSITIONS, tenant.state, _verb(event), _holding(tenant, event, now))
     rows.add(row)
-    if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.turn:
+    if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.held:
         del shared.turns.waiting[now.subject]
     if tenant.found and row.answer is Answer.STARTED:
         shared.turns.leave(now.subject)
@@ -417,8 +427,9 @@ def step(
         if row.answer is Answer.HELD and event.all_wait:
             shared.call_head(shared.circuit.rest or 0)
         after = _learned(tenant, after, event, now)
+        was_open = shared.circuit.until is not None
         after = _judge(after, event, now)
-        _pass_on_the_slot(event, now)
+        _pass_on_the_slot(event, now, closes=was_open and shared.circuit.until is None)
         _give_the_next_its_turn(now)
     elif now.admitting is not None:
         _admit(*now.admitting, now)
@@ -463,7 +474,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     token = event.token if isinstance(event, Begin | Decline | Beat | Settle) else None
     early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
     called = isinstance(event, Deadline) and event.turn
-    in_turns = tenant.turn and now.subject in now.shared.turns.waiting
+    in_turns = tenant.held and now.subject in now.shared.turns.waiting
     past = not called and tenant.deadline is not None and tenant.deadline <= now.ms
     truths = {
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
@@ -639,7 +650,13 @@ def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     return replace(tenant, deadline=due)
 
 
-def _arrived(now: _Now) -> None:
+def _arrived(tenant: Tenant, now: _Now) -> None:
+    _left_the_queue(now)
+    if tenant.joined is not None:
+        now.shared.turns.waiting.pop(now.subject, None)
+
+
+def _left_the_queue(now: _Now) -> None:
     now.shared.turns.handed.pop(now.subject, None)
     now.shared.turns.reminded.pop(now.subject, None)
     now.shared.sent.pop(now.name, None)
@@ -647,7 +664,7 @@ def _arrived(now: _Now) -> None:
 
 def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     shared = now.shared
-    _arrived(now)
+    _arrived(tenant, now)
     # Whoever lost its hash while it stood there stays until it is called.
     if tenant.joined is not None or now.name not in shared.wait_queue:
         shared.queue(now.name, admission.Verb.BEGUN)
@@ -685,7 +702,7 @@ def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     if isinstance(event, Settle):
         tenant = _to_the_end(replace(tenant, failures=0), now)
         return replace(tenant, deadline=now.ms + now.timing.republish)
-    _arrived(now)
+    _arrived(tenant, now)
     joined = now.ms if tenant.joined is None else tenant.joined
     wait = min(Constant.LONGEST_REPUBLISH_MS, max(now.timing.republish, now.ms - joined))
     begins = max(now.ms, now.shared.circuit.rest or 0)
@@ -748,33 +765,33 @@ def _close(now: _Now) -> None:
         rest=circuit.rest,
         width=circuit.width,
     )
-    for name in tuple(shared.wait_queue):
-        shared.queue(name, admission.Verb.CLOSED, due=now.ms)
 
 
-def _pass_on_the_slot(event: Settle, now: _Now) -> None:
+def _pass_on_the_slot(event: Settle, now: _Now, *, closes: bool) -> None:
     shared, circuit = now.shared, now.shared.circuit
     shared.time_passes(now.ms)
     is_closed, had_slot = circuit.until is None, shared.running.pop(now.name, None) is not None
     wider = (circuit.width or 0) * 2
-    holding = set()
-    if is_closed and had_slot:
-        holding.add(Asked.CIRCUIT_CLOSED)
-    if not shared.wait_queue or (shared.most_runs and wider >= shared.most_runs):
-        holding.add(Asked.FULL)
+    truths = {
+        Asked.CLOSES: closes,
+        Asked.CIRCUIT_CLOSED: is_closed and had_slot,
+        Asked.FULL: not shared.wait_queue or wider >= (shared.most_runs or Constant.SLOW_START_ENDS),
+    }
+    holding = frozenset(condition for condition, holds in truths.items() if holds)
     verb = admission.Verb.HANDLED if event.handled else admission.Verb.NOTHING
-    free = 0
-    match shared.ask_slots(verb, frozenset(holding)):
+    until = now.ms + now.timing.republish
+    effect = shared.ask_slots(verb, holding)
+    match effect:
         case Effect.KEEP:
-            free = 1
+            shared.keep_slots(1, until, now.ms)
+        case Effect.FREE_AND_CALL:
+            shared.call_head(circuit.rest or 0)
         case Effect.DOUBLE:
             circuit.width = wider
-            free = shared.most - shared.busy(now.ms)
         case Effect.STEADY:
             circuit.rest = circuit.width = None
-            free = (shared.most_runs or wider) - shared.busy(now.ms)
-    if is_closed:
-        shared.keep_slots(free, now.ms + now.timing.republish, now.ms)
+    if effect in (Effect.FILL, Effect.DOUBLE, Effect.STEADY) and is_closed:
+        shared.fill(until, now.ms)
 
 
 def _give_the_next_its_turn(now: _Now) -> None:
@@ -784,7 +801,7 @@ def _give_the_next_its_turn(now: _Now) -> None:
 
 
 def _decline(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
-    _arrived(now)
+    _left_the_queue(now)
     return replace(tenant, republish=now.timing.republish, deadline=now.ms + Constant.DECLINED_MS)
 
 

@@ -46,12 +46,12 @@ def save_orders(inline: Inline, tenants: Sequence[str]) -> None:
 
 
 def taken(inline: Inline, most: int = 16) -> list[RunKey]:
-    return [message.run for message in inline.runtime.gate.take(most, most)]
+    return [message.run for message in inline.runtime.gate.take(most, most)[0]]
 
 
 def queued(inline: Inline) -> list[str]:
     """Return the tenants of the messages that lie in the queues, the next one first, and leave them there."""
-    messages = inline.runtime.gate.take(100, 100)
+    messages = inline.runtime.gate.take(100, 100)[0]
     inline.runtime.gate.put_back(messages)
     return [message.run.tenant for message in messages]
 

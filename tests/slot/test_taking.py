@@ -25,6 +25,8 @@ from tests.slot.doing import (
     quick,
     run_together,
     save,
+    taken,
+    two_pipelines,
     work,
 )
 
@@ -146,3 +148,66 @@ def test_a_run_that_was_declined_is_published_again_by_who_declares_its_pipeline
     work(inline)
     inline.deployment.redis.zadd(inline.runtime.keys.due("gone"), {"acme": 1})
     assert gate.expire("gone", gate.tick("gone", 10).tenants) == [Answer.REPUBLISHED]
+
+
+def wait_for_their_turn(inline: Inline, pipeline: str, *tenants: str) -> None:
+    inline.runtime.gate.remind(pipeline, [Reminder(tenant, 0) for tenant in tenants], by_base=True)
+
+
+def test_a_slot_that_has_time_gives_turns_and_takes_them(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(inline, ["a", "b"])
+    inline.handle(nothing)
+    quick(inline)
+    wait_for_their_turn(inline, "invoices", *(f"tenant-{at}" for at in range(20)))
+    together = do_no_run(monkeypatch)
+
+    slot.work(inline.runtime, *taken(inline, 1)[0])
+
+    assert together == [["a"], ["b", *(f"tenant-{at}" for at in range(15))], [f"tenant-{at}" for at in range(15, 20)]]
+    assert queued(inline) == []
+
+
+def test_a_slot_gives_no_turn_that_it_has_no_time_for(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_pipelines(inline, nothing)
+    save(inline, ["a"])
+    quick(inline)
+    wait_for_their_turn(inline, "invoices", "b", "c", "d")
+    wait_for_their_turn(inline, "orders", "e")
+    together = do_no_run(monkeypatch)
+
+    work(inline)
+
+    assert together == [["a"], ["b"]]
+    assert queued(inline) == [], "a deadline would stand behind it"
+    assert inline.runtime.gate.turns(9)[1] == ["orders:e", "invoices:c", "invoices:d"]
+
+
+def test_a_slot_that_serves_first_events_alone_gives_no_turns(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline.runtime.taken_from = frozenset({Queue.FIRST.value})
+    save(inline, ["a"])
+    inline.handle(nothing)
+    quick(inline)
+    wait_for_their_turn(inline, "invoices", "b")
+    together = do_no_run(monkeypatch)
+
+    work(inline)
+
+    assert together == [["a"]]
+    assert inline.runtime.gate.turns(9) == (0, ["invoices:b"])
+
+
+def test_a_slot_gives_no_turn_behind_a_message_that_it_cannot_take(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Celery(broker=inline.deployment.settings.redis_url, set_as_current=False) as foreign:
+        foreign.send_task("someone.elses", queue=Queue.NEXT.value)
+    save(inline, ["a", "b"])
+    inline.handle(nothing)
+    quick(inline)
+    wait_for_their_turn(inline, "invoices", "c")
+    together = do_no_run(monkeypatch)
+
+    work(inline)
+
+    assert together == [["a"], ["b"]]
+    assert inline.runtime.gate.turns(9) == (0, ["invoices:c"])

@@ -166,7 +166,7 @@ def test_a_run_that_finds_an_end_and_no_records_is_no_span(
         deployment.save(tenant, "1", "2", notify=False)
         deployment.notify_event.delay(tenant)
     runs = 0
-    while keys := [message.run for message in inline.runtime.gate.take(16, 16)]:
+    while keys := [message.run for message in inline.runtime.gate.take(16, 16)[0]]:
         assert not any(slot.run_together(inline.runtime, keys))
         runs += len(keys)
 
@@ -179,7 +179,7 @@ def test_a_run_that_was_taken_along_is_below_no_other(deployment: Deployment, in
     for tenant in ("acme", "bolt", "cord"):
         saved(deployment, spans, "1", tenant=tenant)
         deployment.notify_event.delay(tenant)
-    keys = [message.run for message in inline.runtime.gate.take(16, 16)]
+    keys = [message.run for message in inline.runtime.gate.take(16, 16)[0]]
     with spans.tracer.start_as_current_span("the worker's own"):
         assert not any(slot.run_together(inline.runtime, keys))
 

@@ -35,7 +35,7 @@ from taskbridge.running import slot
 assert taskbridge.record_invoice("acme", "1", {})
 assert taskbridge.notify_event.delay("acme").get() == "started"
 runtime = runtime_of(app)
-(message,) = runtime.gate.take(1, 1)
+(message,), _ = runtime.gate.take(1, 1)
 slot.run_tenant(runtime, *message.run)
 assert "opentelemetry" not in sys.modules
 print("fine")
