@@ -163,10 +163,8 @@ def totals(runtime: LightRuntime, pipeline: str) -> Totals:
 
 def unknown(runtime: LightRuntime, tenant: str) -> str:
     """Say that there is no such tenant, as far as this process can tell."""
-    from taskbridge.store import undeclared_pipelines
-
     said = f"no tenant is called {tenant!r}: it has neither records nor a runner"
-    others = undeclared_pipelines(runtime.database, runtime.pipelines.names())
+    others = Looks(runtime.database).undeclared(runtime.pipelines.names())
     if not others:
         return said
     return (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from taskbridge.common.texts import counted
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Survey
-from taskbridge.store import Backlog, Past, PausedCount
+from taskbridge.store import MOST_UNDECLARED, Backlog, Past, PausedCount
 
 if TYPE_CHECKING:
     from taskbridge.gate.inspector import Inspector, Queued
@@ -88,11 +88,15 @@ def nobody_works(tail_seconds: float, pipelines: int) -> Trouble:
 
 def undeclared(tenants: Mapping[str, int]) -> Trouble:
     """Return what is wrong where Postgres knows pipelines that this process does not declare, with these tenants."""
-    named = ", ".join(f"{name} ({counted(count, 'tenant')})" for name, count in [*tenants.items()][:MOST_NAMED])
+    first = [
+        f"{name} ({counted(count, 'tenant')}{' or more' if count >= MOST_UNDECLARED else ''})"
+        for name, count in [*tenants.items()][:MOST_NAMED]
+    ]
     cut = f" and {len(tenants) - MOST_NAMED:,} more" if len(tenants) > MOST_NAMED else ""
+    them = "it" if len(tenants) == 1 else "them"
     return Trouble(
-        f"nothing is known here of {named}{cut}: this process does not declare {'it' if len(tenants) == 1 else 'them'}",
-        "name the modules that declare it in TASKBRIDGE_PIPELINES, or run `taskbridge forget` if it is no more",
+        f"nothing is known here of {', '.join(first)}{cut}: this process does not declare {them}",
+        f"name the modules that declare {them} in TASKBRIDGE_PIPELINES, or `taskbridge forget` what is no more",
     )
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         read_counters,
     )
     from taskbridge.store.history import NOT_NOTED, RunNote, keep_runs, sum_runs
-    from taskbridge.store.looks import Looks, PausedCount
+    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount
     from taskbridge.store.page import Page
     from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
         NOW,
         forget_pipeline,
         know,
-        undeclared_pipelines,
         undeclared_readers,
         unread_sources,
     )
@@ -110,11 +109,11 @@ if not TYPE_CHECKING:
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "NOT_NOTED RunNote keep_runs sum_runs",
-            "looks": "Looks PausedCount",
+            "looks": "MOST_UNDECLARED Looks PausedCount",
             "page": "Page",
             "past": "Past",
             "pauses": "Pause Paused Pauses",
-            "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_pipelines undeclared_readers unread_sources",
+            "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
             "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",

@@ -14,8 +14,10 @@ from taskbridge.store.sessions import rows, scalar
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["Looks", "PausedCount"]
+__all__ = ["MOST_UNDECLARED", "Looks", "PausedCount"]
 
+MOST_UNDECLARED: Final = 1_000
+"""So many tenants of a pipeline that nobody declares here are counted."""
 MOST_ACTIONS: Final = 10_000
 """Of so many last actions those about one record are found."""
 _BEYOND: Final = "\U0010ffff"
@@ -86,8 +88,12 @@ class Looks:
         return {row["pipeline"]: row["source"] for row in self._rows("pipelines")}
 
     def undeclared(self, declared: Collection[str]) -> dict[str, int]:
-        """Return how many tenants each pipeline has that was seen and is not among `declared`; without any: none."""
-        return {row["pipeline"]: row["tenants"] for row in self._rows("undeclared_pipelines", declared=[*declared])}
+        """Return how many tenants each pipeline has that was seen and is not among `declared`; without any: none.
+
+        They are counted up to `MOST_UNDECLARED`.
+        """
+        found = self._rows("undeclared_pipelines", declared=[*declared], most=MOST_UNDECLARED)
+        return {row["pipeline"]: row["tenants"] for row in found}
 
     def pause(self, pipeline: str, tenant: str) -> Pause | None:
         """Return what holds a tenant: its own pause, else its pipeline's."""

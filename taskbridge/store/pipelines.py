@@ -22,7 +22,6 @@ __all__ = [
     "NOW",
     "forget_pipeline",
     "know",
-    "undeclared_pipelines",
     "undeclared_readers",
     "unread_sources",
 ]
@@ -83,13 +82,6 @@ def _let_read(driver: psycopg.Connection[Any], sql: Queries, name: str, values: 
     statements = (sql(one) for one in ("begin", "know_lock", name, "commit"))
     with psycopg.ClientCursor(driver) as cursor:
         cursor.execute(";\n".join(statements), values)
-
-
-def undeclared_pipelines(database: Database, declared: Sequence[str]) -> dict[str, int]:
-    """Return how many tenants each pipeline has that is not among `declared`; those without any are left out."""
-    query, values = queries(database)("undeclared_pipelines"), {"declared": [*declared]}
-    with driving(database) as driver, within(driver, None):
-        return {row["pipeline"]: row["tenants"] for row in rows(driver, query, values)}
 
 
 def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:

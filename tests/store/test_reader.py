@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
-from taskbridge.store import NoAnswer, Reader, check_version, connect, record_invoice, undeclared_pipelines
+from taskbridge.store import NoAnswer, Reader, check_version, connect, record_invoice, undeclared_readers
 from taskbridge.store.address import parameters_of
 from taskbridge.store.queries import queries
 from taskbridge.store.sessions import driving, scalar
@@ -98,7 +98,7 @@ def test_a_reader_has_the_limits_of_a_worker_and_keeps_them_after_long_looks(rea
         before = scalar(session, PID)
     # From the sixth time on psycopg prepares what it can.
     for _ in range(7):
-        assert undeclared_pipelines(reader, []) == {}
+        assert undeclared_readers(reader, []) == {}
     with reader.lend() as session:
         assert (scalar(session, "SHOW statement_timeout"), scalar(session, PID)) == ("500ms", before)
         with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"), reader.lend():
