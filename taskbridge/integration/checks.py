@@ -13,6 +13,7 @@ from kombu.exceptions import ChannelError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
+from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import (
     MOST_COUNTED,
@@ -235,8 +236,7 @@ def _length(connection: Any, queue: str) -> int:
 
 
 def _workers(runtime: Runtime) -> Findings:
-    control: Any = runtime.app.control
-    answers: dict[str, list[dict[str, Any]]] = control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
+    answers = ask(runtime.app, "active_queues", seconds=ANSWER_SECONDS)
     if not answers:
         yield Finding(
             Level.PROBLEM,
@@ -266,10 +266,7 @@ def _workers(runtime: Runtime) -> Findings:
 
 def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
     """Say which workers take runs of pipelines that they do not declare."""
-    control: Any = runtime.app.control
-    bounds = {"destination": workers, "timeout": ANSWER_SECONDS, "limit": len(workers)}
-    answers: list[dict[str, Any]] = control.broadcast(DECLARED_COMMAND, reply=True, **bounds) or []
-    for worker, declared in sorted((worker, found) for answer in answers for worker, found in answer.items()):
+    for worker, declared in sorted(ask(runtime.app, DECLARED_COMMAND, workers, seconds=ANSWER_SECONDS).items()):
         lacks = sorted(set(runtime.pipelines.names()) - set(declared)) if isinstance(declared, list) else []
         if lacks:
             yield Finding(
@@ -282,9 +279,7 @@ def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
 
 def _transports(runtime: Runtime, workers: list[str]) -> Findings:
     """Say which workers keep a transport that their app or its broker's URL has chosen."""
-    control: Any = runtime.app.control
-    asked = control.inspect(destination=workers, timeout=ANSWER_SECONDS, limit=len(workers))
-    for worker, conf in sorted((asked.conf() or {}).items()):
+    for worker, conf in sorted(ask(runtime.app, "conf", workers, seconds=ANSWER_SECONDS).items()):
         transport = conf.get("broker_transport")
         if transport not in TRANSPORTS:
             yield Finding(
