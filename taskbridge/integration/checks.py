@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -19,6 +20,7 @@ from taskbridge.observing.troubles import (
     MOST_COUNTED,
     MOST_RUNNERS,
     Trouble,
+    nobody_looks,
     slow_queues,
     troubles,
     undeclared,
@@ -237,6 +239,15 @@ def _length(connection: Any, queue: str) -> int:
 
 def _workers(runtime: Runtime) -> Findings:
     answers = ask(runtime.app, "active_queues", seconds=ANSWER_SECONDS)
+    served = {one["name"] for queues in answers.values() for one in queues}
+    if not served & {*runtime.keys.queues} and (seen := _seen_elsewhere(runtime)):
+        yield Finding(
+            Level.PROBLEM,
+            "workers",
+            f"{seen}, but none that serves it answers at {_broker_of(runtime)}",
+            "let TASKBRIDGE_BROKER_URL name the broker of the workers' app; if they have just ended, start them",
+        )
+        return
     if not answers:
         yield Finding(
             Level.PROBLEM,
@@ -262,6 +273,22 @@ def _workers(runtime: Runtime) -> Findings:
         yield from _declarations(runtime, ours)
     if ours and runtime.publishes_in_gate:
         yield from _transports(runtime, ours)
+
+
+def _seen_elsewhere(runtime: Runtime) -> str:
+    """Say of which pipeline a worker has just looked for records; "" where there is none."""
+    # Other checks tell of what cannot be asked here.
+    with suppress(Exception):
+        for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
+            if not nobody_looks(ages.tail, runtime.settings.tail_interval):
+                return f"a worker has looked for records of {name} {ages.tail:,.0f} s ago"
+    return ""
+
+
+def _broker_of(runtime: Runtime) -> str:
+    """Return the URL of the broker, without its password."""
+    with broker_connection(runtime.app) as connection:
+        return str(connection.as_uri())
 
 
 def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
