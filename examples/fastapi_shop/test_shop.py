@@ -31,7 +31,8 @@ def database(taskbridge_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(celery.conf, "broker_url", taskbridge_settings.redis_url)
     engine = create_engine(url)
     Base.metadata.create_all(engine)
-    CliRunner().invoke(cli, ["adopt", "orders", "--tenant", "customer", "--key", "id"], catch_exceptions=False)
+    adopted = CliRunner().invoke(cli, ["adopt", "orders", "--tenant", "customer", "--key", "id"])
+    assert adopted.exit_code == 0, adopted.output
     yield engine
     engine.dispose()
 

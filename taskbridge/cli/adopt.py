@@ -178,10 +178,13 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
                 if page is None:
                     break
                 rows, again, before = page.rows, page.again, page.before and not anew
-                progress.update(task, completed=rows, total=max(rows, adopted.table.rows))
+                # An estimate that rows have passed says nothing of how many there are.
+                total = adopted.table.rows if adopted.table.rows >= max(rows, 1) else None
+                progress.tasks[0].total = total
+                progress.update(task, completed=rows)
                 if progress.disable and time.monotonic() - told > TELLS_EVERY:
                     told = time.monotonic()
-                    console.tell(f"{rows:,} of about {max(rows, adopted.table.rows):,} rows")
+                    console.tell(f"{rows:,}{f' of about {total:,}' if total else ''} rows")
         except Interrupted:
             console.tell(f"The backfill was stopped after {rows:,} rows. {GOES_ON}")
             raise

@@ -23,7 +23,7 @@ from taskbridge.cli.options import (
 )
 from taskbridge.cli.pause import system_user
 from taskbridge.cli.starting import start
-from taskbridge.common.names import check_tenant
+from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted
 from taskbridge.common.times import ago, iso
 
@@ -246,13 +246,13 @@ def _note(data_dir: Path, action: str, pipeline: str, choice: _Choice, records: 
     if not records:
         return
     tenants = {one.tenant for one in records}
-    (key,) = choice.external_ids if len(choice.external_ids) == 1 else (None,)
+    keys = {one.external_id for one in records} if choice.external_ids else set()
     Audit(environment.session(data_dir, environment.light_runtime).database).note(
         system_user(),
         action,
         pipeline=pipeline,
         tenant=tenants.pop() if len(tenants) == 1 else None,
-        key=key,
+        key=keys.pop() if len(keys) == 1 else None,
         detail=counted(len(records), "record"),
     )
 
@@ -276,7 +276,8 @@ def _done(
     pipeline: str, choice: _Choice, records: Sequence[QuarantinedRecord], changed: list[tuple[str, str]]
 ) -> _Done:
     found = {one.external_id for one in records}
-    return _Done(pipeline, sorted(changed), [one for one in dict.fromkeys(choice.external_ids) if one not in found])
+    missing = [one for one in dict.fromkeys(choice.external_ids) if found.isdisjoint(key_spellings(one))]
+    return _Done(pipeline, sorted(changed), missing)
 
 
 def _end(done: _Done) -> None:

@@ -43,6 +43,8 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
     handled, rejected, or put into quarantine. Each step has its time, in UTC, and its run. The runs are known as far as
     the run history goes back.
 
+    The key of several columns is a JSON array, as `["eu", "211"]`; it is found with other spaces too.
+
     `pending` is what the tenant's next runs take, `taskbridge why TENANT` says when. Up to 100 records are shown, and
     the steps of the first 10. Without --source and --tenant all records are looked through.
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from celery.utils.nodenames import host_format
 
@@ -20,6 +20,7 @@ from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.errors import Unavailable
 from taskbridge.integration.app import app
+from taskbridge.integration.remote import ask
 from taskbridge.settings import Settings
 
 __all__ = ["Workers"]
@@ -110,7 +111,6 @@ class Workers:
         Raises:
             Unavailable: one ended, or does not answer within a minute; the message has the end of its log.
         """
-        control: Any = app.control
         deadline = time.monotonic() + READY_SECONDS
         missing = {worker.node: worker for worker in self._workers}
         while missing:
@@ -123,9 +123,8 @@ class Workers:
                     raise Unavailable(
                         f"{worker.name} does not answer after {READY_SECONDS:.0f} s; {worker.end_of_log()}"
                     )
-            for answer in control.ping(destination=list(missing), timeout=0.5, limit=len(missing)):
-                for node in answer:
-                    missing.pop(node, None)
+            for node in ask(app, "ping", list(missing), seconds=0.5):
+                missing.pop(node, None)
 
     def watch(self) -> None:
         """Start again the workers that died.

@@ -6,6 +6,7 @@ first three colons split a key back into exactly one pair, whatever the tenant h
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -92,6 +93,24 @@ def check_key(tenant: str, key: object) -> str:
             f"use a string of 1 to {NAMES['key'].longest} characters, none of them a control character"
         )
     return key
+
+
+def key_spellings(key: str) -> list[str]:
+    """Return a key as somebody writes it, and the key of several columns that is meant where it is a JSON array.
+
+    Such a key is an array of texts, as Postgres writes it: the records of `["eu",211]` have the key `["eu", "211"]`.
+    """
+    if not key.lstrip().startswith("["):
+        return [key]
+    try:
+        found = json.loads(key, parse_int=str, parse_float=str)
+        texts = [str(one).lower() if isinstance(one, bool) else one for one in found]
+        # Escapes and spaces are those of Postgres.
+        meant = json.dumps(texts, ensure_ascii=False)
+        meant.encode()
+    except (ValueError, RecursionError):  # among them: it is no UTF-8, as by "\\ud800"
+        return [key]
+    return [*dict.fromkeys((key, meant))] if all(isinstance(one, str) for one in texts) else [key]
 
 
 def check_schema_name(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -13,11 +14,13 @@ from kombu.exceptions import ChannelError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
+from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import (
     MOST_COUNTED,
     MOST_RUNNERS,
     Trouble,
+    nobody_looks,
     slow_queues,
     troubles,
     undeclared,
@@ -235,8 +238,16 @@ def _length(connection: Any, queue: str) -> int:
 
 
 def _workers(runtime: Runtime) -> Findings:
-    control: Any = runtime.app.control
-    answers: dict[str, list[dict[str, Any]]] = control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
+    answers = ask(runtime.app, "active_queues", seconds=ANSWER_SECONDS)
+    served = {one["name"] for queues in answers.values() for one in queues}
+    if not served & {*runtime.keys.queues} and (seen := _seen_elsewhere(runtime)):
+        yield Finding(
+            Level.PROBLEM,
+            "workers",
+            f"{seen}, but none that serves it answers at {_broker_of(runtime)}",
+            "let TASKBRIDGE_BROKER_URL name the broker of the workers' app; if they have just ended, start them",
+        )
+        return
     if not answers:
         yield Finding(
             Level.PROBLEM,
@@ -264,12 +275,25 @@ def _workers(runtime: Runtime) -> Findings:
         yield from _transports(runtime, ours)
 
 
+def _seen_elsewhere(runtime: Runtime) -> str:
+    """Say of which pipeline a worker has just looked for records; "" where there is none."""
+    # Other checks tell of what cannot be asked here.
+    with suppress(Exception):
+        for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
+            if not nobody_looks(ages.tail, runtime.settings.tail_interval):
+                return f"a worker has looked for records of {name} {ages.tail:,.0f} s ago"
+    return ""
+
+
+def _broker_of(runtime: Runtime) -> str:
+    """Return the URL of the broker, without its password."""
+    with broker_connection(runtime.app) as connection:
+        return str(connection.as_uri())
+
+
 def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
     """Say which workers take runs of pipelines that they do not declare."""
-    control: Any = runtime.app.control
-    bounds = {"destination": workers, "timeout": ANSWER_SECONDS, "limit": len(workers)}
-    answers: list[dict[str, Any]] = control.broadcast(DECLARED_COMMAND, reply=True, **bounds) or []
-    for worker, declared in sorted((worker, found) for answer in answers for worker, found in answer.items()):
+    for worker, declared in sorted(ask(runtime.app, DECLARED_COMMAND, workers, seconds=ANSWER_SECONDS).items()):
         lacks = sorted(set(runtime.pipelines.names()) - set(declared)) if isinstance(declared, list) else []
         if lacks:
             yield Finding(
@@ -282,9 +306,7 @@ def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
 
 def _transports(runtime: Runtime, workers: list[str]) -> Findings:
     """Say which workers keep a transport that their app or its broker's URL has chosen."""
-    control: Any = runtime.app.control
-    asked = control.inspect(destination=workers, timeout=ANSWER_SECONDS, limit=len(workers))
-    for worker, conf in sorted((asked.conf() or {}).items()):
+    for worker, conf in sorted(ask(runtime.app, "conf", workers, seconds=ANSWER_SECONDS).items()):
         transport = conf.get("broker_transport")
         if transport not in TRANSPORTS:
             yield Finding(

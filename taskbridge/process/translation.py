@@ -13,6 +13,7 @@ import psycopg
 import redis
 
 from taskbridge.common.lost_connections import POSTGRES_AWAY, causes, is_broker_error, loaded_class, sqlstate
+from taskbridge.common.texts import one_line
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
@@ -156,6 +157,10 @@ def _broker_text(error: BaseException) -> str:
     text = str(error).lower()
     if any(part in text for part in ("password", "authentication", "access_refused", "noauth")):
         return "the broker refuses the password: correct it in TASKBRIDGE_BROKER_URL"
+    if not isinstance(error, loaded_class("kombu.exceptions", "OperationalError")):
+        # What follows the first colon is the remedy.
+        said = f"{type(error).__name__}, {one_line(str(error))}".replace(": ", ", ")
+        return f"kombu refuses a message ({said}): let both sides use the same serializer, such as json"
     away = "the broker cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)"
     return _at(away, _only("broker"))
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskbridge.common.names import key_spellings
 from taskbridge.store.figures import limited
 from taskbridge.store.pauses import Pause
 from taskbridge.store.queries import queries
@@ -68,7 +69,7 @@ class Looks:
         `tenants` None: of all sources and tenants, which takes an index on the key.
         """
         names = None if tenants is None else list(tenants)
-        return self._rows("look_records", key=key, sources=list(sources), tenants=names, limit=limit)
+        return self._rows("look_records", keys=key_spellings(key), sources=list(sources), tenants=names, limit=limit)
 
     def record(self, pipeline: str, source: str, tenant: str, key: str) -> dict[str, Any] | None:
         """Return one record and how it stands in a pipeline; None: there is none."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from taskbridge.common.names import key_spellings
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
 from taskbridge.store.sessions import driving, rows
@@ -81,7 +82,7 @@ class Quarantine:
             "pipeline": pipeline,
             "source": self._source,
             "tenant": tenant,
-            "external_ids": list(external_ids) or None,
+            "external_ids": [meant for one in external_ids for meant in key_spellings(one)] or None,
             "reason": reason,
             "kind": kind,
             "since": since if isinstance(since, datetime) else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from taskbridge.common.names import key_spellings
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
 from taskbridge.store.sessions import driving, rows
@@ -19,8 +20,11 @@ MOST: Final = 100
 def where_is(
     database: Database, key: str, source: str | None = None, tenant: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the records with a key, up to 100, once for each pipeline that reads them; see `where.sql`."""
-    values = {"key": key, "source": source, "tenant": tenant, "limit": MOST}
+    """Return the records with a key, up to 100, once for each pipeline that reads them; see `where.sql`.
+
+    A key that is a JSON array is found however it is spelled.
+    """
+    values = {"keys": key_spellings(key), "source": source, "tenant": tenant, "limit": MOST}
     with driving(database) as driver, within(driver, None):
         return [dict(row) for row in rows(driver, queries(database)("where"), values)]
 

@@ -389,6 +389,22 @@ def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program
     assert rows(engine, place) == [(100_000,)]
 
 
+@pytest.mark.parametrize("counted", [0, 2000])
+def test_a_bar_has_no_total_where_nobody_knows_how_many_rows_there_are(
+    counted: int, taskbridge: Program, engine: Engine
+) -> None:
+    fill = "INSERT INTO orders SELECT n, 'acme', n, 'x' FROM generate_series({}, {}) n"
+    run(engine, ORDERS)
+    if counted:
+        run(engine, fill.format(1, counted), "ANALYZE orders")
+    run(engine, fill.format(counted + 1, 60_000))
+    sent = on_a_terminal(taskbridge, *ADOPT, "--backfill", NO_COLOR="1")
+    shown = [(int(rows), total) for rows, total in re.findall(r"backfill .*?(\d+)/([\d?]+) ", sent)]
+    assert {total for rows, total in shown if rows > counted} == {"?"}
+    assert {total for rows, total in shown if rows < counted} <= {"2000"}
+    assert "orders: 60,000 rows have their records" in sent
+
+
 def rows_shown(sent: str) -> list[int]:
     """Return the numbers of rows that a progress bar has shown."""
     return [int(number) for number in re.findall(r"backfill .*?(\d+)/\d+ ", sent)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from sqlalchemy import Engine
 
-from taskbridge.store import record
+from taskbridge.store import Looks, record, where_is
 from tests.cli.program import Program
 from tests.cli.test_doctor import findings
 from tests.cli.test_why import RUNS
@@ -53,6 +55,43 @@ def test_a_tenant_in_place_of_a_key_is_told_how_to_look(taskbridge: Program, eng
         )
     assert "is called so" not in taskbridge("where", "acme & co", "--tenant", "bolt").stderr
     assert "no record has the key ' x'" in taskbridge("where", " x").stderr
+
+
+KEYS = (
+    ["eu", "211"],
+    ['a"b\\c/d', "7"],
+    ["a\tb\nc\x01\x1f", "8"],
+    ["\u00e9\u20ac\U0001f600", "9"],
+    ["true", "10"],
+)
+
+
+def test_a_key_of_several_columns_is_found_however_its_array_is_spelled(taskbridge: Program, engine: Engine) -> None:
+    run(engine, "CREATE TABLE orders (customer text, region text, number bigint, PRIMARY KEY (region, number))")
+    adopt = ("adopt", "orders", "--source", "invoices", "--tenant", "customer", "--key", "region", "--key", "number")
+    assert taskbridge(*adopt).status == 0
+    with engine.begin() as connection:
+        for region, number in KEYS:
+            written = "INSERT INTO orders VALUES ('acme', %s, %s)"
+            connection.exec_driver_sql(written, (region, int(number)))
+    for region, number in KEYS:
+        numbers = f"[{json.dumps(region)},{number}]"
+        spellings = [numbers, f"[ {json.dumps(region, ensure_ascii=False)} ,\n{json.dumps(number)}]"]
+        for one in spellings:
+            (found,) = where_is(engine, one)
+            assert json.loads(found["key"]) == [region, number]
+    run(
+        engine,
+        "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('invoices', 'invoices')",
+        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+        "SELECT 'invoices', tenant, key, revision, 'bad' FROM taskbridge.records WHERE key LIKE '%eu%'",
+    )
+    assert taskbridge("where", '["eu","211"]', "--json").json["records"][0]["key"] == '["eu", "211"]'
+    assert [one["key"] for one in Looks(engine).records('["eu",211]', ["invoices"], None, 5)] == ['["eu", "211"]']
+    retried = taskbridge("quarantine", "retry", '["eu","211"]', '["eu","212"]', "--json")
+    assert (retried.status, retried.json["retried"], retried.json["not_found"]) == (1, 1, ['["eu","212"]'])
+    for odd in ("[", "[1", '["\\ud800"]', "[" * 100_000, "[null]", "[[]]", "[NaN]", "[]"):
+        assert where_is(engine, odd) == []
 
 
 def test_records_that_wait_or_that_nobody_reads_are_told_of(taskbridge: Program, engine: Engine) -> None:

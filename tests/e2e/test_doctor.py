@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+from contextlib import ExitStack
 
 import psutil
 import pytest
+import redis
+from sqlalchemy import make_url
 
 from taskbridge.integration.checks import Finding, examine
 from taskbridge.observing import troubles
@@ -56,6 +59,26 @@ def test_a_worker_that_lacks_a_pipeline_is_named_and_declines_its_runs(deploymen
         with deployment.worker():
             assert lacks(deployment, "worker-0") == named
             wait_until(lambda: deployment.delivered("acme"), "the other worker's run")
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployment, others: bool) -> None:
+    def found() -> Finding:
+        return told(deployment, "workers")[0]
+
+    gate = make_url(deployment.settings.redis_url)
+    broker = gate.set(database=str(int(gate.database or 0) % 14 + 1)).render_as_string(hide_password=False)
+    with redis.Redis.from_url(broker) as client, ExitStack() as workers:
+        workers.callback(client.flushdb)
+        if others:
+            workers.enter_context(deployment.worker("-Q", "another", app="tests.host.own_transport"))
+        workers.enter_context(deployment.worker(TASKBRIDGE_BROKER_URL=broker))
+        wait_until(lambda: "but none that serves it answers at" in found().text, "the tail is looked at")
+        assert (found().level, len(told(deployment, "workers"))) == ("problem", 1)
+        assert found().text.endswith(f" at redis://:**@{gate.host}:{gate.port}/{gate.database}")
+        assert "TASKBRIDGE_BROKER_URL" in found().remedy
+        with deployment.worker():
+            assert [one.level for one in told(deployment, "workers")] == ["ok", "ok"]
 
 
 def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(

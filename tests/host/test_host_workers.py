@@ -7,22 +7,29 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from importlib.metadata import version
+from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
 from celery import chain, chord
+from kombu.pidbox import Mailbox
 
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
+from taskbridge.errors import Unavailable
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
+from taskbridge.integration.remote import ask
 from taskbridge.process.runtime import runtime_of
+from taskbridge.process.translation import translated_errors
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment, worker_command
 from tests.waiting import wait_until
@@ -107,6 +114,60 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, depl
         deployment.wait_until_idle()
     assert "fire_due" not in apart.text(), "no ticker"
     assert deployment.deliveries() == [("acme", n) for n in "123"] + [("other", n) for n in "456"]
+
+
+@pytest.mark.parametrize("broker", ["the gate's"], indirect=True)
+def test_the_doctor_reads_what_workers_with_another_serializer_answer(
+    shop: ModuleType, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an app of ours, as the command line has, and one whose workers answer with pickle
+    ours = make_app(deployment.settings).app
+    monkeypatch.setenv("TASKBRIDGE_PIPELINES", "tests.pipelines")
+    with deployment.worker("-n", "shop@test", app=SHOP, TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone"):
+        found = [one for app in (ours, shop.app) for one in examine(runtime_of(app)) if one.check == "workers"]
+        pong = ask(ours, "ping", ["shop@test"], seconds=5)
+    first, following = runtime_of(ours).keys.queues
+    served = [f"1 serve {queue}" for queue in (first, following)]
+    assert [one.text for one in found if one.level == Level.OK] == [*served, *served]
+    lacking = [one.text for one in found if one.level != Level.OK]
+    assert len(lacking) == 2
+    assert all(one.startswith("shop@test does not declare ") for one in lacking)
+    assert pong == {"shop@test": {"ok": "pong"}}, "as `up` asks"
+
+
+class Harmful:
+    """What makes a folder where it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_an_answer_that_does_something_where_it_is_read_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+    folder, asked = tmp_path / "harm", Event()
+    mailbox: Any = Mailbox("celery", type="fanout", serializer="pickle")
+
+    def harm(_: Any) -> Harmful:
+        asked.set()
+        return Harmful(folder)
+
+    with deployment.app.connection_for_read() as connection:
+        node = mailbox(connection).Node("evil@test", channel=connection.channel(), handlers={"ping": harm})
+        node.listen()
+
+        def serve() -> None:
+            while not asked.is_set():
+                connection.drain_events(timeout=20)
+
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve)
+            said = r"kombu refuses a message \(DecodeError, .*mkdir\): let both sides"
+            with pytest.raises(Unavailable, match=said), translated_errors():
+                ask(deployment.app, "ping", ["evil@test"], seconds=20)
+            served.result()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("broker", ["the gate's"], indirect=True)

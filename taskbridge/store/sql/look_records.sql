@@ -16,12 +16,12 @@ FROM (
     (
         SELECT l.* FROM {schema}.records l
         WHERE %(tenants)s::text[] IS NOT NULL
-          AND l.source = ANY (%(sources)s::text[]) AND l.tenant = ANY (%(tenants)s::text[]) AND l.key = %(key)s
+          AND l.source = ANY (%(sources)s::text[]) AND l.tenant = ANY (%(tenants)s::text[]) AND l.key = ANY (%(keys)s::text[])
         LIMIT %(limit)s
     )
     UNION ALL
     (
-        SELECT l.* FROM {schema}.records l WHERE %(tenants)s::text[] IS NULL AND l.key = %(key)s LIMIT %(limit)s
+        SELECT l.* FROM {schema}.records l WHERE %(tenants)s::text[] IS NULL AND l.key = ANY (%(keys)s::text[]) LIMIT %(limit)s
     )
 ) r
 LEFT JOIN {schema}.pipelines p ON p.source = r.source AND r.tenant <> ''

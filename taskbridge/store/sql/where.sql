@@ -9,7 +9,7 @@ SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.change
        q.reason, q.attempts, c.failures, c.last_error
 FROM (
     SELECT * FROM {schema}.records
-    WHERE key = %(key)s AND (%(source)s::text IS NULL OR source = %(source)s)
+    WHERE key = ANY (%(keys)s::text[]) AND (%(source)s::text IS NULL OR source = %(source)s)
       AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
     ORDER BY source, tenant
     LIMIT %(limit)s
