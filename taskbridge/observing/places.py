@@ -268,7 +268,8 @@ def _end(
     token = None if reader is None else reader.token
     if reader is not None and (is_read or reader.outcome == "handled"):
         where = f" on the worker {reader.worker}" if reader.worker else ""
-        yield Step(reader.began_at, "read", f"read by run {token}{where}", token)
+        # Written while that run was on, the record was read after that.
+        yield Step(max(reader.began_at, row["changed_at"]), "read", f"read by run {token}{where}", token)
     elif row["delivered_at"] is not None:
         at, token = row["delivered_at"], row["delivered_by"]
         yield Step(at, "read", f"read by run {token}, as the journal says", token)

@@ -78,7 +78,9 @@ def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployme
         assert found().text.endswith(f" at redis://:**@{gate.host}:{gate.port}/{gate.database}")
         assert "TASKBRIDGE_BROKER_URL" in found().remedy
         with deployment.worker():
-            assert [one.level for one in told(deployment, "workers")] == ["ok", "ok"]
+            # Modules that other tests import declare pipelines that this worker lacks.
+            serving = [one.level for one in told(deployment, "workers") if "does not declare" not in one.text]
+            assert serving == ["ok", "ok"]
 
 
 def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(

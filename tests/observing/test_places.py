@@ -82,6 +82,14 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
         assert in_order(absorbed) == ["recorded", "absorbed", "read", "handled"]
         assert absorbed.steps[1].token != absorbed.steps[2].token
 
+        # One that the run which is on reads in its next sweep, while its budget lasts.
+        record(deployment.engine, "orders", "evie", "1", {"seconds": 0.5})
+        deployment.gate.notify("orders", "evie", SPACING)
+        wait_until(lambda: deployment.gate.look("orders", ["evie"])[0].state is State.RUNNING, "a run is on")
+        record(deployment.engine, "orders", "evie", "2", {})
+        deployment.gate.notify("orders", "evie", SPACING)
+        assert in_order(told(answers, "evie", "2", "handled"))[0] == "recorded"
+
         record(deployment.engine, "orders", "doze", "1", {"seconds": 3})
         in_hand = r"pending; run \S+ of its tenant is on, begun \d+s ago, and may have it in hand"
 
