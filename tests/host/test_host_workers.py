@@ -127,6 +127,7 @@ def test_the_doctor_reads_what_workers_with_another_serializer_answer(
         found = [one for app in (ours, shop.app) for one in examine(runtime_of(app)) if one.check == "workers"]
         pong = ask(ours, "ping", ["shop@test"], seconds=5)
     first, following = runtime_of(ours).keys.queues
+    runtime_of(ours).close()
     served = [f"1 serve {queue}" for queue in (first, following)]
     assert [one.text for one in found if one.level == Level.OK] == [*served, *served]
     lacking = [one.text for one in found if one.level != Level.OK]
