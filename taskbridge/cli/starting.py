@@ -22,5 +22,5 @@ def start(tenants: Sequence[str], pipeline: str) -> None:
         notify.start(environment.runtime().app, tenants, pipeline)
     except Unavailable as error:
         raise Unavailable(
-            f"{error}. It is written down all the same: workers find it within TASKBRIDGE_BASE_INTERVAL"
+            f"{error}. It is written down all the same: a base round finds it (TASKBRIDGE_BASE_INTERVAL)"
         ) from error

@@ -142,6 +142,7 @@ class Batch(Sequence[Record]):
         self._open_session = open_session
         self._owned = owned
         self._until = until
+        self._is_over = False
         self._rejected: dict[str, str] = {}
         self._handled: set[str] = set()
 
@@ -236,9 +237,13 @@ class Batch(Sequence[Record]):
             RetryAfter: it has it no more. What was marked is kept if no other run took over, as where Redis is away.
         """
         for record in self._records:
-            if not self._owned():
+            if not self._is_over and not self._owned():
                 raise RetryAfter(0)
             yield record
+
+    def end_call(self) -> None:
+        """Say that the handler's call is over: who has kept the batch may go through it, whoever has the tenant."""
+        self._is_over = True
 
     @overload
     def __getitem__(self, index: int) -> Record: ...

@@ -19,7 +19,10 @@ class Constant(int, Enum):
     SLOW_START_ENDS = 64, "runs at a time at which the slow start of a pipeline without a cap is over"
     FIRSTS_IN_A_ROW = 3, "first events that go before a continuation that waits"
     DECLINED_MS = 200, "until a run is published again that came to a worker which does not declare its pipeline"
-    TURN_DEADLINE_MS = 60_000, "the deadline of a tenant that waits for its turn, should the set of turns be lost"
+    TURN_DEADLINE_MS = (
+        60_000,
+        "the deadline of who waits for a turn, should the turns be lost; who was in a wait queue keeps its own",
+    )
     GRACE_MS = 1_000, "how long past its deadline a message counts as queued that was not published again"
     LONGEST_REPUBLISH_MS = (
         300_000,

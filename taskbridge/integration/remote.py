@@ -39,11 +39,12 @@ def ask(app: Celery, command: str, workers: Sequence[str] | None = None, *, seco
     """
     bounds = {} if workers is None else {"destination": [*workers], "limit": len(workers)}
     control: Any = _Control(app)
-    answers: list[dict[str, Any]] = control.broadcast(command, reply=True, timeout=seconds, **bounds) or []
-    return {worker: found for answer in answers for worker, found in answer.items()}
+    answers: list[Any] = control.broadcast(command, reply=True, timeout=seconds, **bounds) or []
+    return {worker: found for answer in answers if isinstance(answer, dict) for worker, found in answer.items()}
 
 
-class _Plain(pickle.Unpickler):
+# The one in C makes a list as long as the largest place that a few bytes of an answer name.
+class _Plain(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"the answer is no plain value: it needs {module}.{name}")
 

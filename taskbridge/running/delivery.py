@@ -453,6 +453,8 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
         run.runtime.paces[run.pipeline.name].note_failed(time.monotonic() - started)
         waited = _has_waited(transaction, error)
         raise HandlerFailed(page, error, waited=waited, returned=error is returned) from error
+    finally:
+        batch.end_call()
     run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
     return dict(batch.rejected)
 

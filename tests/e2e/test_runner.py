@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, State
 from taskbridge.running import slot
 from taskbridge.running.tail import base_round
@@ -91,19 +91,24 @@ def test_what_a_handler_writes_takes_effect_with_the_cursor_or_not_at_all(inline
 
 def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) -> None:
     standing: list[bool] = []
+    kept: list[Batch] = []
 
     def ask(batch: Batch) -> None:
+        kept.append(batch)
         standing.append(batch.owned)
         inline.deployment.redis.flushdb()
         deadline = time.monotonic() + 10
         while batch.owned and time.monotonic() < deadline:
             time.sleep(0.01)
         standing.append(batch.owned)
+        with pytest.raises(RetryAfter):
+            list(batch)
 
     inline.handle(ask)
     inline.deployment.save("acme", "a")
     inline.run_all()
     assert standing == [True, False]
+    assert [record.external_id for record in kept[0]] == ["a"], "after the call it is a list as any other"
 
 
 @pytest.mark.parametrize("deployment", [{"runner_ttl": 0.5}], indirect=True)
