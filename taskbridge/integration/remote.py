@@ -43,7 +43,7 @@ def ask(app: Celery, command: str, workers: Sequence[str] | None = None, *, seco
     return {worker: found for answer in answers if isinstance(answer, dict) for worker, found in answer.items()}
 
 
-# The one in C makes a list as long as the largest place that a few bytes of an answer name.
+# Not the one in C: it keeps values in an array, and a few bytes of an answer can name a place that makes it 1 GB long.
 class _Plain(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"the answer is no plain value: it needs {module}.{name}")

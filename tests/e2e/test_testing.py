@@ -279,32 +279,31 @@ USERS_TEST = """
 """
 
 
-def test_a_user_s_tests_run_in_a_process_of_their_own(
+@pytest.fixture
+def user(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, root: Path, taskbridge_settings: Settings
-) -> None:
+) -> pytest.Pytester:
+    """Somebody with tests of their own, in a process of its own that has the servers and no other setting of ours."""
     for name in [name for name in os.environ if name.startswith("TASKBRIDGE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TASKBRIDGE_TEST_POSTGRES_URL", taskbridge_settings.postgres_url)
     monkeypatch.setenv("TASKBRIDGE_TEST_REDIS_URL", taskbridge_settings.redis_url)
     monkeypatch.setenv("PYTHONPATH", str(root))
-    pytester.makepyfile(USERS_TEST)
-    result = pytester.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
+    return pytester
+
+
+def test_a_user_s_tests_run_in_a_process_of_their_own(user: pytest.Pytester) -> None:
+    user.makepyfile(USERS_TEST)
+    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
     result.assert_outcomes(passed=3)
 
 
-def test_the_adopted_table_of_the_page_is_tested_as_it_says(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, root: Path, taskbridge_settings: Settings
-) -> None:
-    for name in [name for name in os.environ if name.startswith("TASKBRIDGE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("TASKBRIDGE_TEST_POSTGRES_URL", taskbridge_settings.postgres_url)
-    monkeypatch.setenv("TASKBRIDGE_TEST_REDIS_URL", taskbridge_settings.redis_url)
-    monkeypatch.setenv("PYTHONPATH", str(root))
+def test_the_adopted_table_of_the_page_is_tested_as_it_says(user: pytest.Pytester, root: Path) -> None:
     page = (root / "docs/how-to/test-your-pipeline.md").read_text(encoding="utf-8")
     (shown,) = (
         one for one in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "CliRunner" in one
     )
     declared = '\nfrom taskbridge import pipeline\n\n@pipeline("orders")\ndef handle(batch):\n    pass\n'
-    pytester.makepyfile(shown + declared)
-    result = pytester.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
+    user.makepyfile(shown + declared)
+    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
     result.assert_outcomes(passed=1)

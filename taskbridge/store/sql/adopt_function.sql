@@ -1,6 +1,6 @@
 -- The trigger function of an adopted table. It runs with its owner's rights, so that who writes the table needs no others.
 -- So nothing here may call what others have made, such as the cast of a type. Each column of the table is named with an alias,
--- and no query on it uses a variable, so a column may have any name. It has no percent sign: drivers differ in whether they
+-- and no query on it uses a variable, so a column may have any name. It has no percent sign but in names: drivers differ in whether they
 -- take one for a placeholder, and where somebody doubles it for one that does not, it stays doubled.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
