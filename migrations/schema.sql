@@ -149,6 +149,40 @@ $_$;
 
 COMMENT ON FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) IS 'Write or update one record of a source; returns whether anything changed.';
 
+CREATE FUNCTION taskbridge.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    problem text;
+BEGIN
+    problem := CASE
+        -- The document of an adopted table's record is the row.
+        WHEN tenant <> '' AND NOT deleted AND jsonb_typeof(document) IS DISTINCT FROM 'object' AND (
+            document IS NOT NULL OR NOT EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = $1)
+        ) THEN format(
+            'tenant %s, record %s: the document is no JSON object: pass one', taskbridge.shown(tenant), taskbridge.shown(key))
+        -- Its handler would be given what the table does not have.
+        WHEN is_new AND tenant <> '' AND document IS NOT NULL AND EXISTS (
+            SELECT FROM taskbridge.adopted a WHERE a.source = $1 AND a.ended_at IS NULL
+        ) THEN format(
+            'the source %s is a table that was adopted, whose rows are its records: change the row, or choose another '
+            'source', source)
+        WHEN NOT is_named THEN NULL
+        WHEN tenant <> '' AND source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
+            'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+            taskbridge.shown(source))
+        WHEN tenant <> '' OR reason IS NULL THEN taskbridge.unfit(tenant, key)
+        ELSE taskbridge.unfit('-', key)
+    END;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
+    END IF;
+END
+$_$;
+
+COMMENT ON FUNCTION taskbridge.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) IS 'Refuse a record that is not allowed. It is called for those of which their trigger does not know that they are.';
+
 CREATE FUNCTION taskbridge.shown(text) RETURNS text
     LANGUAGE sql IMMUTABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -156,57 +190,39 @@ CREATE FUNCTION taskbridge.shown(text) RETURNS text
 
 CREATE FUNCTION taskbridge.stamp_record() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-DECLARE
-    problem text;
 BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        -- Nobody reads what no criterion matched.
-        IF OLD.tenant = '' AND NEW.tenant = '' THEN
-            NEW.xid := OLD.xid;
-            NEW.id := OLD.id;
-            NEW.revision := OLD.revision;
-            RETURN NEW;
-        END IF;
-    END IF;
-    IF NEW.tenant <> '' AND NOT NEW.deleted AND jsonb_typeof(NEW.document) IS DISTINCT FROM 'object' THEN
-        -- The document of an adopted table's record is the row.
-        IF NEW.document IS NOT NULL OR NOT EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = NEW.source) THEN
-            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
-                'tenant %s, record %s: the document is no JSON object: pass one',
-                taskbridge.shown(NEW.tenant), taskbridge.shown(NEW.key));
-        END IF;
-    END IF;
-    NEW.xid := pg_current_xact_id();
-    NEW.revision := nextval('taskbridge.revisions');
-    IF TG_OP = 'INSERT' THEN
-        -- Its handler would be given what the table does not have.
-        IF NEW.document IS NOT NULL AND NEW.tenant <> ''
-            AND EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = NEW.source AND a.ended_at IS NULL)
-        THEN
-            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format(
-                'the source %s is a table that was adopted, whose rows are its records: change the row, or choose '
-                'another source', NEW.source);
-        END IF;
-        NEW.id := NEW.revision;
-    ELSE
+    -- Nobody reads what no criterion matched.
+    IF pg_catalog.texteq(OLD.tenant, '') AND pg_catalog.texteq(NEW.tenant, '') THEN
+        NEW.xid := OLD.xid;
         NEW.id := OLD.id;
-        NEW.changed_at := now();
-        IF NEW.source = OLD.source AND NEW.tenant = OLD.tenant AND NEW.key = OLD.key THEN
-            RETURN NEW;
-        END IF;
+        NEW.revision := OLD.revision;
+        RETURN NEW;
     END IF;
-    problem := CASE
-        WHEN NEW.tenant <> '' AND NEW.source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
-            'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
-            taskbridge.shown(NEW.source))
-        WHEN NEW.tenant <> '' OR NEW.reason IS NULL THEN taskbridge.unfit(NEW.tenant, NEW.key)
-        ELSE taskbridge.unfit('-', NEW.key)
-    END;
-    IF problem IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
+    -- Whether it may be one that is refused. Without the setting, as where somebody writes into a partition, it may.
+    IF pg_catalog.texteq(NEW.tenant, '')
+        OR pg_catalog.texteq(pg_catalog.jsonb_typeof(NEW.document), 'object') IS NOT TRUE
+        OR pg_catalog.texteq(pg_catalog.current_setting('taskbridge.adopted', true), '') IS NOT FALSE
+        OR pg_catalog.int4gt(pg_catalog.strpos(
+            pg_catalog.current_setting('taskbridge.adopted', true),
+            pg_catalog.textcat(pg_catalog.textcat(' ', NEW.source), ',')), 0)
+        OR pg_catalog.textregexne(NEW.source, '^[a-z][a-z0-9_-]*$')
+        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.source), 63)
+        OR pg_catalog.textregexeq(NEW.tenant, '[\u0001-\u001F\u007F-\u009F\u2028\u2029]|^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$')
+        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.tenant), 200)
+        OR pg_catalog.texteq(NEW.key, '')
+        OR pg_catalog.textregexeq(NEW.key, '[\u0001-\u001F\u007F-\u009F\u2028\u2029]')
+        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.key), 200)
+    THEN
+        PERFORM taskbridge.refuse_record(
+            NEW.source, NEW.tenant, NEW.key, NEW.document, NEW.deleted, NEW.reason, OLD.id IS NULL,
+            (pg_catalog.texteq(NEW.source, OLD.source) AND pg_catalog.texteq(NEW.tenant, OLD.tenant)
+                AND pg_catalog.texteq(NEW.key, OLD.key)) IS NOT TRUE);
     END IF;
+    NEW.xid := pg_catalog.pg_current_xact_id();
+    NEW.revision := pg_catalog.nextval('taskbridge.revisions'::pg_catalog.regclass);
+    NEW.id := COALESCE(OLD.id, NEW.revision);
+    NEW.changed_at := CASE WHEN OLD.id IS NULL THEN NEW.changed_at ELSE pg_catalog.now() END;
     RETURN NEW;
 END
 $_$;
@@ -215,11 +231,17 @@ CREATE FUNCTION taskbridge.taskbridge_check_cluster() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+DECLARE
+    fits boolean;
+    adopted text;
 BEGIN
-    IF (
-        SELECT bool_and(c.system_identifier = s.system_identifier)
-        FROM taskbridge.taskbridge_cluster c, pg_control_system() s
-    ) IS NOT TRUE THEN
+    -- The setting spares `stamp_record` a query for each row. It is empty only where no statement has set it.
+    SELECT bool_and(c.system_identifier = s.system_identifier),
+           set_config('taskbridge.adopted', concat(
+               ', ', (SELECT string_agg(a.source, ', ') FROM taskbridge.adopted a WHERE a.ended_at IS NULL), ','), true)
+    INTO fits, adopted
+    FROM taskbridge.taskbridge_cluster c, pg_control_system() s;
+    IF fits IS NOT TRUE THEN
         RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
             USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge rebase';
     END IF;

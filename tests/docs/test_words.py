@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,21 +34,24 @@ KNOWN_OUTSIDE = re.compile(r"(taskbridge_)?tenants_in_line|[\"`]patience[\"`]")
 HISTORY = ("CHANGELOG.md", "migrations/versions/", "tests/docs/test_words.py")
 
 
-def files() -> list[Path]:
+@cache
+def lines() -> list[tuple[str, str]]:
+    """Return each line that is read, with its place."""
     places = [path for name in PLACES for path in (ROOT / name).rglob("*")] + [
         *ROOT.glob("*.md"),
         ROOT / "pyproject.toml",
     ]
     chosen = [path for path in places if path.suffix in READ and "__pycache__" not in path.parts]
-    return [path for path in chosen if not str(path.relative_to(ROOT)).startswith(HISTORY)]
+    return [
+        (f"{path.relative_to(ROOT)}:{number}", KNOWN_OUTSIDE.sub("", line))
+        for path in chosen
+        if not str(path.relative_to(ROOT)).startswith(HISTORY)
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    ]
 
 
 @pytest.mark.parametrize(("retired", "instead"), RETIRED.items())
 def test_no_retired_word_is_left(retired: str, instead: str) -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in files()
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
-        if re.search(retired, KNOWN_OUTSIDE.sub("", line), re.IGNORECASE)
-    ]
+    word = re.compile(retired, re.IGNORECASE)
+    found = [f"{place}: {line.strip()}" for place, line in lines() if word.search(line)]
     assert found == [], f"say {instead!r}"

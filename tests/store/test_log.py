@@ -525,3 +525,32 @@ def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
 def test_a_row_that_is_no_record_is_named_by_its_number(engine: Engine, row: Any) -> None:
     with pytest.raises(InvalidInput, match="row 2 is no"):
         record_many(engine, "orders", [("acme", "1", {}), row])
+
+
+def test_a_writer_s_search_path_changes_nothing_of_what_is_stamped_and_refused(engine: Engine) -> None:
+    insert = "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES "
+    with engine.connect() as connection:
+        execute = connection.exec_driver_sql
+        execute("CREATE SCHEMA theirs")
+        for kind in ("text", "integer"):
+            execute(f"CREATE FUNCTION theirs.never({kind}, {kind}) RETURNS boolean LANGUAGE sql RETURN false")
+            for sign in ("=", "<>", ">", "<", "~", "!~"):
+                execute(f"CREATE OPERATOR theirs.{sign} (FUNCTION = theirs.never, LEFTARG = {kind}, RIGHTARG = {kind})")
+        execute("CREATE FUNCTION theirs.pg_current_xact_id() RETURNS xid8 LANGUAGE sql RETURN '7'::xid8")
+        execute("CREATE FUNCTION theirs.nextval(regclass) RETURNS bigint LANGUAGE sql RETURN 7")
+        execute("SET LOCAL search_path = theirs, pg_catalog")
+        execute(f"{insert} ('orders', 'acme', '1', '{{}}')")
+        stamped = "SELECT xid = pg_catalog.pg_current_xact_id(), id, revision FROM taskbridge.records"
+        execute("SET LOCAL search_path = pg_catalog")
+        ours, number, revision = execute(stamped).one()
+        assert ours
+        assert number == revision != 7
+        for values, why in (
+            ("'Orders', 'acme', '2', '{}'", "the source 'Orders' is not allowed"),
+            ("'orders', ' acme', '2', '{}'", "begins or ends with space"),
+            ("'orders', 'acme', '', '{}'", "the key '' is not allowed"),
+            ("'orders', 'acme', '2', '[]'", "the document is no JSON object"),
+        ):
+            execute("SET LOCAL search_path = theirs, pg_catalog")
+            with pytest.raises(DataError, match=why), connection.begin_nested():
+                execute(f"{insert} ({values})")

@@ -10,14 +10,28 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import DataError
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.store import Claim, Cursors, Kind, Prune, Records, Tails, know, prune, record
 from taskbridge.store.queries import query
+from tests.store.adopting import adopted, run
 from tests.store.test_tail import handle, nodes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "partition.md"
+INTO_A_PARTITION = """
+DO $$
+DECLARE
+    one record;
+BEGIN
+    SELECT r.tableoid::regclass AS partition, r.tenant INTO one FROM taskbridge.records r LIMIT 1;
+    EXECUTE format(
+        'INSERT INTO %s (source, tenant, key, document) VALUES (%L, %L, %L, %L)',
+        one.partition, '@source', one.tenant, 'x', '{}');
+END
+$$
+"""
 TENANTS = [f"tenant-{number}" for number in range(20)]
 
 
@@ -87,3 +101,11 @@ def test_a_batch_is_read_from_one_partition_through_its_index(split: Engine) -> 
     scans = [node for node in nodes(top) if str(node.get("Relation Name", "")).startswith("records")]
     assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
     assert len({node["Relation Name"] for node in scans}) == 1
+
+
+def test_the_source_of_an_adopted_table_is_refused_in_a_partition_too(split: Engine) -> None:
+    run(split, "CREATE TABLE shops (id bigint PRIMARY KEY, customer text)")
+    adopted(split, "shops", source="shops")
+    run(split, INTO_A_PARTITION.replace("@source", "others"))
+    with pytest.raises(DataError, match="the source shops is a table that was adopted"):
+        run(split, INTO_A_PARTITION.replace("@source", "shops"))
