@@ -118,4 +118,4 @@ def test_the_attack_notices_what_is_wrong(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, broken: Any, wrong: str
 ) -> None:
     monkeypatch.setattr(place, name, broken)
-    assert wrong in "\n".join(attack(deployment.app, SEED, range(120)).violations)
+    assert wrong in "\n".join(attack(deployment.app, SEED, range(200)).violations)
