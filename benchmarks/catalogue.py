@@ -21,6 +21,7 @@ from benchmarks.patterns import PATTERNS
 from benchmarks.poison import POISON
 from benchmarks.rate_limit import RATE_LIMIT
 from benchmarks.receive import RECEIVE
+from benchmarks.record import RECORD
 from benchmarks.recovery import RECOVERY
 from benchmarks.scale_out import SCALE_OUT
 from benchmarks.storm import STORM
@@ -37,6 +38,7 @@ BENCHMARKS: Final[tuple[Benchmark, ...]] = (
     NO_EVENT,
     ADOPT,
     BULK,
+    RECORD,
     NOTIFY,
     TRACES,
     SWEEP,

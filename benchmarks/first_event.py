@@ -66,7 +66,16 @@ def _measure(events: int, concurrency: int) -> Report:
                 "tenant's runner and claimed its cursor by then.",
             )
         ],
-        [Target("median, ratio", ratios[0], 1.0), Target("p99, ratio", ratios[1], 1.2)],
+        [
+            Target(
+                "median, ratio",
+                ratios[0],
+                0.95,
+                why="A run asks Redis whether it may begin, and claims its cursor, before it reads. The task of plain "
+                "Celery has neither step",
+            ),
+            Target("p99, ratio", ratios[1], 1.1),
+        ],
     )
 
 

@@ -134,7 +134,7 @@ def _headlines(report: Report) -> list[tuple[Cell, ...]]:
     if report.headlines:
         return [(one.what, one.value, f"{one.against}: {shown(one.baseline)}", one.times) for one in report.headlines]
     targets = report.targets[:_MOST_TARGETS]
-    return [(one.what, one.value, one.text.partition("(")[2].rstrip(")"), None) for one in targets]
+    return [(one.what, one.value, one.text.partition("(")[2].partition(")")[0], None) for one in targets]
 
 
 def _targets(report: Report) -> str:

@@ -36,12 +36,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure and the bound that it should keep: at most `limit`, or with `at_least` no less."""
+    """A figure and the bound that it should keep: at most `limit`, or with `at_least` no less.
+
+    `why`: what keeps it from its bound, where it does not keep it; a sentence without a full stop.
+    """
 
     what: str
     value: float
     limit: float
     at_least: bool = False
+    why: str = ""
 
     @property
     def met(self) -> bool:
@@ -50,9 +54,10 @@ class Target:
 
     @property
     def text(self) -> str:
-        """The figure, its bound and the verdict, as a sentence's end."""
+        """The figure, its bound and the verdict, as a sentence's end; then why it is not met."""
         bound = "at least" if self.at_least else "at most"
-        return f"{shown(self.value)} (target {bound} {shown(self.limit)}: {'met' if self.met else 'not met'})"
+        verdict = f"{shown(self.value)} (target {bound} {shown(self.limit)}: {'met' if self.met else 'not met'})"
+        return verdict if self.met or not self.why else f"{verdict}. {self.why}"
 
 
 @dataclass(frozen=True, slots=True)

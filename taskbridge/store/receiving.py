@@ -91,7 +91,7 @@ def _columns(group: Sequence[Incoming]) -> dict[str, list[object]]:
 
 def forget_received(engine: Engine) -> bool:
     """Delete ids of webhooks that are older than 30 days; return whether there may be more."""
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         gone = connection.exec_driver_sql(queries(engine)("forget_received"), {"limit": FORGOTTEN_AT_ONCE}).all()
     return len(gone) == FORGOTTEN_AT_ONCE
 
