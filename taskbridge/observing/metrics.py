@@ -26,7 +26,8 @@ from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.observing.troubles import nobody_looks
+from taskbridge.gate.inspector import Queued, Survey
+from taskbridge.observing.troubles import MOST_RUNNERS, nobody_looks
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import Backlog, Counters, read_ages, read_backlogs, read_counters
@@ -82,6 +83,7 @@ _COUNTERS: Final = Look("counters", "Postgres", "deployment")
 _AGES: Final = Look("ages", "Postgres", "deployment")
 _BACKLOGS: Final = Look("backlogs", "Redis, Postgres", "deployment")
 _SURVEYS: Final = Look("surveys", "Redis", "deployment")
+_MESSAGES: Final = Look("messages", "Redis", "deployment")
 _TICKER: Final = Look("ticker", "its ticker", "this worker")
 _SERVERS: Final = Look("servers", "the scrape", "this worker")
 
@@ -178,6 +180,14 @@ METRICS: Final = (
         "overdue_seconds",
     ),
     Metric(
+        "taskbridge_oldest_message_seconds",
+        "gauge",
+        _MESSAGES,
+        "How long the oldest run message has been in the queue, of the 100 tenants whose runners are due first; 0 "
+        "without any.",
+        "seconds",
+    ),
+    Metric(
         "taskbridge_runs_replaced_total",
         "counter",
         _SURVEYS,
@@ -251,7 +261,8 @@ class Metrics(Collector):
     def _look(self) -> Found:
         runtime, ticker, self.problems = self._runtime, self._ticker, []
         names, interval = runtime.pipelines.names(), runtime.settings.tail_interval
-        surveys = self._ask(self._redis, lambda: runtime.gate.survey(names, MOST_TENANTS))
+        redis = self._ask(self._redis, lambda: _surveys(runtime, names))
+        surveys, messages = redis or (None, None)
         sources = {name: runtime.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
         standing = self._ask(
@@ -262,7 +273,7 @@ class Metrics(Collector):
             _SERVERS: {"redis": _OfServer(surveys is not None), "postgres": _OfServer(standing is not None)}
         }
         if surveys is not None:
-            found[_SURVEYS] = surveys
+            found[_SURVEYS], found[_MESSAGES] = surveys, messages or {}
         if standing is not None:
             found[_AGES], backlogs = standing
             counters = self._sums.look(names, ANSWER_TIMEOUT if ticker is None else SUMS_TIMEOUT)
@@ -287,6 +298,11 @@ class Metrics(Collector):
             if self._ticker is not None:
                 log.warning("metrics: %s", sentence)
             return None
+
+
+def _surveys(runtime: LightRuntime, names: Sequence[str]) -> tuple[dict[str, Survey], dict[str, Queued]]:
+    surveys = runtime.gate.survey(names, MOST_TENANTS)
+    return surveys, runtime.gate.longest_queued({name: one.tenants[:MOST_RUNNERS] for name, one in surveys.items()})
 
 
 class _Sums:

@@ -57,6 +57,7 @@ def test_nothing_waits_where_a_worker_looks(taskbridge: Program, engine: Engine)
     stood(engine, "tail", 0)
     found = samples(taskbridge("metrics").stdout)
     assert [found[name] for name in sorted(NOT_KNOWN)] == [0, 0]
+    assert found["taskbridge_oldest_message_seconds"] == 0
 
 
 def test_nobody_looks_for_new_records_and_no_worker_is_there_to_tell(taskbridge: Program, engine: Engine) -> None:
@@ -81,6 +82,7 @@ def test_what_waits_is_counted_and_no_tenant_is_named(taskbridge: Program, engin
     record_invoice(engine, "Peru", "4", {})
     ended = taskbridge("metrics")
     found = samples(ended.stdout)
+    assert 0 < found["taskbridge_oldest_message_seconds"] < 60
     assert (found["taskbridge_runners"], found["taskbridge_pending_records"]) == (2, 3)
     assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
     assert not any(tenant in ended.stdout for tenant in ("France", "Malta", "Peru"))
