@@ -55,6 +55,12 @@ $$;
 
 COMMENT ON FUNCTION taskbridge.error_kind(said text) IS 'An error without what differs from record to record: white space, addresses, ids and numbers.';
 
+CREATE FUNCTION taskbridge.is_allowed(source text, tenant text, key text, document jsonb, adopted text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ((jsonb_typeof(document) = 'object'::text) AND starts_with(adopted, ('taskbridge'::text || ','::text)) AND (strpos(adopted, ((' '::text || source) || ','::text)) = 0) AND (source ~ '^[a-z][a-z0-9_-]*$'::text) AND (char_length(source) <= 63) AND (tenant <> ''::text) AND (char_length(tenant) <= 200) AND (tenant !~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]|^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$'::text) AND (key <> ''::text) AND (char_length(key) <= 200) AND (key !~ '[\u0001-\u001F\u007F-\u009F\u2028\u2029]'::text));
+
+COMMENT ON FUNCTION taskbridge.is_allowed(source text, tenant text, key text, document jsonb, adopted text) IS 'Whether a record is one of those that are allowed, by what it says and by the list of adopted sources.';
+
 CREATE FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (pg_visible_in_snapshot(xid, snapshot) OR COALESCE((pg_visible_in_snapshot(xid, target) AND (ROW(xid, id) <= ROW(at_xid, at_id))), false));
@@ -156,32 +162,38 @@ CREATE FUNCTION taskbridge.refuse_record(source text, tenant text, key text, doc
 DECLARE
     problem text;
 BEGIN
-    problem := CASE
+    -- The tables are asked in conditions of their own: an expression without a query costs little.
+    IF tenant <> '' AND NOT deleted AND jsonb_typeof(document) IS DISTINCT FROM 'object' THEN
         -- The document of an adopted table's record is the row.
-        WHEN tenant <> '' AND NOT deleted AND jsonb_typeof(document) IS DISTINCT FROM 'object' AND (
-            document IS NOT NULL OR NOT EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = $1)
-        ) THEN format(
-            'tenant %s, record %s: the document is no JSON object: pass one', taskbridge.shown(tenant), taskbridge.shown(key))
+        IF document IS NOT NULL OR NOT EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = $1) THEN
+            problem := format(
+                'tenant %s, record %s: the document is no JSON object: pass one',
+                taskbridge.shown(tenant), taskbridge.shown(key));
+        END IF;
+    ELSIF is_new AND tenant <> '' AND document IS NOT NULL THEN
         -- Its handler would be given what the table does not have.
-        WHEN is_new AND tenant <> '' AND document IS NOT NULL AND EXISTS (
-            SELECT FROM taskbridge.adopted a WHERE a.source = $1 AND a.ended_at IS NULL
-        ) THEN format(
-            'the source %s is a table that was adopted, whose rows are its records: change the row, or choose another '
-            'source', source)
-        WHEN NOT is_named THEN NULL
-        WHEN tenant <> '' AND source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
-            'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
-            taskbridge.shown(source))
-        WHEN tenant <> '' OR reason IS NULL THEN taskbridge.unfit(tenant, key)
-        ELSE taskbridge.unfit('-', key)
-    END;
+        IF EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = $1 AND a.ended_at IS NULL) THEN
+            problem := format(
+                'the source %s is a table that was adopted, whose rows are its records: change the row, or choose '
+                'another source', source);
+        END IF;
+    END IF;
+    IF problem IS NULL AND is_named THEN
+        problem := CASE
+            WHEN tenant <> '' AND source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
+                'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+                taskbridge.shown(source))
+            WHEN tenant <> '' OR reason IS NULL THEN taskbridge.unfit(tenant, key)
+            ELSE taskbridge.unfit('-', key)
+        END;
+    END IF;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
     END IF;
 END
 $_$;
 
-COMMENT ON FUNCTION taskbridge.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) IS 'Refuse a record that is not allowed. It is called for those of which their trigger does not know that they are.';
+COMMENT ON FUNCTION taskbridge.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) IS 'Refuse a record that is not allowed. It is called where `is_allowed` does not say so.';
 
 CREATE FUNCTION taskbridge.shown(text) RETURNS text
     LANGUAGE sql IMMUTABLE
@@ -190,7 +202,7 @@ CREATE FUNCTION taskbridge.shown(text) RETURNS text
 
 CREATE FUNCTION taskbridge.stamp_record() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    AS $_$
+    AS $$
 BEGIN
     -- Nobody reads what no criterion matched.
     IF pg_catalog.texteq(OLD.tenant, '') AND pg_catalog.texteq(NEW.tenant, '') THEN
@@ -199,21 +211,10 @@ BEGIN
         NEW.revision := OLD.revision;
         RETURN NEW;
     END IF;
-    -- Whether it may be one that is refused. Without the setting, as where somebody writes into a partition, it may.
-    IF pg_catalog.texteq(NEW.tenant, '')
-        OR pg_catalog.texteq(pg_catalog.jsonb_typeof(NEW.document), 'object') IS NOT TRUE
-        OR pg_catalog.texteq(pg_catalog.current_setting('taskbridge.adopted', true), '') IS NOT FALSE
-        OR pg_catalog.int4gt(pg_catalog.strpos(
-            pg_catalog.current_setting('taskbridge.adopted', true),
-            pg_catalog.textcat(pg_catalog.textcat(' ', NEW.source), ',')), 0)
-        OR pg_catalog.textregexne(NEW.source, '^[a-z][a-z0-9_-]*$')
-        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.source), 63)
-        OR pg_catalog.textregexeq(NEW.tenant, '[\u0001-\u001F\u007F-\u009F\u2028\u2029]|^[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]|[\u0020\u00A0\u1680\u2000-\u200A\u202F\u205F\u3000]$')
-        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.tenant), 200)
-        OR pg_catalog.texteq(NEW.key, '')
-        OR pg_catalog.textregexeq(NEW.key, '[\u0001-\u001F\u007F-\u009F\u2028\u2029]')
-        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.key), 200)
-    THEN
+    -- The list guards against a mistake, and not against a writer who sets it: who may write records may change any.
+    IF taskbridge.is_allowed(
+        NEW.source, NEW.tenant, NEW.key, NEW.document, pg_catalog.current_setting('taskbridge.adopted', true)
+    ) IS NOT TRUE THEN
         PERFORM taskbridge.refuse_record(
             NEW.source, NEW.tenant, NEW.key, NEW.document, NEW.deleted, NEW.reason, OLD.id IS NULL,
             (pg_catalog.texteq(NEW.source, OLD.source) AND pg_catalog.texteq(NEW.tenant, OLD.tenant)
@@ -225,7 +226,7 @@ BEGIN
     NEW.changed_at := CASE WHEN OLD.id IS NULL THEN NEW.changed_at ELSE pg_catalog.now() END;
     RETURN NEW;
 END
-$_$;
+$$;
 
 CREATE FUNCTION taskbridge.taskbridge_check_cluster() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -235,10 +236,11 @@ DECLARE
     fits boolean;
     adopted text;
 BEGIN
-    -- The setting spares `stamp_record` a query for each row. It is empty only where no statement has set it.
+    -- The setting spares `stamp_record` a query for each row. It begins with the schema, since there may be several.
     SELECT bool_and(c.system_identifier = s.system_identifier),
            set_config('taskbridge.adopted', concat(
-               ', ', (SELECT string_agg(a.source, ', ') FROM taskbridge.adopted a WHERE a.ended_at IS NULL), ','), true)
+               'taskbridge', ', ', (SELECT string_agg(a.source, ', ') FROM taskbridge.adopted a WHERE a.ended_at IS NULL), ','
+           ), true)
     INTO fits, adopted
     FROM taskbridge.taskbridge_cluster c, pg_control_system() s;
     IF fits IS NOT TRUE THEN

@@ -13,38 +13,55 @@ branch_labels = None
 depends_on = None
 
 FUNCTIONS = r"""
+-- Parsed here once, so a writer's settings change nothing of it. It becomes a part of the expression that calls it.
+CREATE FUNCTION @schema.is_allowed(source text, tenant text, key text, document jsonb, adopted text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN jsonb_typeof(document) = 'object'
+    AND starts_with(adopted, @name || ',') AND strpos(adopted, ' ' || source || ',') = 0
+    AND source ~ '^[a-z][a-z0-9_-]*$' AND char_length(source) <= 63
+    AND tenant <> '' AND char_length(tenant) <= 200 AND tenant !~ '@control|^@space|@space$'
+    AND key <> '' AND char_length(key) <= 200 AND key !~ '@control';
+COMMENT ON FUNCTION @schema.is_allowed IS
+    'Whether a record is one of those that are allowed, by what it says and by the list of adopted sources.';
+
 CREATE FUNCTION @schema.refuse_record(
     source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean
 ) RETURNS void LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     problem text;
 BEGIN
-    problem := CASE
+    -- The tables are asked in conditions of their own: an expression without a query costs little.
+    IF tenant <> '' AND NOT deleted AND jsonb_typeof(document) IS DISTINCT FROM 'object' THEN
         -- The document of an adopted table's record is the row.
-        WHEN tenant <> '' AND NOT deleted AND jsonb_typeof(document) IS DISTINCT FROM 'object' AND (
-            document IS NOT NULL OR NOT EXISTS (SELECT FROM @schema.adopted a WHERE a.source = $1)
-        ) THEN format(
-            'tenant %s, record %s: the document is no JSON object: pass one', @schema.shown(tenant), @schema.shown(key))
+        IF document IS NOT NULL OR NOT EXISTS (SELECT FROM @schema.adopted a WHERE a.source = $1) THEN
+            problem := format(
+                'tenant %s, record %s: the document is no JSON object: pass one',
+                @schema.shown(tenant), @schema.shown(key));
+        END IF;
+    ELSIF is_new AND tenant <> '' AND document IS NOT NULL THEN
         -- Its handler would be given what the table does not have.
-        WHEN is_new AND tenant <> '' AND document IS NOT NULL AND EXISTS (
-            SELECT FROM @schema.adopted a WHERE a.source = $1 AND a.ended_at IS NULL
-        ) THEN format(
-            'the source %s is a table that was adopted, whose rows are its records: change the row, or choose another '
-            'source', source)
-        WHEN NOT is_named THEN NULL
-        WHEN tenant <> '' AND source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
-            'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
-            @schema.shown(source))
-        WHEN tenant <> '' OR reason IS NULL THEN @schema.unfit(tenant, key)
-        ELSE @schema.unfit('-', key)
-    END;
+        IF EXISTS (SELECT FROM @schema.adopted a WHERE a.source = $1 AND a.ended_at IS NULL) THEN
+            problem := format(
+                'the source %s is a table that was adopted, whose rows are its records: change the row, or choose '
+                'another source', source);
+        END IF;
+    END IF;
+    IF problem IS NULL AND is_named THEN
+        problem := CASE
+            WHEN tenant <> '' AND source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
+                'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+                @schema.shown(source))
+            WHEN tenant <> '' OR reason IS NULL THEN @schema.unfit(tenant, key)
+            ELSE @schema.unfit('-', key)
+        END;
+    END IF;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
     END IF;
 END
 $$;
 COMMENT ON FUNCTION @schema.refuse_record IS
-    'Refuse a record that is not allowed. It is called for those of which their trigger does not know that they are.';
+    'Refuse a record that is not allowed. It is called where `is_allowed` does not say so.';
 
 -- It has its owner's rights and the writer's search path. So each name says its schema, and there is no operator, nor
 -- IS DISTINCT FROM, which looks for one. Of a row that is new, OLD has only nulls.
@@ -57,21 +74,10 @@ BEGIN
         NEW.revision := OLD.revision;
         RETURN NEW;
     END IF;
-    -- Whether it may be one that is refused. Without the setting, as where somebody writes into a partition, it may.
-    IF pg_catalog.texteq(NEW.tenant, '')
-        OR pg_catalog.texteq(pg_catalog.jsonb_typeof(NEW.document), 'object') IS NOT TRUE
-        OR pg_catalog.texteq(pg_catalog.current_setting('taskbridge.adopted', true), '') IS NOT FALSE
-        OR pg_catalog.int4gt(pg_catalog.strpos(
-            pg_catalog.current_setting('taskbridge.adopted', true),
-            pg_catalog.textcat(pg_catalog.textcat(' ', NEW.source), ',')), 0)
-        OR pg_catalog.textregexne(NEW.source, '^[a-z][a-z0-9_-]*$')
-        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.source), 63)
-        OR pg_catalog.textregexeq(NEW.tenant, '@control|^@space|@space$')
-        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.tenant), 200)
-        OR pg_catalog.texteq(NEW.key, '')
-        OR pg_catalog.textregexeq(NEW.key, '@control')
-        OR pg_catalog.int4gt(pg_catalog.char_length(NEW.key), 200)
-    THEN
+    -- The list guards against a mistake, and not against a writer who sets it: who may write records may change any.
+    IF @schema.is_allowed(
+        NEW.source, NEW.tenant, NEW.key, NEW.document, pg_catalog.current_setting('taskbridge.adopted', true)
+    ) IS NOT TRUE THEN
         PERFORM @schema.refuse_record(
             NEW.source, NEW.tenant, NEW.key, NEW.document, NEW.deleted, NEW.reason, OLD.id IS NULL,
             (pg_catalog.texteq(NEW.source, OLD.source) AND pg_catalog.texteq(NEW.tenant, OLD.tenant)
@@ -91,10 +97,11 @@ DECLARE
     fits boolean;
     adopted text;
 BEGIN
-    -- The setting spares `stamp_record` a query for each row. It is empty only where no statement has set it.
+    -- The setting spares `stamp_record` a query for each row. It begins with the schema, since there may be several.
     SELECT bool_and(c.system_identifier = s.system_identifier),
            set_config('taskbridge.adopted', concat(
-               ', ', (SELECT string_agg(a.source, ', ') FROM @schema.adopted a WHERE a.ended_at IS NULL), ','), true)
+               @name, ', ', (SELECT string_agg(a.source, ', ') FROM @schema.adopted a WHERE a.ended_at IS NULL), ','
+           ), true)
     INTO fits, adopted
     FROM @schema.taskbridge_cluster c, pg_control_system() s;
     IF fits IS NOT TRUE THEN
@@ -114,7 +121,9 @@ def upgrade() -> None:
     """Make the function that refuses, and change what calls it."""
     connection = op.get_bind()
     schema = connection.exec_driver_sql("SELECT quote_ident(current_schema())").scalar_one()
-    functions = FUNCTIONS.replace("@control", CONTROL).replace("@space", SPACE).replace("@schema", schema)
+    name = connection.exec_driver_sql("SELECT quote_literal(current_schema())").scalar_one()
+    functions = FUNCTIONS.replace("@control", CONTROL).replace("@space", SPACE)
+    functions = functions.replace("@schema", schema).replace("@name", name)
     connection.exec_driver_sql(functions.replace("%", "%%"))
 
 

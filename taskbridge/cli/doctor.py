@@ -27,8 +27,8 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
 
     Each finding comes with its remedy. No password is shown.
 
-    An open circuit, tenants that fail, records in quarantine, messages that could not be recorded and pipelines whose
-    new records nobody looks for are warnings.
+    An open circuit and pipelines whose new records nobody looks for are problems. Tenants that fail, records in
+    quarantine and messages that could not be recorded are warnings.
 
     Exit status: 0 all is well or there are warnings; 1 there is a problem, or with --strict a warning.
     """

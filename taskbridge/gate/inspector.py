@@ -1,8 +1,10 @@
-"""What operators and metrics ask of the gate: one round trip for each question, and nothing changes."""
+"""What operators and metrics ask of the gate: a round trip or two for each question, and nothing changes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -17,6 +19,8 @@ __all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "Queue
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
+NEXT_MESSAGES: Final = 20
+"""Messages of each queue whose tenants are asked how long they wait."""
 WAITS_FOR_TURN: Final = ("turn", "found")
 """What the field `held` of a tenant's runner says when it waits for its turn."""
 
@@ -189,10 +193,14 @@ class Inspector:
             return int(sum(pipe.execute()))
 
     def longest_queued(self, tenants: Mapping[str, Sequence[str]]) -> dict[str, Queued]:
-        """Return whose run message waits for the longest, of some tenants of each pipeline, in one round trip.
+        """Return whose run message waits for the longest, in each pipeline.
 
-        A message that was published again counts from the first time.
+        Of `tenants`, and of those whose messages are the next ones of the queues: who waits for long may be none of
+        those whose deadlines come first, since each message that is published again has a later one. A message that was
+        published again counts from the first time.
         """
+        ends = self._next_messages()
+        tenants = {name: list(dict.fromkeys([*some, *ends.get(name, ())])) for name, some in tenants.items()}
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
@@ -202,6 +210,20 @@ class Inspector:
             time, clock, *replies = pipe.execute()
         now_ms, left = _now_ms(time, clock), iter(replies)
         return {name: _queued(now_ms, [(one, *next(left)) for one in some]) for name, some in tenants.items()}
+
+    def _next_messages(self) -> dict[str, list[str]]:
+        """Return by pipeline whose messages are the next ones of each queue; none where another server has them."""
+        found: dict[str, list[str]] = {}
+        with self._client.pipeline(transaction=False) as pipe:
+            for queue in (self._queues or {}).values():
+                pipe.lrange(queue, -NEXT_MESSAGES, -1)
+            texts = [text for some in pipe.execute() for text in some]
+        for text in texts:
+            # The queue may hold a message that is not as a script writes it.
+            with suppress(ValueError, KeyError, TypeError):
+                pipeline, tenant, _ = json.loads(json.loads(text)["body"])[0]
+                found.setdefault(pipeline, []).append(tenant)
+        return found
 
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""

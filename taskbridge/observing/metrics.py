@@ -183,8 +183,8 @@ METRICS: Final = (
         "taskbridge_oldest_message_seconds",
         "gauge",
         _MESSAGES,
-        "How long the oldest run message has been in the queue, of the 100 tenants whose runners are due first; 0 "
-        "without any.",
+        "How long the oldest run message has been in the queue, of the next ones of the queues and of up to 100 "
+        "tenants whose runners are due first; 0 without any.",
         "seconds",
     ),
     Metric(
@@ -302,7 +302,8 @@ class Metrics(Collector):
 
 def _surveys(runtime: LightRuntime, names: Sequence[str]) -> tuple[dict[str, Survey], dict[str, Queued]]:
     surveys = runtime.gate.survey(names, MOST_TENANTS)
-    return surveys, runtime.gate.longest_queued({name: one.tenants[:MOST_RUNNERS] for name, one in surveys.items()})
+    most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
+    return surveys, runtime.gate.longest_queued({name: one.tenants[:most] for name, one in surveys.items()})
 
 
 class _Sums:

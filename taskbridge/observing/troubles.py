@@ -180,7 +180,9 @@ def _slow_queue(queued: Queued, is_going: bool | None) -> Trouble:
     """Return what is wrong where a message waits for long; `is_going`: whether any run is, None: nobody knows."""
     waits = f"a run message has been in the queue for {queued.seconds:,.0f} s, that of {queued.tenant!r}"
     more = "start more workers, or give them more processes (`--concurrency`)"
-    frozen = "the workers' pool processes are busy or frozen: read a worker's log, and restart it"
+    frozen = (
+        "the workers' pool processes are busy or frozen: restart the workers (one that does not end needs `kill -9`)"
+    )
     if is_going:
         return Trouble(f"the queue is long: {waits}", more, False, queued.seconds, tenant=queued.tenant)
     if is_going is None:
@@ -218,7 +220,8 @@ def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: Pause
     if paused.tenants:
         yield Trouble(
             f"{_up_to(paused.tenants, 'tenant', 'is')} paused, such as {paused.first!r}",
-            f"`taskbridge status --pipeline {name}` says who; `taskbridge resume` ends it",
+            f"{shlex.join(('taskbridge', 'resume', paused.first or '', '--pipeline', name))} ends it"
+            + (f"; `taskbridge status --pipeline {name}` says who else is" if paused.tenants > 1 else ""),
             tenant=paused.first,
         )
 

@@ -81,6 +81,15 @@ ENDED = (
 )
 
 
+def waits_for_long(deployment: Deployment, tenant: str) -> None:
+    """Let its message be 90 s old. Those that are published again have a later deadline each time."""
+    runtime = runtime_of(deployment.app)
+    (status,) = runtime.gate.look("orders", [tenant])
+    older = f"{int((status.token or '')[:16]) - 90_000_000}-aaaaaa"
+    deployment.redis.hset(runtime.keys.runner("orders", tenant), "token", older)
+    deployment.redis.zincrby(runtime.keys.due("orders"), 60_000, tenant)
+
+
 @pytest.mark.parametrize(
     ("ended", "colour", "said"),
     [
@@ -97,13 +106,7 @@ def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
     for tenant in ("late", "new"):
         gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
     assert answers.health().colour == "green"
-    keys = runtime_of(deployment.app).keys
-    (status,) = gate.look("orders", ["late"])
-    deployment.redis.hset(
-        keys.runner("orders", "late"), "token", f"{int((status.token or '')[:16]) - 90_000_000}-aaaaaa"
-    )
-    for tenant in ("late", "new"):
-        deployment.redis.zincrby(keys.due("orders"), 60_000, tenant)
+    waits_for_long(deployment, "late")
     if ended is not None:
         run(deployment.engine, ENDED.format(ended))
     (found,) = answers.health().findings
@@ -112,6 +115,17 @@ def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
     assert ("frozen" in found.remedy) == (ended != "now()")
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'orders'")
     assert "in the queue" not in str(answers.health().findings), "one cause, one finding"
+
+
+def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
+    deployment: Deployment, answers: Answers
+) -> None:
+    run(deployment.engine, LOOKED)
+    for tenant in ("late", *(f"new {number}" for number in range(150))):
+        runtime_of(deployment.app).gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
+    waits_for_long(deployment, "late")
+    (found,) = answers.health().findings
+    assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
 
 
 def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answers) -> None:
