@@ -91,7 +91,7 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
         [tenant_named(f"{prefix}{what}", number, kind_of(first + number)) for number in range(schedule.tenants)]
         for what, first in (("tenant", schedule.seed), ("plain", schedule.seed + 1))
     )
-    # Where the circuit opens, an invoice with an outage of its own may be its probe and keep it open for longer.
+    # Where the circuit opens, an invoice that fails by itself may be its probe and keep it open for longer.
     outages = not any(FAULTS[planned.fault].opens_circuit for group in schedule.groups for planned in group)
     producers = [
         Producer(f"p{number}", f"{schedule.seed}/{number}", tenants, scene.writer, outages=outages)

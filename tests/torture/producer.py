@@ -200,7 +200,7 @@ class Producer(threading.Thread):
     """Traffic of some tenants until `stop`: everything that producers do, right and wrong, drawn from one seed.
 
     No two producers share a number, so each knows the newest version of its own. `outages`: some invoices let their
-    handler meet a connection error. `plain`: it knows nothing but SQL and never notifies.
+    handler fail, or meet a connection error. `plain`: it knows nothing but SQL and never notifies.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Producer(threading.Thread):
         return self._writer.invoice(tenant, number, behaviour=behaviour)
 
     def _behaviour(self) -> dict[str, Any]:
-        chance = self._chance
+        chance, outages = self._chance, int(self._outages)
         return chance.choices(
             (
                 {},
@@ -278,5 +278,5 @@ class Producer(threading.Thread):
                 {"act": "poison", "variant": 0},
                 {"reject": "asked for"},
             ),
-            (900, 80, 4, 4, 4 if self._outages else 0, 2, 6),
+            (900, 80, 4, 4 * outages, 4 * outages, 2 * outages, 6),
         )[0]
