@@ -137,7 +137,7 @@ class _Rounds:
         key = RunKey(PIPELINE, tenant, f"{self._read:016d}-aaaaaaaaaaaa")
         cursors = self.runtime.cursors_of(PIPELINE)
         started = time.perf_counter()
-        page = cursors.claim(Claim(key, 500, events=1, new_events=1, runs=1))
+        page = cursors.claim(Claim(key, 500, events=1, runs=1))
         spent = (time.perf_counter() - started) * 1000
         while page.moves_cursor:
             with cursors.transaction(key) as transaction:

@@ -475,7 +475,11 @@ CREATE TABLE taskbridge.sync_cursors (
     deaths integer DEFAULT 0 NOT NULL,
     suspect_revision bigint,
     outages integer DEFAULT 0 NOT NULL,
-    looked pg_snapshot
+    looked pg_snapshot,
+    burst text COLLATE "C",
+    found_bursts bigint DEFAULT 0 NOT NULL,
+    unnoted_events bigint DEFAULT 0 NOT NULL,
+    unnoted_burst boolean DEFAULT false NOT NULL
 )
 WITH (fillfactor='50');
 
@@ -490,6 +494,10 @@ COMMENT ON COLUMN taskbridge.sync_cursors.deaths IS 'How often, beside the attem
 COMMENT ON COLUMN taskbridge.sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
 COMMENT ON COLUMN taskbridge.sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';
 COMMENT ON COLUMN taskbridge.sync_cursors.looked IS 'What was visible when the last run claimed the cursor: that run reads it.';
+COMMENT ON COLUMN taskbridge.sync_cursors.burst IS 'The last burst: the token of its first run.';
+COMMENT ON COLUMN taskbridge.sync_cursors.found_bursts IS 'Of `bursts`, those that the tail began: no event had come when their first run claimed the cursor.';
+COMMENT ON COLUMN taskbridge.sync_cursors.unnoted_events IS 'Events that no row of the run history has; the next row has them.';
+COMMENT ON COLUMN taskbridge.sync_cursors.unnoted_burst IS 'Whether the last burst has no row in the run history yet.';
 
 CREATE VIEW taskbridge.record_states AS
  SELECT p.pipeline,
@@ -575,8 +583,8 @@ COMMENT ON COLUMN taskbridge.runs.began_at IS 'When it claimed the cursor.';
 COMMENT ON COLUMN taskbridge.runs.ended_at IS 'When it advanced last, or failed.';
 COMMENT ON COLUMN taskbridge.runs.began_sweeps IS 'How often the cursor had been advanced when it began. The run before it ended there.';
 COMMENT ON COLUMN taskbridge.runs.sweeps IS 'The same when it ended.';
-COMMENT ON COLUMN taskbridge.runs.events IS 'Events since the run before it.';
-COMMENT ON COLUMN taskbridge.runs.burst_run IS 'Which run of its burst it was, from 1.';
+COMMENT ON COLUMN taskbridge.runs.events IS 'Events since the row before it. A run without records has a row only where events came, or where it failed.';
+COMMENT ON COLUMN taskbridge.runs.burst_run IS 'Which run of its burst it was; 1 for the first one that has a row, 0 for a death after a row of the same run.';
 COMMENT ON COLUMN taskbridge.runs.rejected IS 'Records that went to quarantine, of those that it took.';
 COMMENT ON COLUMN taskbridge.runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
 COMMENT ON COLUMN taskbridge.runs.reason IS 'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit), unknown (it did not end, and was replaced).';

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["saved"]
 
-BY_DAY: Final = ("events", "bursts", "runs", "records", "absorbed", "failed", "run time", "first event p50", "p99")
-BY_BURST: Final = ("events", "runs", "records", "absorbed", "failed", "first event", "with a window of 500 ms")
+BY_DAY: Final = ("events", "bursts", "runs", "records", "runs saved", "failed", "run time", "first event p50", "p99")
+BY_BURST: Final = ("events", "runs", "records", "runs saved", "failed", "first event", "with a window of 500 ms")
 
 
 @click.command(
@@ -42,8 +42,8 @@ BY_BURST: Final = ("events", "runs", "records", "absorbed", "failed", "first eve
 def saved(tenant: str | None, pipeline: str | None, days: int, limit: int, data_dir: Path, as_json: bool) -> None:
     """Show how many runs the events of the last days became, or the last bursts of TENANT one by one.
 
-    An event that started no run of its own was absorbed. `first event` is the time from the first event of a burst to
-    the first record's delivery: half of the bursts of a day took at most p50, 99 of 100 at most p99. These are
+    `runs saved`: how many runs fewer there were than events. `first event` is the time from the first event of a burst
+    to the first record's delivery: half of the bursts of a day took at most p50, 99 of 100 at most p99. These are
     known to the next step, and beyond 10 s as `> 10,000 ms` only: in --json the field `_ms` is null then, and
     `_over_ms` has the 10,000. Beside each burst stands its exact time, and what it would have been had its events been
     collected for 500 ms first. The figures come from the run history; days are summed up once a minute.
@@ -79,7 +79,7 @@ def _as_json(answers: Answers, pipeline: str, tenant: str | None, days: int, lim
         names = ("events", "bursts", "runs", "records", "rejected", "failed", "run_ms")
         return {
             "days": [
-                {"day": iso(one.day), "absorbed": one.absorbed}
+                {"day": iso(one.day), "runs_saved": one.runs_saved}
                 | {name: getattr(one, name) for name in names}
                 | _delay("first_event_p50", one.first_event_p50_ms)
                 | _delay("first_event_p99", one.first_event_p99_ms)
@@ -89,7 +89,7 @@ def _as_json(answers: Answers, pipeline: str, tenant: str | None, days: int, lim
     of_burst = ("events", "runs", "records", "failed", "first_event_ms", "windowed_ms")
     return {
         "bursts": [
-            {"began_at": iso(one.began_at), "ended_at": iso(one.ended_at), "absorbed": one.absorbed}
+            {"began_at": iso(one.began_at), "ended_at": iso(one.ended_at), "runs_saved": one.runs_saved}
             | {name: getattr(one, name) for name in of_burst}
             for one in answers.bursts(pipeline, tenant, limit)
         ]
@@ -109,10 +109,10 @@ def _show_days(terminal: Console | console.Pipe, pipeline: str, rows: list[DayRo
         terminal.print(f"{pipeline}: no run {last}, or none is summed up yet: a worker does that each minute")
         return
     events, runs = sum(one.events for one in rows), sum(one.runs for one in rows)
-    absorbed = sum(one.absorbed for one in rows)
+    runs_saved = sum(one.runs_saved for one in rows)
     terminal.print(
         f"{pipeline}: {last} {counted(events, 'event')} became {counted(runs, 'run')}: "
-        f"{_share(absorbed, events)} absorbed"
+        f"{_share(runs_saved, events)} of the runs saved"
     )
     if 0 < runs < (records := sum(one.records for one in rows)):
         terminal.print(
@@ -122,8 +122,8 @@ def _show_days(terminal: Console | console.Pipe, pipeline: str, rows: list[DayRo
     for one in rows:
         counts = (f"{value:,}" for value in (one.events, one.bursts, one.runs, one.records))
         delays = (_within(one.first_event_p50_ms), _within(one.first_event_p99_ms))
-        absorbed_share = _share(one.absorbed, one.events)
-        made.add_row(f"{one.day:%Y-%m-%d}", *counts, absorbed_share, f"{one.failed:,}", seconds(one.run_ms), *delays)
+        share = _share(one.runs_saved, one.events)
+        made.add_row(f"{one.day:%Y-%m-%d}", *counts, share, f"{one.failed:,}", seconds(one.run_ms), *delays)
     terminal.print(made)
 
 
@@ -136,7 +136,7 @@ def _show_bursts(terminal: Console | console.Pipe, pipeline: str, tenant: str, r
     made = console.Table(terminal, "burst began (UTC)", *BY_BURST, title=f"{pipeline}, {tenant}")
     for one in rows:
         counts = (f"{value:,}" for value in (one.events, one.runs, one.records))
-        share = _share(one.absorbed, one.events)
+        share = _share(one.runs_saved, one.events)
         made.add_row(
             clock(one.began_at), *counts, share, f"{one.failed:,}", _ms(one.first_event_ms), _ms(one.windowed_ms)
         )

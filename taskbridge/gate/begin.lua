@@ -1,7 +1,7 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
 -- KEYS: due runner lease circuit running wait_queue turns handed reminded sent
 -- ARGV: pipeline tenant token ttl_ms republish_ms most_runs worker now_ms
--- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent, found} | {POSTPONED} | {REFUSED}
+-- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent, found, burst} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
 local turns_key, handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -10,7 +10,7 @@ local republish_ms, most_runs, worker, us = tonumber(ARGV[5]), tonumber(ARGV[6])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
-  "began", "runs", "joined", "died", "reminded", "traceparent")
+  "began", "runs", "joined", "died", "reminded", "traceparent", "burst")
 local state, current, events, swept, failures, first, last, runs, joined =
   runner[1], runner[2], tonumber(runner[3]), runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
 if state ~= "queued" or current ~= token then
@@ -77,15 +77,21 @@ if open_until then
 end
 
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "earliest", "reminded", "queue")
--- People read the count of events, so a reminder is taken off it again. A burst has one event at the least.
-local found = runner[11] and 1 or 0
-if found == 1 and (events > 1 or tonumber(runs) > 0) then
+-- People read the count of events, so a reminder is taken off it again.
+local found = 0
+if runner[11] then
   events = events - 1
   found = events > tonumber(swept) and 0 or 1
 end
 local fields = { "state", "running", "events", events, "swept", events, "began", now, "runs", runs + 1, "worker", worker }
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
+end
+-- What Postgres counts for a burst it counts by this name, so that a claim that was lost costs no event.
+local burst = runner[13]
+if not burst then
+  burst = token
+  set("burst", burst)
 end
 if last then
   set("before", last)
@@ -105,4 +111,4 @@ if most_runs > 0 then
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
 return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
-  first and math.max(0, now - first) or -1, probe, runner[10] or "", runner[12] or "", found }
+  first and math.max(0, now - first) or -1, probe, runner[10] or "", runner[12] or "", found, burst }

@@ -421,10 +421,10 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
     answer, *counts = reply
     if answer != Answer.BEGUN:
         return Answer(answer)
-    events, new_events, runs, failures, age_ms, probe, died, traceparent, found = counts
+    events, new_events, runs, failures, age_ms, probe, died, traceparent, found, burst = counts
     age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
     dead = DeadRun(*died.partition(" ")[::2]) if died else None
-    return Begun(events, new_events, runs, failures, age, probed, dead, traceparent, bool(found))
+    return Begun(events, new_events, runs, failures, age, probed, dead, traceparent, bool(found), burst)
 
 
 def _nonce() -> str:

@@ -77,7 +77,10 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunnerStatus:
-    """One tenant as the gate sees it. Times are milliseconds of the Unix epoch by Redis's clock; None: not set."""
+    """One tenant as the gate sees it. A reminder is none of its `events`.
+
+    Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
+    """
 
     state: State
     token: str | None
@@ -285,7 +288,7 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
     return RunnerStatus(
         state=State(runner.get("state", State.IDLE)),
         token=runner.get("token"),
-        events=int(runner.get("events", 0)),
+        events=int(runner.get("events", 0)) - ("reminded" in runner),
         runs=int(runner.get("runs", 0)),
         held="held" in runner,
         waits_for_turn=waits_for_turn,

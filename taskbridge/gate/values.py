@@ -89,7 +89,8 @@ class Begun(NamedTuple):
     this one failed in a row. `age_ms`: the milliseconds since its first event; None: a run before this one has acted on
     that. `probe`: which of the tenant's records, counted from 0, a run that probes an open circuit tries; else None.
     `died`: the run that this one replaced because it did not end. `traceparent`: the span of the runner's first event,
-    where that was traced. `found`: no event came since the last run; the tail found records.
+    where that was traced. `found`: no event came since the last run; the tail found records. `burst`: the token of the
+    burst's first run.
     """
 
     events: int
@@ -101,6 +102,7 @@ class Begun(NamedTuple):
     died: DeadRun | None = None
     traceparent: str = ""
     found: bool = False
+    burst: str = ""
 
 
 class Notified(NamedTuple):

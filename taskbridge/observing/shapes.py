@@ -346,8 +346,8 @@ class BurstRow:
     windowed_ms: int | None
 
     @property
-    def absorbed(self) -> int:
-        """Events that started no run of their own."""
+    def runs_saved(self) -> int:
+        """How many runs fewer there were than events."""
         return max(0, self.events - self.runs)
 
 
@@ -370,8 +370,8 @@ class DayRow:
     first_event_p99_ms: float | None
 
     @property
-    def absorbed(self) -> int:
-        """Events that started no run of their own."""
+    def runs_saved(self) -> int:
+        """How many runs fewer there were than events."""
         return max(0, self.events - self.runs)
 
 

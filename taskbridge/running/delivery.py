@@ -115,8 +115,17 @@ class Run:
     def claim(self, limit: int, *, bisecting: bool = True) -> Claim:
         """Return what it asks of its cursor first: to be its owner, and a batch."""
         self.runtime.know(self.pipeline)
-        begun, died = self.begun, self.begun.died is not None
-        return Claim(self.key, limit, begun.events, begun.new_events, begun.runs, bisecting, died)
+        begun = self.begun
+        return Claim(
+            self.key,
+            limit,
+            begun.events,
+            begun.runs,
+            begun.burst,
+            bisecting=bisecting,
+            died=begun.died is not None,
+            keeps_history=self.keeps_history,
+        )
 
     def most_records(self) -> int:
         """How many records the handler can handle in what is left of the budget, judging by its last calls."""
@@ -126,12 +135,16 @@ class Run:
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
     @property
+    def keeps_history(self) -> bool:
+        """Whether there is a run history."""
+        return bool(self.runtime.settings.history_days)
+
+    @property
     def note(self) -> RunNote:
         """What the run history says of it."""
-        begun = self.begun
-        if not self.runtime.settings.history_days:
+        if not self.keeps_history:
             return NOT_NOTED
-        return RunNote(_reason(begun), self.runtime.worker, begun.new_events, begun.runs)
+        return RunNote(_reason(self.begun), self.runtime.worker, self.begun.runs)
 
     @property
     def note_of_dead(self) -> RunNote:
@@ -139,9 +152,11 @@ class Run:
         dead = self.begun.died
         if dead is None or not dead.token[:16].isdigit() or self.note.reason is None:
             return self.note
-        # What came between two runs of a burst was in this run's hand alone.
-        events = self.begun.events - self.begun.new_events if self.begun.runs == 2 else 0
-        return RunNote("unknown", dead.worker, events, self.begun.runs - 1, dead=dead.token)
+        return RunNote("unknown", dead.worker, self.begun.runs - 1, dead.token, own_events=self.begun.new_events)
+
+    def advances_past(self, page: Page) -> bool:
+        """Whether the cursor is to move: the batch has records, or events brought none and the run history says so."""
+        return page.moves_cursor or (page.unnoted and self.keeps_history)
 
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""

@@ -190,7 +190,7 @@ def probe(run: Run) -> Steps[Ending]:
         run.handled = 1
         return Ending(Outcome.MORE)
     page = page.first(1)
-    if page.moves_cursor:
+    if run.advances_past(page):
         yield from deliver(run, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 

@@ -89,17 +89,20 @@ class StaleToken(Exception):
 class Claim(NamedTuple):
     """A run's claim of its cursor: which one, how many records to read, and what the gate has counted.
 
-    `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. Its batch comes
-    without documents, for they may be why.
+    `events` of the burst so far, and its `runs` with this one. `burst`: the token of the first of them; empty: it is
+    this one. `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. Its
+    batch comes without documents, for they may be why. `keeps_history`: the cursor keeps the events for the next row of
+    the run history.
     """
 
     key: RunKey
     limit: int
     events: int
-    new_events: int
     runs: int
+    burst: str = ""
     bisecting: bool = True
     died: bool = False
+    keeps_history: bool = True
 
     @property
     def batch(self) -> _Batch:
@@ -263,8 +266,14 @@ class Cursors:
         ]
 
     def _claiming(self, claim: Claim) -> dict[str, Any]:
-        counts = {"new_events": claim.new_events, "burst_runs": claim.runs, "burst_events": claim.events}
-        return {**claim.key._asdict(), **counts, "session": session_name(claim.key)}
+        return {
+            **claim.key._asdict(),
+            "burst": claim.burst or claim.key.token,
+            "burst_runs": claim.runs,
+            "burst_events": claim.events,
+            "keeps_history": claim.keeps_history,
+            "session": session_name(claim.key),
+        }
 
     def _end_replaced(self, key: RunKey) -> bool:
         """End the sessions of runs that this one replaced, and its own others; return whether there were any."""

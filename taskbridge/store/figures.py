@@ -37,10 +37,11 @@ LOOK_SECONDS: Final = 3.0
 
 
 class Counters(NamedTuple):
-    """Sums over all cursors of a pipeline."""
+    """Sums over all cursors of a pipeline. `found_bursts`: of `bursts`, those that the tail began."""
 
     events: int = 0
     bursts: int = 0
+    found_bursts: int = 0
     runs: int = 0
     sweeps: int = 0
     records: int = 0
@@ -50,7 +51,7 @@ class Counters(NamedTuple):
     @property
     def absorbed(self) -> int:
         """Events that began no burst."""
-        return self.events - self.bursts
+        return self.events - (self.bursts - self.found_bursts)
 
 
 class Backlog(NamedTuple):

@@ -1,7 +1,8 @@
-"""The run history: one row for each run that took records or failed, and sums for each minute.
+"""The run history: one row for each run that took records, had events or failed, and sums for each minute.
 
 The row is written in the statement that moves the run's cursor. So it costs no round trip and no commit, and it is
-there exactly if what it says took effect. A failure is noted after it was stored.
+there exactly if what it says took effect. A failure is noted after it was stored. A run that was told to wait has no
+row: the cursor keeps its events for the next one.
 
 The history may keep nobody from work. Where it cannot be written, because of a lock or of a right that lacks, the
 cursor is moved without it, and for a while nothing is noted.
@@ -38,14 +39,15 @@ LONG_LOOK: Final = 5.0
 class RunNote(NamedTuple):
     """What the history says of a run beside what moves its cursor; the columns of `runs` say what each is.
 
-    `reason` None: no history is kept. `dead`: the token of the run before, where it is that one, which did not end.
+    `reason` None: no history is kept. `dead`: the token of the run before, where it is that one, which did not end;
+    then `own_events` came after it.
     """
 
     reason: str | None
     worker: str = ""
-    events: int = 0
     burst_run: int = 0
     dead: str = ""
+    own_events: int = 0
 
 
 NOT_NOTED: Final = RunNote(None)

@@ -270,7 +270,7 @@ class Transaction:
             raise OtherReader
         noted = is_noted(self._engine, self._note.reason)
         try:
-            moved = connection.exec_driver_sql(_text(self._engine, "advance", noted=noted), move.values).first()
+            moved = connection.exec_driver_sql(*_advancing(self._engine, move, noted=noted)).first()
         except DBAPIError as error:
             # The transaction cannot go on. If the history is at fault, the next try does without it.
             if noted and isinstance(error.orig, (*_MAY_BE_THE_HISTORY, NoAnswer)):
@@ -372,14 +372,23 @@ def advance(engine: Engine, move: Move) -> bool:
 
 def _advance(engine: Engine, move: Move, *, noted: bool) -> bool:
     with driving(engine) as driver:
-        moved = driver.execute(_text(engine, "advance", noted=noted), move.values).fetchone()
+        moved = driver.execute(*_advancing(engine, move, noted=noted)).fetchone()
     if moved is None:
         raise CursorLost
     return bool(moved[0])
 
 
+def _advancing(engine: Engine, move: Move, *, noted: bool) -> tuple[str, dict[str, Any]]:
+    return _text(engine, "advance", noted=noted), _values(move, noted=noted)
+
+
 def _text(engine: Engine, name: str, *, noted: bool) -> str:
     return query(name, schema_of(engine), noted=noted)
+
+
+def _values(move: Move, *, noted: bool) -> dict[str, Any]:
+    """Return the values of an advance. Where no row is written, the cursor keeps its events for the next one."""
+    return move.values if noted else {**move.values, "reason": None}
 
 
 def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
@@ -411,10 +420,11 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
 
 
 def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
-    values = {name: [move.values[name] for move in moves] for name in moves[0].values}
+    noted = is_noted(engine, moves[0].values["reason"])
+    rows = [_values(move, noted=noted) for move in moves]
+    values = {name: [row[name] for row in rows] for name in rows[0]}
+    statement = _text(engine, "advance_together", noted=noted)
     with driving(engine) as driver:
-        noted = is_noted(engine, moves[0].values["reason"])
-        statement = _text(engine, "advance_together", noted=noted)
         found = in_one_message(driver, statement, values, lock_timeout=SHORT_WAIT)
     moved = {(pipeline, tenant): bool(asked) for asked, pipeline, tenant in found}
     return [moved.get((move.key.pipeline, move.key.tenant), CursorLost()) for move in moves]

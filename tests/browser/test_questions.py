@@ -195,7 +195,7 @@ def test_a_burst_is_seen_while_it_goes_on(board: Board) -> None:
             sender.start()
         try:
             board.open()
-            board.wait_for(r"Bäckerei Müller[\s\S]*% absorbed")
+            board.wait_for(r"Bäckerei Müller[\s\S]*% runs saved")
             board.page.wait_for_selector("path.line.k-runs", state="attached")
             time.sleep(15)
             board.picture("burst.png")

@@ -47,7 +47,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 def handle(engine: Engine, tenant: str) -> None:
     """Do to the tenant's records what a run does."""
     cursors, key = Cursors(engine), RunKey("invoices", tenant, TOKEN)
-    page = cursors.claim(Claim(key, 100, events=1, new_events=1, runs=1))
+    page = cursors.claim(Claim(key, 100, events=1, runs=1))
     with cursors.transaction(key) as transaction:
         transaction.advance(page)
 

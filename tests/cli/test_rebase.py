@@ -39,7 +39,7 @@ def foreign(taskbridge: Program, engine: Engine) -> Program:
     for number in ("handled", "pending"):
         record_invoice(engine, "acme", number, {})
     key = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
-    page = Cursors(engine).claim(Claim(key, 1, events=1, new_events=1, runs=1))
+    page = Cursors(engine).claim(Claim(key, 1, events=1, runs=1))
     with Cursors(engine).transaction(key) as transaction:
         transaction.advance(page)
     with engine.begin() as connection:

@@ -221,18 +221,18 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
     run(engine, "UPDATE taskbridge.runs SET began_at = began_at - 2 * interval '1 min'")
     sum_runs(engine, "invoices")
     first, heads, *rows = taskbridge("saved", "--days", "2").stdout.splitlines()
-    assert first == "invoices: in the last 2 days 18 events became 6 runs: 67% absorbed"
-    assert re.match(r"day \(UTC\) +events +bursts +runs +records +absorbed", heads)
+    assert first == "invoices: in the last 2 days 18 events became 6 runs: 67% of the runs saved"
+    assert re.match(r"day \(UTC\) +events +bursts +runs +records +runs saved", heads)
     assert len(rows) in (1, 2)
     days = taskbridge("saved", "--json").json["pipelines"]["invoices"]["days"]
-    assert sum(one["absorbed"] for one in days) == 12
+    assert sum(one["runs_saved"] for one in days) == 12
     assert {one["first_event_p99_ms"] for one in days} == {25}
     assert re.search(r" ≤ 25 ms +≤ 25 ms$", rows[0])
     title, _, *bursts = taskbridge("saved", "acme", "--limit", "2").stdout.splitlines()
     assert (title, len(bursts)) == ("invoices, acme", 2)
     assert re.search(r" 5 +1 +1 +80% +0 +20 ms +520 ms$", bursts[0])
     (burst, *_) = taskbridge("saved", "acme", "--json").json["pipelines"]["invoices"]["bursts"]
-    assert (burst["events"], burst["absorbed"], burst["windowed_ms"]) == (5, 4, 520)
+    assert (burst["events"], burst["runs_saved"], burst["windowed_ms"]) == (5, 4, 520)
     assert taskbridge("saved", "nobody").stdout == "invoices, nobody: no burst is known\n"
     assert taskbridge("saved", "--pipeline", "typo").status == 2
     run(engine, "UPDATE taskbridge.runs SET records = 9")

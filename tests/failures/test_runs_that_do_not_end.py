@@ -192,7 +192,7 @@ def dies_after_a_claim(drill: Drill) -> None:
     begun = begin(drill.gate, RunKey(*message))
     assert not isinstance(begun, Answer)
     key = RunKey(pipeline, tenant, token)
-    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, new_events=0, runs=1))
+    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, runs=1))
     if begun.died:
         drill.runtime.cursors_of("invoices").fail(key, "as the run would")
     drill.replace_run(tenant)

@@ -49,7 +49,7 @@ from tests.model.reference import (
 )
 from tests.runs import begin, settle
 
-TEXTS = ("state", "token", "held", "queue", "worker", "died")
+TEXTS = ("state", "token", "held", "queue", "worker", "died", "burst")
 """The fields of a runner that are no numbers."""
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -229,17 +229,18 @@ class GateAndModel(RuleBasedStateMachine):
         if isinstance(begun, Begun):
             assert token not in self.holding[subject], "two runs hold one token"
             self.holding[subject].add(token)
-            assert begun._replace(died=None) == (
-                before.events - before.uncounted,
-                before.events - before.uncounted - before.swept,
+            assert begun._replace(died=None)[:-1] == (
+                before.told,
+                before.told - before.swept,
                 before.runs + 1,
                 before.failures,
                 None if before.first is None else max(0, now_ms - before.first),
                 shared.circuit.record,
                 None,
                 "",
-                before.reminded and (not before.uncounted or before.events - 1 == before.swept),
+                before.reminded and before.told == before.swept,
             )
+            assert _number(begun.burst) == (_number(token) if before.burst is None else before.burst)
             assert (begun.died is not None) is before.died
         self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
 
@@ -594,7 +595,7 @@ class GateAndModel(RuleBasedStateMachine):
         assert found.lease_ends_ms == model.lease_end
         assert found.held is model.held
         assert found.waits_for_turn is (model.turn or (model.held and subject in self.turns.waiting))
-        assert (found.events, found.runs) == (model.events, model.runs)
+        assert (found.events, found.runs) == (model.told, model.runs)
         if model.state is not State.IDLE:
             self._look_at_hash(fields, model)
         self._look_at_token(subject, found.token, model)
@@ -625,6 +626,7 @@ class GateAndModel(RuleBasedStateMachine):
             "patience": model.republish if model.state is State.QUEUED else None,
         }
         assert ("died" in fields) is model.died
+        assert (_number(fields["burst"]) if "burst" in fields else None) == model.burst
         assert fields.get("queue") == ("first" if model.first_queue else None)
         if model.state is not State.QUEUED:
             found.pop("patience", None)

@@ -74,15 +74,16 @@ class Tenant:
     lease: int | None = None
     died: bool = False
     first_queue: bool = False
+    burst: int | None = None
 
     @property
     def is_first_event(self) -> bool:
         return self.runs == 0
 
     @property
-    def uncounted(self) -> int:
-        """1 if one of its events was a reminder and is none of a burst that has others."""
-        return int(self.reminded and (self.events > 1 or self.runs > 0))
+    def told(self) -> int:
+        """Its events but for a reminder, which counts as one until a run begins."""
+        return self.events - self.reminded
 
 
 AnyRow = Row | admission.Row[admission.Circuit] | admission.Row[admission.Slots] | admission.Row[admission.Queueing]
@@ -668,11 +669,11 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
     # Whoever lost its hash while it stood there stays until it is called.
     if tenant.joined is not None or now.name not in shared.wait_queue:
         shared.queue(now.name, admission.Verb.BEGUN)
-    events = tenant.events - tenant.uncounted
     return replace(
         tenant,
-        events=events,
-        swept=events,
+        events=tenant.told,
+        swept=tenant.told,
+        burst=tenant.token if tenant.burst is None else tenant.burst,
         reminded=False,
         first_queue=False,
         began=now.ms,

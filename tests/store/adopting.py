@@ -53,7 +53,7 @@ class Reader:
     def records(self, tenant: str, limit: int = 1000) -> list[Record]:
         """One batch, handled."""
         who = RunKey(self.pipeline, tenant, TOKEN)
-        page = self.cursors.claim(Claim(who, limit, events=1, new_events=1, runs=1))
+        page = self.cursors.claim(Claim(who, limit, events=1, runs=1))
         with self.cursors.transaction(who) as transaction:
             transaction.advance(page)
         return list(page.decoded)

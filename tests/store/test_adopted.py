@@ -352,7 +352,7 @@ def test_types_without_an_equality_can_be_watched(engine: Engine) -> None:
 def write_in_a_batch(reader: Reader, *statements: str) -> None:
     """What a handler does through `batch.connection`."""
     who = RunKey(reader.pipeline, "acme", TOKEN)
-    page = reader.cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
+    page = reader.cursors.claim(Claim(who, 10, events=1, runs=1))
     with reader.cursors.transaction(who) as transaction:
         for statement in statements:
             transaction.connect().exec_driver_sql(statement)
@@ -390,7 +390,7 @@ def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_
     know(engine, "orders", "orders")
     write_back = ("UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
     who, audit = RunKey("orders", "acme", TOKEN), Reader(engine, pipeline="audit")
-    page = reader.cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
+    page = reader.cursors.claim(Claim(who, 10, events=1, runs=1))
     with reader.cursors.transaction(who) as transaction:
         for statement in write_back:
             transaction.connect().exec_driver_sql(statement)
@@ -570,7 +570,7 @@ def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> Non
         (str(at), at == 102, 0 if at == 102 else 32_000) for at in range(100, 105)
     ]
     who = RunKey("other", "acme", TOKEN)
-    page = reader.cursors.claim(Claim(who, 100, events=1, new_events=1, runs=1, died=True))
+    page = reader.cursors.claim(Claim(who, 100, events=1, runs=1, died=True))
     bare = {one.external_id: one for one in page.records}
     assert (dict(bare["100"].document), bare["100"].deleted, bare["102"].deleted) == ({}, False, True)
     loaded = [reader.cursors.load(bare[name]) for name in ("100", "102")]
@@ -1005,7 +1005,7 @@ def test_a_row_that_json_cannot_hold_costs_no_other(engine: Engine, reader: Read
     with pytest.raises(Unread, match="unsupported Unicode"):
         reader.records("acme")
     # Where it is looked for without documents, as after a failure, it can be told from the others.
-    page = Cursors(engine, "orders").claim(Claim(who, 10, events=1, new_events=1, runs=1, died=True))
+    page = Cursors(engine, "orders").claim(Claim(who, 10, events=1, runs=1, died=True))
     assert [one.external_id for one in page.records] == ["1"]
 
 

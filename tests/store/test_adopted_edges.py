@@ -255,9 +255,9 @@ def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
         assert Reader(engine).keys("7") == ["-abc", "5"]
         return
     with pytest.raises(Unread, match="invalid input"):
-        cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
+        cursors.claim(Claim(who, 10, events=1, runs=1))
     # So the batch is halved until the bad one is alone, and goes to quarantine.
-    page = cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1, died=True))
+    page = cursors.claim(Claim(who, 10, events=1, runs=1, died=True))
     assert sorted(one.external_id for one in page.records) == ["5", "abc"]
 
 
@@ -281,14 +281,14 @@ def test_two_threads_that_meet_at_the_first_adoption_read_the_rows(
 ) -> None:
     run(engine, ORDERS)
     cursors = Cursors(engine, "orders")
-    cursors.claim(Claim(RunKey("orders", "none", TOKEN), 10, events=1, new_events=1, runs=1))
+    cursors.claim(Claim(RunKey("orders", "none", TOKEN), 10, events=1, runs=1))
     adopted(engine)
     run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
     reading, first = cursors._reading, threading.Event()
     found = {}
 
     def read(tenant: str) -> None:
-        page = cursors.claim(Claim(RunKey("orders", tenant, TOKEN), 10, events=1, new_events=1, runs=1))
+        page = cursors.claim(Claim(RunKey("orders", tenant, TOKEN), 10, events=1, runs=1))
         found[tenant] = [one.document.get("note") for one in page.records]
 
     def read_between(*what: Any) -> str:
@@ -465,7 +465,7 @@ def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     if within is None:
         run(engine, *swap)
     if within == "document":
-        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, 1, died=True))
+        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, died=True))
         found = [reader.cursors.load(record) for record in page.records]
     else:
         found = [*reader.records("acme"), *reader.records("acme")]
@@ -499,7 +499,7 @@ def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> N
     # What one's handler writes back the other has to see.
     run(engine, "UPDATE orders SET note = 'b'")
     who = RunKey("orders", "acme", TOKEN)
-    page = one.cursors.claim(Claim(who, 10, events=1, new_events=1, runs=1))
+    page = one.cursors.claim(Claim(who, 10, events=1, runs=1))
     with one.cursors.transaction(who) as transaction:
         transaction.connect().exec_driver_sql("UPDATE orders SET note = 'sent'")
         transaction.advance(page)

@@ -24,7 +24,7 @@ def write(engine: Engine, *texts: str) -> None:
 
 
 def claim(cursors: Cursors, limit: int = 500) -> Page:
-    return cursors.claim(Claim(KEY, limit, events=1, new_events=1, runs=1))
+    return cursors.claim(Claim(KEY, limit, events=1, runs=1))
 
 
 def sweep(cursors: Cursors, limit: int = 500) -> list[Page]:

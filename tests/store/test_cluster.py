@@ -66,7 +66,7 @@ def cursors(engine: Engine, pipeline: str) -> Cursors:
 
 
 def claim(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> Page:
-    return cursors(engine, pipeline).claim(Claim(key(pipeline, tenant, token), limit, events=1, new_events=1, runs=1))
+    return cursors(engine, pipeline).claim(Claim(key(pipeline, tenant, token), limit, events=1, runs=1))
 
 
 def advance(engine: Engine, pipeline: str, tenant: str, page: Page, token: str = OLD) -> list[str]:

@@ -49,7 +49,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 
 
 def claim(cursors: Cursors, limit: int = 100, **who: str) -> Page:
-    return cursors.claim(Claim(key(**who), limit, events=1, new_events=1, runs=1))
+    return cursors.claim(Claim(key(**who), limit, events=1, runs=1))
 
 
 def advance(cursors: Cursors, page: Page, **who: str) -> list[str]:
@@ -290,7 +290,7 @@ def test_two_pipelines_have_cursors_of_their_own(engine: Engine, cursors: Cursor
     write(engine, "1")
     assert sweep(cursors) == ["1"]
     mirror = RunKey("mirror", "acme", OLD)
-    page = cursors.claim(Claim(mirror, 10, events=1, new_events=1, runs=1))
+    page = cursors.claim(Claim(mirror, 10, events=1, runs=1))
     assert len(page.records) == 1
 
 
@@ -399,7 +399,7 @@ def test_every_committed_revision_is_delivered_exactly_once(
         nonlocal token
         token += 1
         who = key(token=f"{token:016d}-x")
-        page = cursors.claim(Claim(who, limit, events=0, new_events=0, runs=1))
+        page = cursors.claim(Claim(who, limit, events=0, runs=1))
         if not crash and page.moves_cursor:
             with cursors.transaction(who) as transaction:
                 transaction.advance(page)

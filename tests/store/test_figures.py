@@ -26,7 +26,7 @@ from taskbridge.store import (
 from taskbridge.store.figures import MOST_RECORDS
 from tests.quarantined import put_in_quarantine, states
 
-NOT_YET: dict[str, Any] = {"events": 3, "new_events": 3, "runs": 1}
+NOT_YET: dict[str, Any] = {"events": 3, "runs": 1}
 
 
 def look(
@@ -123,19 +123,19 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
     page = cursors.claim(Claim(key(1), 2, **NOT_YET))
     advance(cursors, key(1), page, Quarantined({"0": "no"}, "rejected"), ms=7)
     for _ in range(2):  # a run may claim twice, and counts once
-        page = cursors.claim(Claim(key(2), 2, events=4, new_events=1, runs=2))
+        page = cursors.claim(Claim(key(2), 2, events=4, runs=2, burst=key(1).token))
     advance(cursors, key(2), page)
     for number, runs in ((3, 1), (4, 2)):
-        cursors.claim(Claim(key(number, "bolt"), 2, events=1, new_events=2 - runs, runs=runs))
+        cursors.claim(Claim(key(number, "bolt"), 2, events=1, runs=runs, burst=key(3).token))
         cursors.fail(key(number, "bolt"), "ValueError: no")
     with pytest.raises(CursorLost):
         cursors.fail(key(1, "bolt"), "of a run that was replaced")
     # and later a burst of each
-    advance(cursors, key(5), cursors.claim(Claim(key(5), 2, events=1, new_events=1, runs=1)), ms=30_000)
+    advance(cursors, key(5), cursors.claim(Claim(key(5), 2, events=1, runs=1)), ms=30_000)
     one, _ = look(engine)
-    assert one[:-1] == (6, 3, 5, 3, 3, 2)
+    assert one[:-1] == (6, 3, 0, 5, 3, 3, 2)
     assert look(engine)[1].failing == 1
     assert (one.first_events.counts, one.first_events.sum_ms) == ([0, 1, *[0] * 9, 1], 30_007)
     # and a success ends the failing
-    advance(cursors, key(6, "bolt"), cursors.claim(Claim(key(6, "bolt"), 5, events=1, new_events=0, runs=3)))
+    advance(cursors, key(6, "bolt"), cursors.claim(Claim(key(6, "bolt"), 5, events=1, runs=3, burst=key(3).token)))
     assert look(engine)[1].failing == 0

@@ -31,7 +31,7 @@ from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.store.test_cursor import OLD, claim, key, write
 
-NOTE = RunNote("event", "celery@here", 3, 1)
+NOTE = RunNote("event", "celery@here", 1)
 
 
 def asked(engine: Engine, statement: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -196,7 +196,7 @@ def test_a_batch_that_took_no_effect_has_no_row(engine: Engine) -> None:
     with cursors.transaction(key(), NOTE) as transaction:
         transaction.connect()
         transaction.advance(page)
-    assert history(engine, "token, events, records") == [(OLD, 3, 1)]
+    assert history(engine, "token, events, records") == [(OLD, 1, 1)]
 
 
 def partitions(engine: Engine) -> list[str]:

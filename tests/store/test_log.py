@@ -55,7 +55,7 @@ def sweep(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limi
     """One batch, delivered to nobody."""
     who = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, source)
-    page = cursors.claim(Claim(who, limit, events=1, new_events=1, runs=1))
+    page = cursors.claim(Claim(who, limit, events=1, runs=1))
     with cursors.transaction(who) as transaction:
         transaction.advance(page)
     return [one.external_id for one in page.records]
@@ -490,7 +490,7 @@ def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
 
     def batch(limit: int, *, crash: bool) -> bool:
         nonlocal seen
-        page = cursors.claim(Claim(key(), limit, events=0, new_events=0, runs=1))
+        page = cursors.claim(Claim(key(), limit, events=0, runs=1))
         plain = [one[0] for one in rows(engine, PLAIN, limit)]
         ids = dict(rows(engine, "SELECT revision, id FROM taskbridge.records"))
         assert [ids[one.revision] for one in page.records] == plain

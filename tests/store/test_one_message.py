@@ -30,7 +30,7 @@ def moves(engine: Engine, tenants: list[str]) -> list[Move]:
     cursors, found = Cursors(engine), []
     for tenant in tenants:
         record_invoice(engine, tenant, "1", {"number": "%s '"})
-        page = cursors.claim(Claim(key(tenant), 10, events=1, new_events=1, runs=1))
+        page = cursors.claim(Claim(key(tenant), 10, events=1, runs=1))
         with cursors.transaction(key(tenant)) as transaction:
             found.append(transaction.move(page))
     return found

@@ -90,7 +90,7 @@ def test_what_was_there_and_what_comes_is_found_handled_and_pruned(split: Engine
 def test_a_batch_is_read_from_one_partition_through_its_index(split: Engine) -> None:
     cursors = Cursors(split, "orders")
     key = RunKey("orders", TENANTS[0], f"{1:016d}-aaaaaaaaaaaa")
-    cursors.claim(Claim(key, 10, events=1, new_events=1, runs=1))
+    cursors.claim(Claim(key, 10, events=1, runs=1))
     with split.connect() as connection:
         connection.exec_driver_sql(query("plan_by_index"))
         values = {**key._asdict(), "source": "orders", "limit": 10, "bisecting": True, "small": 2_000}

@@ -30,7 +30,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 
 def read(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> Page:
     key = RunKey(pipeline, tenant, TOKEN)
-    return cursors.claim(Claim(key, limit, events=1, new_events=1, runs=1))
+    return cursors.claim(Claim(key, limit, events=1, runs=1))
 
 
 def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> list[str]:

@@ -94,7 +94,7 @@ def test_a_sweep_reads_by_its_index_where_nothing_is_known_of_the_table(engine: 
         )
     cursors = Cursors(engine)
     for number in range(1, 21):
-        page = cursors.claim(Claim(RunKey("invoices", f"tenant-{number}", "t"), 500, 1, 1, 1))
+        page = cursors.claim(Claim(RunKey("invoices", f"tenant-{number}", "t"), 500, 1, 1))
         assert len(page.records) == 1
     with engine.connect() as connection:
         connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
@@ -169,7 +169,7 @@ def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("claim", {"new_events": 1, "burst_runs": 1, "burst_events": 1, "session": "taskbridge"}),
+        ("claim", {"burst": "", "burst_runs": 1, "burst_events": 1, "keeps_history": True, "session": "taskbridge"}),
         (
             "advance",
             {
@@ -190,7 +190,6 @@ def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
                 "idle_timeout": "5s",
                 "reason": "event",
                 "worker": "celery@here",
-                "events": 1,
                 "burst_run": 1,
                 "rejected": 0,
             },
@@ -204,7 +203,7 @@ def test_claim_and_advance_touch_one_row(seeded: Engine, name: str, values: dict
 @pytest.mark.parametrize("name", ["plan_by_index", "plan_by_lookups", "claim"])
 def test_where_the_planner_has_little_choice_no_plan_is_compiled(engine: Engine, name: str) -> None:
     """Before Postgres 18 such a plan seems so dear that `jit`, which is on by default, takes a second for each run."""
-    claim = {"new_events": 1, "burst_runs": 1, "burst_events": 1, "events": 1, "session": "a run"}
+    claim = {"burst": "", "burst_runs": 1, "burst_events": 1, "keeps_history": True, "session": "a run"}
     with engine.connect() as connection:
         connection.exec_driver_sql("SET jit = on")
         connection.exec_driver_sql(query(name), {**KEY, **claim})

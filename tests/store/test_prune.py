@@ -98,7 +98,7 @@ def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 10
     know(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
     key = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
-    page = cursors.claim(Claim(key, limit, events=1, new_events=1, runs=1))
+    page = cursors.claim(Claim(key, limit, events=1, runs=1))
     with cursors.transaction(key) as transaction:
         transaction.advance(page)
 

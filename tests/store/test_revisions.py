@@ -45,7 +45,7 @@ def write(engine: Engine, source: str, name: str, version: int = 1) -> None:
 def sweep(engine: Engine, source: str) -> list[Record]:
     """One batch, delivered to nobody."""
     cursors, key = Cursors(engine, source), RunKey(source, "acme", TOKEN)
-    page: Page = cursors.claim(Claim(key, 100, events=1, new_events=1, runs=1))
+    page: Page = cursors.claim(Claim(key, 100, events=1, runs=1))
     with cursors.transaction(key) as transaction:
         transaction.advance(page)
     return list(page.records)

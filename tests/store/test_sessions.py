@@ -57,7 +57,7 @@ def silent(engine: Engine) -> Iterator[None]:
 
 
 def claim(cursors: Cursors, tenant: str = "acme", token: str = OLD, limit: int = 100) -> Page:
-    return cursors.claim(Claim(key(tenant, token), limit, events=1, new_events=1, runs=1))
+    return cursors.claim(Claim(key(tenant, token), limit, events=1, runs=1))
 
 
 def advance(cursors: Cursors, page: Page, token: str = OLD) -> list[str]:
@@ -245,7 +245,7 @@ def test_a_successor_ends_the_session_of_the_run_that_it_replaced_and_no_other(e
 
 def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engine, bounded: Engine) -> None:
     record_invoice(engine, "acme", "a", {})
-    counts = {"new_events": 1, "burst_runs": 1, "burst_events": 1}
+    counts = {"burst": "", "burst_runs": 1, "burst_events": 1, "keeps_history": True}
     values = {**key()._asdict(), **counts, "limit": 1, "bisecting": True, "session": session_name(key())}
     frozen = connect(engine.url.render_as_string(hide_password=False))
     with frozen.connect() as connection:
@@ -261,9 +261,15 @@ def test_who_follows_a_run_that_died_does_not_wait_for_what_it_has_locked(engine
     record_invoice(engine, "acme", "1", {})
     frozen = connect(engine.url.render_as_string(hide_password=False))
     with frozen.connect() as connection, ThreadPoolExecutor() as threads:
-        values = {"new_events": 1, "burst_runs": 1, "burst_events": 1, "session": session_name(key())}
+        values = {
+            "burst": "",
+            "burst_runs": 1,
+            "burst_events": 1,
+            "keeps_history": True,
+            "session": session_name(key()),
+        }
         connection.exec_driver_sql(query("claim"), {**key()._asdict(), **values})
-        successor = Claim(key(token=NEW), 10, events=1, new_events=1, runs=1, died=True)
+        successor = Claim(key(token=NEW), 10, events=1, runs=1, died=True)
         claiming = threads.submit(Cursors(engine).claim, successor)
         try:
             assert [record.external_id for record in claiming.result(BOUND).records] == ["1"]

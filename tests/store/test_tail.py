@@ -85,7 +85,7 @@ def key(tenant: str) -> RunKey:
 
 def handle(cursors: Cursors, tenant: str, limit: int = 100, batches: int = 100) -> None:
     """Claim, and deliver up to so many batches to nobody."""
-    page = cursors.claim(Claim(key(tenant), limit, events=1, new_events=1, runs=1))
+    page = cursors.claim(Claim(key(tenant), limit, events=1, runs=1))
     for _ in range(batches):
         if page.moves_cursor:
             with cursors.transaction(key(tenant)) as transaction:

@@ -22,7 +22,6 @@ WITH m AS (SELECT
     %(suspect_revision)s::bigint AS suspect_revision,
     %(reason)s::text AS reason,
     %(worker)s::text AS worker,
-    %(events)s::integer AS events,
     %(burst_run)s::integer AS burst_run,
     %(rejected)s::integer AS rejected),
 {moves_cursor}

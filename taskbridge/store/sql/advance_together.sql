@@ -19,12 +19,11 @@ WITH m AS (SELECT * FROM unnest(
     %(suspect_revision)s::bigint[],
     %(reason)s::text[],
     %(worker)s::text[],
-    %(events)s::integer[],
     %(burst_run)s::integer[],
     %(rejected)s::integer[]
 ) AS m (
     pipeline, tenant, token, sweeps, target, finished, at_xid, at_id, records, first_event_ms, first_event_bucket,
-    batch_limit, suspects, attempts, outages, deaths, suspect_revision, reason, worker, events, burst_run, rejected
+    batch_limit, suspects, attempts, outages, deaths, suspect_revision, reason, worker, burst_run, rejected
 )),
 {moves_cursor}
 SELECT asked, pipeline, tenant FROM moved

@@ -3,20 +3,28 @@
 -- cursor has its former owner, and the run that claimed it is refused when it advances. A process that freezes while it
 -- reads what follows holds the cursor's row, so its session has a name by which a successor ends it. The other settings are
 -- for the batch that is read next; `batch_settings.sql` says why. A tenant's first cursor stands where its pipeline began.
--- A run that claims twice, as where its batch takes longer than the others', counts once.
+-- A run that claims twice, as where its batch takes longer than the others', counts once. Events are told as those of the
+-- burst so far: what a claim that was lost did not count, the next one does.
+-- `keeps_history`: events are kept for the next row of the run history.
 -- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
 INSERT INTO {schema}.sync_cursors AS c
-    (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, burst_runs, burst_events, last_run_at)
-VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(new_events)s,
-        (%(burst_runs)s = 1)::integer, %(burst_runs)s, %(burst_events)s, now())
+    (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, found_bursts, burst, burst_runs, burst_events,
+     unnoted_events, unnoted_burst, last_run_at)
+VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(burst_events)s, 1,
+        (%(burst_events)s = 0)::integer, %(burst)s, %(burst_runs)s, %(burst_events)s,
+        CASE WHEN %(keeps_history)s THEN %(burst_events)s ELSE 0 END, true, now())
 ON CONFLICT (pipeline, tenant) DO UPDATE
 SET owner = excluded.owner,
     looked = excluded.looked,
     runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
-    events = c.events + CASE WHEN c.owner IS DISTINCT FROM excluded.owner THEN excluded.events ELSE 0 END,
-    bursts = c.bursts + CASE WHEN c.owner IS DISTINCT FROM excluded.owner THEN excluded.bursts ELSE 0 END,
+    events = c.events + {new_events},
+    bursts = c.bursts + (c.burst IS DISTINCT FROM excluded.burst)::integer,
+    found_bursts = c.found_bursts + CASE WHEN c.burst IS DISTINCT FROM excluded.burst THEN excluded.found_bursts ELSE 0 END,
+    burst = excluded.burst,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
+    unnoted_events = CASE WHEN %(keeps_history)s THEN c.unnoted_events + {new_events} ELSE 0 END,
+    unnoted_burst = c.unnoted_burst OR c.burst IS DISTINCT FROM excluded.burst,
     last_run_at = excluded.last_run_at
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
 RETURNING set_config('application_name', %(session)s, true),

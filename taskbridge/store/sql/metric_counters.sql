@@ -2,6 +2,7 @@
 SELECT pipeline,
        sum(events)::bigint AS events,
        sum(bursts)::bigint AS bursts,
+       sum(found_bursts)::bigint AS found_bursts,
        sum(runs)::bigint AS runs,
        sum(sweeps)::bigint AS sweeps,
        sum(records)::bigint AS records,

@@ -2,7 +2,7 @@
 -- `m` has a row for each; a cursor that is not in `moved` did not move, and nothing of its batch may take effect.
 -- `asked`: something of the pipeline failed, and this is the first success since; see `succeeded.sql`.
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
--- `{noted}`: the run's row of the history; see `noted.sql`. It is left out where none is kept.
+-- `{noted}`: the run's row of the history; see `noted.sql`. It is left out where none is written; then `reason` is null.
 moved AS (
     UPDATE {schema}.sync_cursors AS c
     SET snapshot = CASE WHEN m.finished THEN m.target::pg_snapshot ELSE c.snapshot END,
@@ -16,6 +16,8 @@ moved AS (
         first_event_ms_sum = c.first_event_ms_sum + coalesce(m.first_event_ms, 0),
         first_event_counts[m.first_event_bucket] = coalesce(c.first_event_counts[m.first_event_bucket], 0)
             + (m.first_event_ms IS NOT NULL)::integer,
+        unnoted_events = CASE WHEN m.reason IS NULL THEN c.unnoted_events ELSE 0 END,
+        unnoted_burst = c.unnoted_burst AND m.reason IS NULL,
         failures = 0,
         batch_limit = m.batch_limit,
         suspects = m.suspects,

@@ -14,6 +14,7 @@ SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revi
        p.target_text AS target,
        p.target IS NOT NULL AS resumed,
        (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted,
+       p.unnoted_events > 0 AS unnoted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
        d.text AS document, d.stored, r.traceparent, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
