@@ -111,6 +111,8 @@ class _Shop:
             driver = connection.connection.driver_connection
             assert driver is not None  # noqa: S101 - for the type
             with driver.cursor() as cursor:
+                # A shop's own connections have no time limit of ours.
+                cursor.execute("SET LOCAL statement_timeout = 0")
                 change(cursor)
                 ((xid,),) = cursor.execute("SELECT pg_current_xact_id()::text").fetchall()
                 committed = time.time()

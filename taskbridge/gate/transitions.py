@@ -234,8 +234,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _R,
         Answer.BEGUN,
-        "swept = events; last run = now; deadline = now + runner TTL; in neither wait queue nor turns; learns "
-        "whether the run before it died",
+        "a reminder is no event any more; swept = events; last run = now; deadline = now + runner TTL; in neither wait "
+        "queue nor turns; learns whether the run before it died, and by which name Postgres counts the burst",
     ),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(

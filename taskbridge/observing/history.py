@@ -173,7 +173,7 @@ def _groups(of_tenant: Iterable[RunRow]) -> Iterator[list[RunRow]]:
     """Return the bursts of a tenant's runs, which come in their order; one whose first run is not among them is not."""
     group: list[RunRow] = []
     for row in of_tenant:
-        if group and row.burst_run <= group[-1].burst_run:
+        if row.burst_run == 1 and group:
             yield group
             group = []
         if group or row.burst_run == 1:

@@ -110,6 +110,14 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, answers: Ans
     assert answers.over_time("orders", hours=1, until=points[0].at) == []
 
 
+def test_a_death_after_a_row_of_the_same_run_ends_no_burst(deployment: Deployment, answers: Answers) -> None:
+    fill(deployment.engine)
+    before = answers.bursts("orders", "zinc")
+    run(deployment.engine, "UPDATE taskbridge.runs SET burst_run = 0 WHERE burst_run = 2")
+    assert answers.bursts("orders", "zinc") == before
+    assert [one.runs for one in before] == [3, 3]
+
+
 def test_a_delay_beyond_the_last_bound_is_not_told_as_one_within_it(deployment: Deployment, answers: Answers) -> None:
     run(deployment.engine, RUNS.replace("THEN 20 END", "THEN CASE t.tenant WHEN 'bolt' THEN 90000 ELSE 20 END END"))
     sum_runs(deployment.engine, "orders")
