@@ -313,11 +313,12 @@ def _look(
 
 def _held(runtime: LightRuntime, whole: Totals, tenants: list[TenantView]) -> dict[str, tuple[Cause, str]]:
     """Return why tenants are held, of those that are."""
-    from taskbridge.observing.causes import Seen, why
+    from taskbridge.observing.causes import Seen, used_up, why
 
     pipeline, settings = whole.pipeline, runtime.settings
     held = [one for one in tenants if one.runner.held]
     places = runtime.gate.places(pipeline, [one.tenant for one in held])
+    limits = used_up(runtime.gate, runtime.pipelines[pipeline], {one.tenant: one.runner for one in held})
     return {
         one.tenant: why(
             Seen(
@@ -333,6 +334,7 @@ def _held(runtime: LightRuntime, whole: Totals, tenants: list[TenantView]) -> di
                 round(settings.runner_ttl * 1000),
                 settings.tail_interval,
                 runtime.pipelines[pipeline].max_runs,
+                limits.get(one.tenant, ()),
             )
         )
         for one, place in zip(held, places, strict=True)
