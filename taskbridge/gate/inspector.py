@@ -63,6 +63,7 @@ class Survey(NamedTuple):
 
     `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
     replaced, `republished` messages that were published again, both as far back as Redis remembers.
+    `replaced_ms` is how long ago the last one was replaced, which was on the worker `replaced_on`; None: none was.
     """
 
     tenants: list[str]
@@ -71,6 +72,8 @@ class Survey(NamedTuple):
     replaced: int
     republished: int
     circuit: CircuitStatus
+    replaced_ms: int | None = None
+    replaced_on: str = ""
 
     @property
     def overdue_seconds(self) -> float:
@@ -306,6 +309,8 @@ def _survey(
         int(counts.get("replaced", 0)),
         int(counts.get("republished", 0)),
         _circuit(circuit, waiting),
+        max(0, now_ms - int(counts["replaced_at"])) if "replaced_at" in counts else None,
+        counts.get("replaced_on", ""),
     )
 
 
