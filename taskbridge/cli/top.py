@@ -37,8 +37,8 @@ LOOKS_SHARE: Final = 0.05
     type=click.Choice([name.replace(" ", "-") for name in BY]),
     default="events",
     show_default=True,
-    help="Tenants with the most of it first, all in the last hours; of equal ones those with more in the other columns, "
-    "from the left.",
+    help="Tenants with the most of it first, all in the last hours; of equal ones those with more in the other "
+    "columns, from the left.",
 )
 @click.option("--hours", type=Number(0.01, 24 * 31), default=24.0, show_default=True, help="So far back.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="At most so many tenants.")

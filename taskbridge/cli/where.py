@@ -40,9 +40,9 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
     """Show the records with KEY: of which source and tenant, and what became of each in each pipeline that reads it.
 
     It was received and recorded; its event started a run, or a runner that was there absorbed it; a run read it; it was
-    handled, rejected, or put into quarantine. Each step has a time, in UTC, and its run. When the event came is not stored:
-    the times of these steps are those of the record and of its runs. The runs are known as far as the run history goes
-    back, in pipelines that this shell declares.
+    handled, rejected, or put into quarantine. Each step has a time, in UTC, and its run. When the event came is not
+    stored: the times of these steps are those of the record and of its runs. The runs are known as far as the run
+    history goes back, in pipelines that this shell declares.
 
     The key of several columns is a JSON array, as `["eu", "211"]`; it is found with other spaces too.
 
@@ -155,5 +155,9 @@ def _sentence(one: dict[str, Any], *, is_here: bool) -> str:
             times = counted(one["failures"], "time")
             stands += f"; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
         # Where the pipeline is not declared, `why` knows nothing of it.
-        return stands if not is_here else f"{stands}; `{shlex.join(('taskbridge', 'why', one['tenant']))}` says when it is taken"
+        return (
+            stands
+            if not is_here
+            else f"{stands}; `{shlex.join(('taskbridge', 'why', one['tenant']))}` says when it is taken"
+        )
     return stands
