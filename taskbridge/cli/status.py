@@ -166,8 +166,8 @@ class _Standing:
     type=click.Choice(SORTS),
     default=BY_NAME,
     show_default=True,
-    help="Tenants with the oldest pending record first (age), or with the most failures in a row, records pending or in "
-    "quarantine, or runs since their first one; equal ones by name. `taskbridge top --sort` goes by the last hours.",
+    help="Tenants with the oldest pending record first (age), or with the most failures in a row, records pending or "
+    "in quarantine, or runs since their first one; equal ones by name. `taskbridge top --sort` goes by the last hours.",
 )
 @click.option("--failing", is_flag=True, help="Only tenants whose last run failed.")
 @data_dir_option
