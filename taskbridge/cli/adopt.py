@@ -109,6 +109,9 @@ def adopt(
     means = "" if backfill or again else f": {STAYS_SO}" if from_now_on and is_due else ": nothing to do"
     said = "is adopted: each change from now on is a record" if is_new else f"was adopted before{means}"
     click.echo(f"{found.definition.source}: {found.table.name} {said}")
+    if is_new:
+        name = found.definition.source
+        console.tell(f'A pipeline called {name} reads them; one of another name is declared with source="{name}".')
     if is_new and is_due and not (backfill or again or from_now_on):
         console.tell(FROM_NOW_ON)
     if from_now_on:

@@ -166,8 +166,8 @@ class _Standing:
     type=click.Choice(SORTS),
     default=BY_NAME,
     show_default=True,
-    help="Tenants with the oldest pending record first, or with the most failures in a row, pending, in quarantine, or "
-    "runs since their first one.",
+    help="Tenants with the oldest pending record first (age), or with the most failures in a row, records pending or "
+    "in quarantine, or runs since their first one; equal ones by name. `taskbridge top --sort` goes by the last hours.",
 )
 @click.option("--failing", is_flag=True, help="Only tenants whose last run failed.")
 @data_dir_option
@@ -313,11 +313,12 @@ def _look(
 
 def _held(runtime: LightRuntime, whole: Totals, tenants: list[TenantView]) -> dict[str, tuple[Cause, str]]:
     """Return why tenants are held, of those that are."""
-    from taskbridge.observing.causes import Seen, why
+    from taskbridge.observing.causes import Seen, used_up, why
 
     pipeline, settings = whole.pipeline, runtime.settings
     held = [one for one in tenants if one.runner.held]
     places = runtime.gate.places(pipeline, [one.tenant for one in held])
+    limits = used_up(runtime.gate, runtime.pipelines[pipeline], {one.tenant: one.runner for one in held})
     return {
         one.tenant: why(
             Seen(
@@ -333,6 +334,7 @@ def _held(runtime: LightRuntime, whole: Totals, tenants: list[TenantView]) -> di
                 round(settings.runner_ttl * 1000),
                 settings.tail_interval,
                 runtime.pipelines[pipeline].max_runs,
+                limits.get(one.tenant, ()),
             )
         )
         for one, place in zip(held, places, strict=True)
@@ -388,7 +390,7 @@ def _show(found: dict[str, _Standing]) -> None:
         if not one.tenants:
             terminal.print(f"{name}: no tenants{' fail' if one.failing else ''}")
         elif one.delays is None:
-            terminal.print(_table(terminal, one.tenants, title))
+            terminal.print(_table(terminal, one.tenants, title, one.order))
         else:
             terminal.print(one.delays.table(terminal, one.tenants, title))
         if one.more and one.order != BY_NAME:
@@ -404,8 +406,10 @@ def _show(found: dict[str, _Standing]) -> None:
             terminal.print(console.plain(sentence))
 
 
-def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None) -> console.Table:
-    columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs")
+def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: str | None, order: str) -> console.Table:
+    # What tenants are sorted by is shown.
+    sorted_by = {"failures": ["failures in a row"], "runs": ["runs in all"]}.get(order, [])
+    columns = ("state", "lease", "pending", "oldest", "handled", "quarantine", "last run", "events", "runs", *sorted_by)
     made = console.Table(terminal, "tenant", *columns, title=title, left=("state",), optional=("oldest",))
     for one in tenants:
         pending, handled, quarantined = map(one.count, ("pending", "handled", "quarantined"))
@@ -413,7 +417,13 @@ def _table(terminal: Console | console.Pipe, tenants: list[TenantView], title: s
         lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
         counts = (pending, ago(one.counts["pending_since"]), handled, quarantined)
         made.add_row(
-            console.plain(one.tenant), console.state(terminal, one.state), lease, *counts, ago(one.last_run_at), *burst
+            console.plain(one.tenant),
+            console.state(terminal, one.state),
+            lease,
+            *counts,
+            ago(one.last_run_at),
+            *burst,
+            *([f"{one.counts[order]:,}"] if sorted_by else []),
         )
     return made
 

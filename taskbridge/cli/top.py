@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["top"]
 
-BY: Final = ("events", "records", "run time", "failures")
+BY: Final = ("events", "runs", "records", "failures", "run time")
 EVERY_SECONDS: Final = 2.0
 LOOKS_SHARE: Final = 0.05
 """A look is taken this much of the time at the most."""
@@ -27,15 +27,18 @@ LOOKS_SHARE: Final = 0.05
 
 @click.command(
     short_help="Show the tenants that cause the most work.",
-    epilog=examples("taskbridge top --by records", "taskbridge top --pipeline orders --hours 1 --once --json"),
+    epilog=examples("taskbridge top --sort records", "taskbridge top --pipeline orders --hours 1 --once --json"),
 )
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
 @click.option(
+    "--sort",
     "--by",
+    "by",
     type=click.Choice([name.replace(" ", "-") for name in BY]),
     default="events",
     show_default=True,
-    help="By what the first ones have the most.",
+    help="Tenants with the most of it first, all in the last hours; of equal ones those with more in the other "
+    "columns, from the left.",
 )
 @click.option("--hours", type=Number(0.01, 24 * 31), default=24.0, show_default=True, help="So far back.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="At most so many tenants.")
@@ -43,7 +46,10 @@ LOOKS_SHARE: Final = 0.05
 @data_dir_option
 @json_option
 def top(pipeline: str | None, by: str, hours: float, limit: int, once: bool, data_dir: Path, as_json: bool) -> None:
-    """Show the tenants that had the most events, records, run time or failures in the last hours.
+    """Show the tenants that had the most events, runs, records, failures or run time in the last hours.
+
+    A run that failed is a failure here. `taskbridge status --sort` goes by failures in a row and by runs since the
+    tenant's first. With --sort failures only runs that failed count, in all columns.
 
     On a terminal it is shown anew every 2 s, until Ctrl-C; elsewhere once. The figures come from the run history; where
     that has more than 10,000 runs, they are estimated from as many, drawn by chance, and the line below says so.
@@ -94,11 +100,8 @@ def _live(terminal: Console, answers: Answers, pipeline: str | None, by: By, hou
 def _table(terminal: Console | console.Pipe, found: NoisyTenants) -> console.Table:
     from taskbridge.cli.asking import seconds
 
-    made = console.Table(terminal, "tenant", "pipeline", *_COLUMNS, left=("pipeline",))
+    made = console.Table(terminal, "tenant", "pipeline", *BY, left=("pipeline",))
     for one in found.tenants:
         counts = [f"{value:,}" for value in (one.events, one.runs, one.records, one.failures)]
         made.add_row(console.plain(one.tenant), one.pipeline, *counts, seconds(one.run_ms))
     return made
-
-
-_COLUMNS: Final = ("events", "runs", "records", "failures", "run time")

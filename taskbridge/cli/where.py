@@ -40,8 +40,9 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
     """Show the records with KEY: of which source and tenant, and what became of each in each pipeline that reads it.
 
     It was received and recorded; its event started a run, or a runner that was there absorbed it; a run read it; it was
-    handled, rejected, or put into quarantine. Each step has its time, in UTC, and its run. The runs are known as far as
-    the run history goes back.
+    handled, rejected, or put into quarantine. Each step has a time, in UTC, and its run. When the event came is not
+    stored: the times of these steps are those of the record and of its runs. The runs are known as far as the run
+    history goes back, in pipelines that this shell declares.
 
     The key of several columns is a JSON array, as `["eu", "211"]`; it is found with other spaces too.
 
@@ -57,15 +58,17 @@ def where(key: str, source: str | None, tenant: str | None, data_dir: Path, as_j
     stories = _stories(runtime, found)
     if as_json:
         rows = [
-            {name: _plain(one[name]) for name in one} | _story_as_json(story)
+            {name: _plain(one[name]) for name in one} | _story_as_json(story, _not_here(runtime, one))
             for one, story in zip(found, stories, strict=True)
         ]
         console.emit_json({"key": key, "records": rows})
     else:
         terminal = console.stdout()
         for one, story in zip(found, stories, strict=True):
-            terminal.print(console.plain(_sentence(one)))
+            terminal.print(console.plain(_sentence(one, is_here=_not_here(runtime, one) is None)))
             _show(terminal, story)
+            if said := _not_here(runtime, one):
+                terminal.print(console.plain(f"  {said}"))
     if not found:
         of = _pipelines_of(runtime, key) if tenant is None else []
         if of:
@@ -91,9 +94,19 @@ def _stories(runtime: LightRuntime, found: list[dict[str, Any]]) -> list[Story |
     return stories
 
 
-def _story_as_json(story: Story | None) -> dict[str, Any]:
+def _not_here(runtime: LightRuntime, one: dict[str, Any]) -> str | None:
+    """Say that no steps are told since this process does not declare the pipeline; None: it does."""
+    if one["pipeline"] is None or one["pipeline"] in runtime.pipelines.names():
+        return None
+    return (
+        f"this process does not declare {one['pipeline']}, so no steps are told: name the module that declares it in "
+        "TASKBRIDGE_PIPELINES, as the workers do"
+    )
+
+
+def _story_as_json(story: Story | None, note: str | None) -> dict[str, Any]:
     if story is None:
-        return {"steps": [], "note": None}
+        return {"steps": [], "note": note}
     steps = [
         {"at": iso(step.at), "what": step.what, "sentence": step.sentence, "token": step.token} for step in story.steps
     ]
@@ -126,7 +139,7 @@ def _plain(value: Any) -> Any:
     return iso(value) if hasattr(value, "isoformat") else value
 
 
-def _sentence(one: dict[str, Any]) -> str:
+def _sentence(one: dict[str, Any], *, is_here: bool) -> str:
     what = f"{one['source']}, tenant {one['tenant']!r}, revision {one['revision']}, written {ago(one['changed_at'])}"
     if one["deleted"]:
         what += ", deleted"
@@ -141,5 +154,10 @@ def _sentence(one: dict[str, Any]) -> str:
         if one["failures"]:
             times = counted(one["failures"], "time")
             stands += f"; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
-        return f"{stands}; `{shlex.join(('taskbridge', 'why', one['tenant']))}` says when it is taken"
+        # Where the pipeline is not declared, `why` knows nothing of it.
+        return (
+            stands
+            if not is_here
+            else f"{stands}; `{shlex.join(('taskbridge', 'why', one['tenant']))}` says when it is taken"
+        )
     return stands

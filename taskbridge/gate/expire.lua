@@ -65,7 +65,10 @@ else
   if state == "running" then
     answer = REISSUED
     -- The next run is told: what this one delivered may be why it died.
-    redis.call("HSET", runner_key, "died", token .. " " .. (redis.call("HGET", runner_key, "worker") or ""))
+    local worker = redis.call("HGET", runner_key, "worker") or ""
+    redis.call("HSET", runner_key, "died", token .. " " .. worker)
+    -- So are people: the one frozen process of a worker holds up nothing that they would see.
+    redis.call("HSET", counts_key, "replaced_at", now, "replaced_on", worker)
   end
   token = new_token(us, token, nonce)
 end

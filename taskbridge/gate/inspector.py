@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import redis
 
@@ -15,7 +15,10 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.state import State
 
-__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "Queued", "RunnerStatus", "Survey"]
+if TYPE_CHECKING:
+    from taskbridge.declaring.policy import Limits, RateLimit
+
+__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "Queued", "RunnerStatus", "Survey", "UsedUp"]
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
@@ -60,6 +63,7 @@ class Survey(NamedTuple):
 
     `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
     replaced, `republished` messages that were published again, both as far back as Redis remembers.
+    `replaced_ms` is how long ago the last one was replaced, which was on the worker `replaced_on`; None: none was.
     """
 
     tenants: list[str]
@@ -68,6 +72,8 @@ class Survey(NamedTuple):
     replaced: int
     republished: int
     circuit: CircuitStatus
+    replaced_ms: int | None = None
+    replaced_on: str = ""
 
     @property
     def overdue_seconds(self) -> float:
@@ -107,6 +113,17 @@ class Place(NamedTuple):
     waiting: int
     for_turn: int | None
     turns: int
+
+
+class UsedUp(NamedTuple):
+    """A rate limit that is used up: the tenant's own, or else that of its pipeline.
+
+    `until_ms`: when what was charged under it last may go, in milliseconds of the Unix epoch by Redis's clock.
+    """
+
+    limit: RateLimit
+    is_own: bool
+    until_ms: int
 
 
 class Queued(NamedTuple):
@@ -186,6 +203,19 @@ class Inspector:
             for place, turn in zip(ranks[::2], ranks[1::2], strict=True)
         ]
 
+    def used_up(self, pipeline: str, tenants: Sequence[str], whole: Limits, each: Limits) -> list[list[UsedUp]]:
+        """Return which limits of the `whole` pipeline and of `each` tenant are used up, in one round trip."""
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            pipe.hmget(self._keys.clock, "offset", "mark")
+            pipe.mget(self._keys.pipeline_rate(pipeline), self._keys.pipeline_calls(pipeline))
+            for tenant in tenants:
+                pipe.mget(self._keys.tenant_rate(pipeline, tenant), self._keys.tenant_calls(pipeline, tenant))
+            time, clock, of_all, *own = pipe.execute()
+        now_ms = _now_ms(time, clock)
+        shared = _used_up(now_ms, whole, of_all, is_own=False)
+        return [shared + _used_up(now_ms, each, clocks, is_own=True) for clocks in own]
+
     def queued(self) -> int | None:
         """Return how many messages lie in the two queues of runs; None: they lie in another server, or nobody said."""
         if self._queues is None:
@@ -249,6 +279,16 @@ def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
     return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
 
 
+def _used_up(now_ms: int, limits: Limits, clocks: Sequence[str | None], *, is_own: bool) -> list[UsedUp]:
+    """Return which limits are used up; each has its virtual clock, as `permit.lua` keeps it."""
+    found = [
+        UsedUp(limit, is_own, int((int(clock) - limit.most * limit.interval_us) / 1000))
+        for limit, clock in zip(limits, clocks, strict=True)
+        if limit is not None and clock is not None
+    ]
+    return [one for one in found if one.until_ms > now_ms]
+
+
 def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:
     until, opened_at, closed_at, rests_until = (
         int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
@@ -272,6 +312,8 @@ def _survey(
         int(counts.get("replaced", 0)),
         int(counts.get("republished", 0)),
         _circuit(circuit, waiting),
+        max(0, now_ms - int(counts["replaced_at"])) if "replaced_at" in counts else None,
+        counts.get("replaced_on", ""),
     )
 
 

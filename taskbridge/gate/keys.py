@@ -115,7 +115,10 @@ class Keys:
         return f"{self.prefix}:circuit:{pipeline}"
 
     def counts(self, pipeline: str) -> str:
-        """Hash: how many runs were replaced and how many messages published again, while any were lately."""
+        """Hash: how many runs were replaced and how many messages published again, while any were lately.
+
+        Of the last run that was replaced also when (milliseconds of the Unix epoch) and on which worker it was.
+        """
         return f"{self.prefix}:counts:{pipeline}"
 
     def running(self, pipeline: str) -> str:

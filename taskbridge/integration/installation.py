@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -19,6 +22,7 @@ from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import keys_of, runtime_of, serves
+from taskbridge.process.translation import place_of, translated_errors
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
 from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
@@ -28,6 +32,8 @@ __all__ = ["check_pool", "fit", "install", "renew"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 JSON: Final = frozenset({"json", "application/json"})
+SILENT_SECONDS: Final = 3.0
+"""A worker that starts says of a server that it has not answered for so long, and waits on."""
 ORDER: Final = "queue_order_strategy"
 GREEN: Final = ("gevent", "eventlet")
 """Celery's pools whose tasks, and all threads of the worker, take turns in one thread."""
@@ -169,6 +175,27 @@ def _answer_doctor() -> None:
     inspect_command(name=DECLARED_COMMAND)(declared)
 
 
+@contextmanager
+def _told_if_silent(server: str, name: str) -> Iterator[None]:
+    """Say on stderr that a server is silent, while the block waits for it; `name` as in `place_of`."""
+
+    def tell() -> None:
+        place = place_of(name)
+        where = f" ({place})" if place else ""
+        sys.stderr.write(
+            f"taskbridge: {server}{where} has not answered for {SILENT_SECONDS:g} s, and this worker waits on for a "
+            "while\n"
+        )
+
+    timer = threading.Timer(SILENT_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
@@ -179,8 +206,13 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
     try:
         check_pool(sender.pool_cls)
-        check_versions(app)
-        runtime_of(app).check()
+        with _told_if_silent("the broker", "broker"):
+            check_versions(app)
+        runtime = runtime_of(app)
+        runtime.pipelines.names()
+        with _told_if_silent("Redis", "Redis"), translated_errors():
+            runtime.gate.check_version()
+        runtime.check(redis=False)
         _answer_doctor()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, moment, span
 from taskbridge.gate import RunnerStatus, State
-from taskbridge.gate.inspector import CircuitStatus, Hold, Place
+from taskbridge.gate.inspector import CircuitStatus, Hold, Place, UsedUp
 from taskbridge.observing.shapes import Cause
 from taskbridge.observing.troubles import nobody_looks
 from taskbridge.process.heartbeat import BEATS
 from taskbridge.store import Pause
 
-__all__ = ["Seen", "is_alive", "text_of_state", "why"]
+if TYPE_CHECKING:
+    from taskbridge.declaring.pipeline import Pipeline
+    from taskbridge.gate.inspector import Inspector
+
+__all__ = ["Seen", "is_alive", "text_of_state", "used_up", "why"]
 
 UNTOLD: Final = "its last run ended before it could store why; the log of a worker says more"
 ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in order of arrival"
@@ -39,6 +43,8 @@ class Seen(NamedTuple):
     ttl_ms: int
     tail_interval: float
     most_runs: int
+    used_up: Sequence[UsedUp] = ()
+    """The rate limits that are used up, where one holds it."""
 
     @property
     def nobody_looks(self) -> bool:
@@ -105,6 +111,17 @@ def text_of_state(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: boo
     if runner.hold is None or (runner.hold in _UNTIL_A_TIME and _late_ms(runner, now_ms) > LATE_MS):
         return str(runner.state)
     return str(_HELD[runner.hold])
+
+
+def used_up(
+    inspector: Inspector, pipeline: Pipeline, runners: Mapping[str, RunnerStatus]
+) -> dict[str, Sequence[UsedUp]]:
+    """Return which limits are used up, of those tenants that a rate limit holds."""
+    held = [tenant for tenant, runner in runners.items() if runner.hold is Hold.RATE]
+    if not held or not pipeline.is_limited:
+        return {}
+    found = inspector.used_up(pipeline.name, held, pipeline.rate_limit, pipeline.tenant_rate_limit)
+    return dict(zip(held, found, strict=True))
 
 
 def why(seen: Seen) -> tuple[Cause, str]:
@@ -192,7 +209,7 @@ def _held(seen: Seen) -> tuple[Cause, str]:
         turn = "" if place.for_turn is None else f": it is number {place.for_turn:,} of {place.turns:,}"
         return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
     if runner.hold is Hold.RATE:
-        return Cause.RATE, f"its rate limit is used up; it may go on {seen.due}"
+        return Cause.RATE, f"{_limit(seen)} is used up; it may go on {seen.due}"
     if circuit.open and (place.in_wait_queue is not None or runner.hold is Hold.WAIT_QUEUE):
         since = span(moment(circuit.opened_at_ms))
         probe = ahead(((circuit.until_ms or 0) - seen.now_ms) / 1000)
@@ -223,6 +240,22 @@ def _held(seen: Seen) -> tuple[Cause, str]:
     if runner.hold is Hold.ASKED:
         return Cause.ASKED_TO_WAIT, f"its handler asked to wait (RetryAfter); next try {seen.due}"
     return Cause.BACK_OFF, f"{UNTOLD}; next try {seen.due}"
+
+
+def _limit(seen: Seen) -> str:
+    """Name the limit that the tenant waits for, as far as that is known.
+
+    Its own limits are charged by its own runs alone, so one that it waits for ends with its wait. Other tenants have
+    charged the pipeline's ones since.
+    """
+    due_ms = seen.runner.deadline_ms or 0
+    own = [one for one in seen.used_up if one.is_own and one.until_ms > due_ms - LATE_MS]
+    found = max(own or seen.used_up, key=lambda one: one.until_ms, default=None)
+    if found is None:
+        return "its rate limit"
+    count, period = found.limit.rate.split("/")
+    size = f"{counted(int(count.split()[0]), 'call' if found.limit.of_calls else 'record')}/{period}"
+    return f"its own rate limit of {size}" if found.is_own else f"the rate limit of {seen.pipeline}, {size},"
 
 
 def _late(seen: Seen) -> tuple[Cause, str]:

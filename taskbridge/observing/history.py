@@ -279,8 +279,8 @@ def _noisy_now(reach: Reach, pipelines: Sequence[str], by: By, limit: int) -> No
         for row in tenants.counts(name, names, 1):
             counts = (row["events"], row["runs"], row["records"], row["failures"])
             found.append(Noisy(name, row["tenant"], *counts, run_ms=0))
-    keys = {"events": "events", "records": "records", "failures": "failures", "run time": "runs"}
-    found.sort(key=lambda one: (-getattr(one, keys[by]), one.pipeline, one.tenant))
+    figure, others = "runs" if by == "run time" else by, ("events", "runs", "records", "failures")
+    found.sort(key=lambda one: (*(-getattr(one, name) for name in (figure, *others)), one.pipeline, one.tenant))
     return NoisyTenants(
         found[:limit],
         f"{NO_HISTORY}; counts are those since the first run of tenants that have a runner or fail, failures are those "

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import redis
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -261,8 +262,10 @@ class Metrics(Collector):
     def _look(self) -> Found:
         runtime, ticker, self.problems = self._runtime, self._ticker, []
         names, interval = runtime.pipelines.names(), runtime.settings.tail_interval
-        redis = self._ask(self._redis, lambda: _surveys(runtime, names))
-        surveys, messages = redis or (None, None)
+        of_redis = self._ask(self._redis, lambda: _surveys(runtime, names))
+        surveys, messages, refused = of_redis or (None, None, ())
+        for sentence in refused:
+            self._note(sentence)
         sources = {name: runtime.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
         standing = self._ask(
@@ -283,6 +286,7 @@ class Metrics(Collector):
                 found[_BACKLOGS] = {
                     name: _known(one, is_looked_for=not nobody_looks(found[_AGES][name].tail, interval))
                     for name, one in backlogs.items()
+                    if name in surveys
                 }
         if ticker is not None:
             found[_TICKER] = {name: _OfTicker(ticker.lateness[name], ticker.orphaned[name]) for name in names}
@@ -294,16 +298,48 @@ class Metrics(Collector):
                 return server.ask(question)
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
-            self.problems.append(sentence)
-            if self._ticker is not None:
-                log.warning("metrics: %s", sentence)
+            self._note(sentence)
             return None
 
+    def _note(self, sentence: str) -> None:
+        self.problems.append(sentence)
+        if self._ticker is not None:
+            log.warning("metrics: %s", sentence)
 
-def _surveys(runtime: LightRuntime, names: Sequence[str]) -> tuple[dict[str, Survey], dict[str, Queued]]:
-    surveys = runtime.gate.survey(names, MOST_TENANTS)
+
+def _surveys(runtime: LightRuntime, names: Sequence[str]) -> tuple[dict[str, Survey], dict[str, Queued], Sequence[str]]:
+    """Return what Redis has of each pipeline, and a sentence for each part that it refuses."""
+    surveys, refused = _of_each(names, "what Redis has", lambda some: runtime.gate.survey(some, MOST_TENANTS))
+    if names and not surveys:
+        raise Unavailable(refused[0])
     most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
-    return surveys, runtime.gate.longest_queued({name: one.tenants[:most] for name, one in surveys.items()})
+    messages, more = _of_each(
+        [*surveys],
+        "the oldest message",
+        lambda some: runtime.gate.longest_queued({name: surveys[name].tenants[:most] for name in some}),
+    )
+    return surveys, messages, refused + more
+
+
+def _of_each(
+    names: Sequence[str], what: str, look: Callable[[Sequence[str]], dict[str, T]]
+) -> tuple[dict[str, T], list[str]]:
+    """Return what a look finds of each pipeline, and a sentence for each of which Redis refuses it.
+
+    It does where somebody else has written to a key of ours, or where the user of Redis may not read one.
+    """
+    try:
+        return look(names), []
+    except redis.ResponseError:
+        found, refused = dict[str, T](), list[str]()
+    for name in names:
+        try:
+            found |= look([name])
+        except redis.ResponseError as error:
+            refused.append(
+                f"{what} of {name} is missing: Redis refuses a command, look at the key that it names: {error}"
+            )
+    return found, refused
 
 
 class _Sums:

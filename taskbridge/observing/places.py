@@ -224,7 +224,10 @@ def _written(row: dict[str, Any]) -> Iterator[Step]:
 def _event(
     reach: Reach, pipeline: str, tenant: str, row: dict[str, Any], runs: Sequence[tuple[RunRow, bool]]
 ) -> Iterator[Step]:
-    """Say what its event did: it began a burst, or a runner that was there took it in."""
+    """Say what its event did: it began a burst, or a runner that was there took it in.
+
+    When the event came is stored nowhere. So the sentence is about what has the step's time: the run, or the record.
+    """
     if not runs or row["skipped"]:
         return
     near = runs[0][0]
@@ -233,10 +236,12 @@ def _event(
         return
     run, at = run_row(first), row["changed_at"]
     if run.began_at >= at:
-        how = {"record": "found without an event; it", "retry": "it"}.get(run.reason, "its event")
-        yield Step(run.began_at, "started", f"{how} started run {run.token}", run.token)
+        how = {"record": ": the record was found without an event", "retry": ""}
+        why = how.get(run.reason, ", which its event had started")
+        yield Step(run.began_at, "started", f"run {run.token} began{why}", run.token)
     else:
-        yield Step(at, "absorbed", f"absorbed by the runner that began with run {run.token}", run.token)
+        said = f"written while there was a runner, which began with run {run.token} and absorbed its event"
+        yield Step(at, "absorbed", said, run.token)
 
 
 def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Colour = Literal["green", "yellow", "red"]
-By = Literal["events", "records", "run time", "failures"]
+By = Literal["events", "runs", "records", "failures", "run time"]
 """What tenants are noisy by."""
 Sort = Literal["name", "runs", "events", "records", "failures", "oldest"]
 """What tenants are sorted by: by name from the first, else those with the most first."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from taskbridge.common.times import moment
 from taskbridge.gate import RunnerStatus, State
-from taskbridge.observing.causes import Seen, text_of_state, why
+from taskbridge.observing.causes import Seen, text_of_state, used_up, why
 from taskbridge.observing.history import tenant_runs
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import Holder, PauseRow, QuarantineRow, TenantAnswer
@@ -39,6 +39,7 @@ def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
         reach.ttl_ms,
         reach.settings.tail_interval,
         declared.max_runs,
+        used_up(reach.inspector, declared, {name: runner}).get(name, ()),
     )
     cause, sentence = why(seen)
     found, _ = Quarantine(reach.database, declared.source, seconds=LOOK_SECONDS).find(

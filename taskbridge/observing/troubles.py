@@ -42,6 +42,8 @@ NO_WORKER_SECONDS: Final = 15.0
 OVERDUE_SECONDS: Final = 2.0
 OVERDUE_GRAVE: Final = 30.0
 """Workers act on a deadline within a fraction of a second, unless they are busy."""
+REPLACED_SECONDS: Final = 3_600.0
+"""A run that was replaced is told of for so long: nothing else tells of the one frozen process of a worker."""
 MOST_NAMED: Final = 3
 """So many pipelines are named in one sentence."""
 
@@ -210,6 +212,13 @@ def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: Pause
             f"records wait, the oldest for {backlog.oldest_seconds / 60:,.0f} min, of {backlog.oldest_tenant!r}",
             f"{shlex.join(('taskbridge', 'why', backlog.oldest_tenant or '', '--pipeline', name))} says why",
             tenant=backlog.oldest_tenant,
+        )
+    if survey.replaced_ms is not None and (replaced := survey.replaced_ms / 1000) <= REPLACED_SECONDS:
+        on = f" on the worker {survey.replaced_on}" if survey.replaced_on else ""
+        yield Trouble(
+            f"a run{on} gave no heartbeat and was replaced {replaced / 60:,.0f} min ago: its process died or is frozen",
+            "see whether all processes of that worker are at work, and restart it if one is not",
+            seconds=replaced,
         )
     if backlog.failing:
         fail = f"{_up_to(backlog.failing, 'tenant', 'fails', 'fail')}, such as {backlog.fails!r}"

@@ -17,7 +17,7 @@ from taskbridge.common.texts import one_line
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE
 
-__all__ = ["note_place", "translated_errors"]
+__all__ = ["note_place", "place_of", "translated_errors"]
 
 _places: Final = {server: set[str]() for server in ("Postgres", "Redis", "broker")}
 """Where this process connects to."""
@@ -82,7 +82,8 @@ def _at(text: str, place: str) -> str:
     return f"{what} ({place}){colon}{remedy}" if place else text
 
 
-def _only(server: str) -> str:
+def place_of(server: str) -> str:
+    """Return where "Postgres", "Redis" or "broker" is, as it was noted; "" where that is not known, or are several."""
     return next(iter(_places[server])) if len(_places[server]) == 1 else ""
 
 
@@ -90,11 +91,11 @@ def _place_of_redis(error: redis.RedisError) -> str:
     if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
         return ""
     told = re.search(r"connecting to ([^\s:]+:\d+)\.", str(error))
-    return told[1] if told else _only("Redis")
+    return told[1] if told else place_of("Redis")
 
 
 def _place_of_postgres(error: psycopg.Error) -> str:
-    known = _only("Postgres")
+    known = place_of("Postgres")
     if known or error.pgconn is None:
         return known
     try:
@@ -162,7 +163,7 @@ def _broker_text(error: BaseException) -> str:
         said = f"{type(error).__name__}, {one_line(str(error))}".replace(": ", ", ")
         return f"kombu refuses a message ({said}): let both sides use the same serializer, such as json"
     away = "the broker cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)"
-    return _at(away, _only("broker"))
+    return _at(away, place_of("broker"))
 
 
 # Parts of libpq's texts in English. A text in another language gets the last sentence of `_postgres_text`.

@@ -12,6 +12,7 @@ from celery import Celery
 
 from taskbridge.integration.installation import fit, renew
 from taskbridge.process.runtime import Runtime, afresh, runtime_of
+from taskbridge.process.translation import translated_errors
 from taskbridge.testing.clock import inject_clock
 
 __all__ = ["own_deployment"]
@@ -23,15 +24,19 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
 
     The gate's clock stands still, and only runs move it. At the end all keys in Redis that name the prefix are deleted,
     whichever app made them, and the app has its routes back.
+
+    Raises:
+        Unavailable: a server does not answer.
     """
     prefix = f"test-{secrets.token_hex(6)}"
     routes = app.conf.task_routes
     try:
         with mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}), afresh():
-            runtime = runtime_of(app)
-            renew(app)
-            fit(app)
-            inject_clock(runtime)
+            with translated_errors():
+                runtime = runtime_of(app)
+                renew(app)
+                fit(app)
+                inject_clock(runtime)
             try:
                 yield runtime
             finally:

@@ -28,6 +28,7 @@ from tests.store.adopting import ORDERS, Reader, rows, run
 from tests.waiting import wait_until
 
 ADOPT = ("adopt", "orders", "--tenant", "customer", "--key", "id")
+READS = 'A pipeline called orders reads them; one of another name is declared with source="orders".\n'
 
 
 def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, engine: Engine) -> None:
@@ -187,7 +188,7 @@ def test_who_chose_that_old_rows_get_no_record_is_not_reminded_until_changes_may
 ) -> None:
     run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
     first = taskbridge(*ADOPT, "--from-now-on")
-    assert (first.status, first.stderr) == (0, "")
+    assert (first.status, first.stderr) == (0, READS)
     assert REMINDED not in taskbridge("doctor").stdout + taskbridge("status").stdout
     # another adoption while it is one changes nothing
     taskbridge(*ADOPT, "--columns", "total")
@@ -219,7 +220,7 @@ def test_what_is_not_said_again_stays_as_the_table_was_adopted(taskbridge: Progr
 
 def test_a_table_that_was_empty_needs_no_backfill(taskbridge: Program, engine: Engine) -> None:
     run(engine, ORDERS)
-    assert taskbridge(*ADOPT).stderr == ""
+    assert taskbridge(*ADOPT).stderr == READS
     run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
     assert "backfills_due" not in taskbridge("status", "--json").json
     assert Reader(engine).seen() == {"acme": ["1"]}

@@ -135,3 +135,30 @@ def test_a_server_that_is_away_costs_its_metrics_and_the_status(
     }
     assert f"taskbridge_{lost}" not in found
     assert f"taskbridge_{kept}" in found
+
+
+def test_a_key_of_another_type_takes_only_its_own_part_away(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    declared = declare(taskbridge)
+    assert taskbridge("notify", "acme").status == 0
+    gate_redis.delete(keys.runner("invoices", "acme"))
+    gate_redis.set(keys.runner("invoices", "acme"), "somebody else's")
+
+    ended = taskbridge("metrics", **declared)
+    assert ended.status == 1
+    assert ended.stderr.startswith("taskbridge: the oldest message of invoices is missing: Redis refuses a command")
+    assert keys.runner("invoices", "acme") in ended.stderr
+    of_invoices, of_alerts = samples(ended.stdout), samples(ended.stdout, "alerts")
+    oldest = "taskbridge_oldest_message_seconds"
+    assert (oldest in of_invoices, oldest in of_alerts) == (False, True)
+    assert (of_invoices["taskbridge_runners"], of_invoices["taskbridge_up redis"]) == (1, 1)
+
+    gate_redis.delete(keys.runner("invoices", "acme"))
+    gate_redis.set(keys.circuit("invoices"), "somebody else's")
+    ended = taskbridge("metrics", **declared)
+    assert ended.stderr.startswith("taskbridge: what Redis has of invoices is missing: ")
+    assert "taskbridge_runners" not in samples(ended.stdout)
+    assert "taskbridge_pending_records" not in samples(ended.stdout), "nobody knows whose to count"
+    assert samples(ended.stdout, "alerts")["taskbridge_runners"] == 0
+    assert "taskbridge_runs_total" in samples(ended.stdout)

@@ -40,6 +40,13 @@ def test_a_record_is_found_by_its_key_alone(taskbridge: Program, engine: Engine)
     )
     told = "its tenant failed 3 times in a row, last: no answer; `taskbridge why acme` says when it is taken"
     assert told in taskbridge("where", "7").stdout
+    run(engine, "DELETE FROM taskbridge.quarantine")
+    told_of_each = taskbridge("where", "7", "--source", "invoices").stdout.splitlines()
+    (at,) = (at for at, line in enumerate(told_of_each) if line.endswith("pending in gone"))
+    not_here = "this process does not declare gone, so no steps are told: name the module that declares it in"
+    assert told_of_each[at + 1].startswith(f"  {not_here} TASKBRIDGE_PIPELINES"), "`why` cannot tell either"
+    notes = {one["pipeline"]: one["note"] for one in taskbridge("where", "7", "--json").json["records"]}
+    assert (notes["gone"][: len(not_here)], not_here in str(notes["invoices"])) == (not_here, False)
     missing = taskbridge("where", "8")
     assert (missing.status, "no record has the key '8'" in missing.stderr) == (1, True)
 

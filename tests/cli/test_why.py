@@ -133,9 +133,10 @@ def test_top_orders_tenants_by_what_was_asked_for(taskbridge: Program, engine: E
         ["bolt", "invoices", "3", "3", "3", "3", "0.8", "s"],
     ]
     assert lines[-1] == "from 6 runs of the last 24 hours"
-    found = taskbridge("top", "--by", "failures", "--pipeline", "invoices", "--json").json
+    found = taskbridge("top", "--sort", "failures", "--pipeline", "invoices", "--json").json
     assert [one["tenant"] for one in found["tenants"]] == ["bolt"]
     assert taskbridge("top", "--by", "run-time", "--limit", "1", "--json").json["by"] == "run time"
+    assert [one["tenant"] for one in taskbridge("top", "--sort", "runs", "--json").json["tenants"]] == ["acme", "bolt"]
     assert taskbridge("top", "--pipeline", "typo").status == 2
 
 
@@ -156,6 +157,10 @@ def test_only_those_that_fail_are_shown_if_asked_for(taskbridge: Program, engine
     assert "more tenants: taskbridge status --failing --after 't3'" in page.stdout
     after = taskbridge("status", "--failing", "--after", "t3", "--json").json["pipelines"]["invoices"]
     assert [*after["tenants"]] == ["t5"]
+    header, first, *_ = taskbridge("status", "--sort", "runs").stdout.splitlines()
+    assert (header.rsplit("  ", 1)[1], first.split()[0], first.split()[-1]) == ("runs in all", "t6", "6")
+    header, first, *_ = taskbridge("status", "--sort", "failures").stdout.splitlines()
+    assert (header.rsplit("  ", 1)[1], first.split()[0], first.split()[-1]) == ("failures in a row", "t1", "1")
     by_runs = taskbridge("status", "--failing", "--sort", "runs", "--json").json["pipelines"]["invoices"]
     assert [*by_runs["tenants"]] == ["t5", "t3", "t1"]
     every = taskbridge("status", "--sort", "runs", "--limit", "1", "--json").json["pipelines"]["invoices"]

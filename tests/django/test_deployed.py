@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.django.testing import deployed
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import adopt, adoption, know, record
@@ -43,6 +43,12 @@ def test_a_database_that_is_none_of_a_test_is_not_emptied(here: Deployment, monk
         deployed(here.app).__enter__()
     with here.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 1
+
+
+def test_a_server_that_is_away_is_named_in_one_sentence(here: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", "redis://127.0.0.1:1/0")
+    with pytest.raises(Unavailable, match=r"^Redis cannot be reached \(127\.0\.0\.1:1\): start it, or correct"):
+        deployed(here.app).__enter__()
 
 
 def test_all_tables_are_emptied_but_those_that_say_what_the_database_is(here: Deployment) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -84,6 +85,27 @@ def test_a_worker_that_could_not_work_says_so_and_ends(
     deployment: Deployment, environment: dict[str, str], text: str
 ) -> None:
     assert_refused(deployment, environment, text)
+
+
+def test_a_worker_that_waits_for_a_silent_server_says_so_meanwhile(deployment: Deployment) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with subprocess.Popen(
+            worker_command("-P", "solo"),
+            env=deployment.environment(TASKBRIDGE_REDIS_URL=f"redis://127.0.0.1:{port}/0"),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as worker:
+            try:
+                assert worker.stderr is not None
+                said = [*islice((line for line in worker.stderr if line.startswith("taskbridge: ")), 2)]
+                assert worker.poll() is None, "it waits on"
+            finally:
+                worker.kill()
+    waits = "has not answered for 3 s, and this worker waits on for a while\n"
+    assert said == [f"taskbridge: {server} (127.0.0.1:{port}) {waits}" for server in ("the broker", "Redis")]
 
 
 def test_a_worker_refuses_a_schema_that_it_does_not_know(deployment: Deployment) -> None:

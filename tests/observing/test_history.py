@@ -169,6 +169,24 @@ def test_the_noisy_come_first_also_where_there_are_too_many_runs_to_count(
     assert 0.7 < drawn.tenants[0].events / 600_300 < 1.3, drawn
 
 
+def test_of_equally_noisy_tenants_those_come_first_that_have_more_of_the_rest(
+    deployment: Deployment, answers: Answers
+) -> None:
+    fill(deployment.engine)
+    assert [one.tenant for one in answers.noisy("orders", by="runs").tenants] == ["zinc", "bolt"]
+    run(deployment.engine, "UPDATE taskbridge.runs SET events = 1, records = records + (tenant = 'zinc')::int")
+    assert [one.tenant for one in answers.noisy("orders").tenants] == ["zinc", "bolt"]
+    run(deployment.engine, "TRUNCATE taskbridge.runs, taskbridge.run_minutes")
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, events, records, failures) "
+        "VALUES ('orders', 'bolt', 1, 1, 1), ('orders', 'zinc', 1, 2, 1)",
+    )
+    now = answers.noisy("orders")
+    assert "no run history" in now.basis
+    assert [one.tenant for one in now.tenants] == ["zinc", "bolt"]
+
+
 def test_rates_are_those_of_the_last_seconds(deployment: Deployment, answers: Answers) -> None:
     run(
         deployment.engine,

@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge import LatencyNeutral
-from taskbridge.gate import Gate
+from taskbridge.common.run_key import RunKey
+from taskbridge.gate import Answer, Gate
 from taskbridge.observing.answers import Answers
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import Tenants, record
@@ -126,6 +127,26 @@ def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
     waits_for_long(deployment, "late")
     (found,) = answers.health().findings
     assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
+
+
+def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
+    deployment: Deployment, answers: Answers
+) -> None:
+    run(deployment.engine, LOOKED)
+    gate, keys = deployment.gate, runtime_of(deployment.app).keys
+    gate.notify("orders", "acme", LatencyNeutral().spacing)
+    (runner,) = gate.look("orders", ["acme"])
+    assert runner.token is not None
+    gate.begin_many([(RunKey("orders", "acme", runner.token), 0)], "celery@two")
+    assert answers.health().colour == "green"
+    deployment.redis.zadd(keys.due("orders"), {"acme": 0})
+    assert gate.expire("orders", ["acme"]) == [Answer.REISSUED]
+
+    health = answers.health()
+    told = "a run on the worker celery@two gave no heartbeat and was replaced 0 min ago: its process died or is frozen"
+    assert (health.colour, [one.sentence for one in health.findings]) == ("yellow", [f"orders: {told}"])
+    deployment.redis.hincrby(keys.counts("orders"), "replaced_at", -3_601_000)
+    assert answers.health().colour == "green"
 
 
 def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answers) -> None:

@@ -57,7 +57,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
         assert in_order(handled) == ["received", "recorded", "started", "read", "handled"]
         first, read = handled.steps[2], handled.steps[3]
         assert first.token == read.token is not None
-        assert first.sentence == f"found without an event; it started run {first.token}"
+        assert first.sentence == f"run {first.token} began: the record was found without an event"
         assert read.sentence == f"read by run {read.token} on the worker worker-0@test"
         assert handled.steps[0].sentence == "received as the webhook 'whk-1'"
         assert handled.note is None
@@ -81,6 +81,11 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
         absorbed = told(answers, "acme", "3", "handled")
         assert in_order(absorbed) == ["recorded", "absorbed", "read", "handled"]
         assert absorbed.steps[1].token != absorbed.steps[2].token
+        assert absorbed.steps[1].at == absorbed.steps[0].at
+        assert absorbed.steps[1].sentence.startswith("written while there was a runner, which began with run ")
+        begun = told(answers, "acme", "2", "handled").steps[1]
+        assert begun.sentence == f"run {begun.token} began, which its event had started"
+        assert begun.at in {one.began_at for one in answers.runs("orders", "acme")}
 
         # One that the run which is on reads in its next sweep, while its budget lasts.
         record(deployment.engine, "orders", "evie", "1", {"seconds": 0.5})

@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 MODULE: Final = "tests.pipelines_of_states"
+LIMITED: Final = r"^the rate limit of calls, 1 record/m, is used up; it may go on in \d"
 
 
 def notify(deployment: Deployment, pipeline: str, tenant: str) -> None:
@@ -101,7 +102,7 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, answers: Answers) 
         record(deployment.engine, "orders", "both", "1", {"do": "wait"})
         said(until(answers, "orders", "both", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
         said(until(answers, "orders", "asked", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
-        said(until(answers, "calls", "limited", Cause.RATE), r"^its rate limit is used up; it may go on in \d")
+        said(until(answers, "calls", "limited", Cause.RATE), LIMITED)
         for tenant in ("one", "two", "three"):
             record(deployment.engine, "broken", tenant, "2", {"do": "down"})
         broken = until(answers, "broken", "one", Cause.CIRCUIT, 30)

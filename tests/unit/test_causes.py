@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from taskbridge.declaring.policy import RateLimit
 from taskbridge.gate import Hold, RunnerStatus, State
-from taskbridge.gate.inspector import CircuitStatus, Place
+from taskbridge.gate.inspector import CircuitStatus, Place, UsedUp
 from taskbridge.observing.causes import Seen, text_of_state, why
 from taskbridge.observing.shapes import Cause
 from taskbridge.store import Pause
@@ -20,6 +21,8 @@ TTL_MS: Final = 6_000
 TOKEN: Final = f"{NOW_MS - 5_000}000-abcdef"
 CLOSED: Final = CircuitStatus(False, None, 0, 0, None, None, 0)
 OPEN: Final = CircuitStatus(True, NOW_MS + 4_000, 2, 1, NOW_MS - 60_000, None, 2)
+WHOLE_LATER: Final = UsedUp(RateLimit("10 calls/s"), False, NOW_MS + 9_000)
+OWN_NOW: Final = UsedUp(RateLimit("60/m"), True, NOW_MS + 2_990)
 NOWHERE: Final = Place(None, 0, None, 0)
 COUNTS: Final[dict[str, Any]] = {
     "known": True,
@@ -153,6 +156,16 @@ CASES: Final[dict[str, tuple[Seen, Cause, str]]] = {
         seen(waiting(Hold.RATE)),
         Cause.RATE,
         "its rate limit is used up; it may go on in 3s",
+    ),
+    "its own rate limit, though others have charged that of the pipeline since": (
+        seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW]),
+        Cause.RATE,
+        "its own rate limit of 60 records/m is used up; it may go on in 3s",
+    ),
+    "the rate limit of its pipeline, where its own ends before": (
+        seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW._replace(until_ms=NOW_MS + 500)]),
+        Cause.RATE,
+        "the rate limit of orders, 10 calls/s, is used up; it may go on in 3s",
     ),
     "its rate limit is over, and no worker acts on it": (
         seen(waiting(Hold.RATE, -2_000)),
