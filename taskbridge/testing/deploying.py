@@ -21,13 +21,18 @@ __all__ = ["own_deployment"]
 def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
     """Let this process work with these variables, and under a key prefix of its own, while the block lasts.
 
-    The gate's clock stands still, and only runs move it. At the end all keys in Redis that name the prefix are deleted,
+    The gate's clock stands still, and only runs move it. With Celery's `task_always_eager` too, runs wait for the test.
+    At the end all keys in Redis that name the prefix are deleted,
     whichever app made them, and the app has its routes back.
     """
     prefix = f"test-{secrets.token_hex(6)}"
     routes = app.conf.task_routes
     try:
-        with mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}), afresh():
+        with (
+            mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}),
+            mock.patch.object(Runtime, "drained", True),
+            afresh(),
+        ):
             runtime = runtime_of(app)
             renew(app)
             fit(app)
