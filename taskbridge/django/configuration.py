@@ -63,7 +63,7 @@ def note_names() -> None:
 
 def is_of_a_test(alias: str) -> bool:
     """Whether a test has given the database another name than the project's."""
-    return NAMES.get(alias) != connections[alias].settings_dict["NAME"]
+    return bool(NAMES.get(alias) != connections[alias].settings_dict["NAME"])
 
 
 def check_one_database(configured: Settings) -> None:
