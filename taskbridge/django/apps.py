@@ -18,16 +18,17 @@ class TaskBridge(AppConfig):
     def ready(self) -> None:
         """Let TaskBridge know Django's settings, and let Django's ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
-        from taskbridge.django import borrowing, checks, configuration, migrating  # noqa: PLC0415
+        from taskbridge.django import borrowing, checks, configuration, following, migrating  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED  # noqa: PLC0415
         from taskbridge.process.runtime import reread  # noqa: PLC0415
         from taskbridge.running.around import AROUND  # noqa: PLC0415
 
         if configuration.variables not in settings.GIVEN:
-            settings.GIVEN.append(configuration.variables)
-            configuration.note_names()
             # The program `celery` configures the app, and so needs the names of queues, before it loads the project.
             reread()
+            settings.GIVEN.append(configuration.variables)
+            configuration.note_names()
+            following.follow()
             AROUND.append(borrowing.borrowing)
             ALSO_CHECKED.append(configuration.check_one_database)
             checks.connect_checks()

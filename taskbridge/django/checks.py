@@ -12,7 +12,14 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.django.borrowing import OTHER_ISOLATION, REMEDY
-from taskbridge.django.configuration import ALIAS, alias_of_handlers, check_one_database, has_other_isolation, url_of
+from taskbridge.django.configuration import (
+    ALIAS,
+    alias_of_handlers,
+    check_one_database,
+    has_other_isolation,
+    is_of_a_test,
+    url_of,
+)
 from taskbridge.django.migrations import unadopted
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
@@ -118,6 +125,9 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
     found = store.check_adoptions(engine)
     for source, wrong in found.items():
         for fault in wrong:
+            if fault.is_recorded and is_of_a_test(alias):
+                # Rows from before, which migrations have made: they need no backfill, and the next test run has none.
+                continue
             yield Warning(
                 f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"
             )

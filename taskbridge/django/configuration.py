@@ -26,6 +26,7 @@ __all__ = [
     "alias_of_handlers",
     "check_one_database",
     "has_other_isolation",
+    "is_of_a_test",
     "note_names",
     "url_of",
     "variables",
@@ -58,6 +59,11 @@ def has_other_isolation(wrapper: Any) -> bool:
 def note_names() -> None:
     """Note what the databases are called."""
     NAMES.update({alias: connections[alias].settings_dict["NAME"] for alias in connections})
+
+
+def is_of_a_test(alias: str) -> bool:
+    """Whether a test has given the database another name than the project's."""
+    return bool(NAMES.get(alias) != connections[alias].settings_dict["NAME"])
 
 
 def check_one_database(configured: Settings) -> None:

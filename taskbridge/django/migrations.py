@@ -61,6 +61,7 @@ class AdoptTable(Operation):
         tenant: the field or column whose value is the tenant.
         key: the field or column, or several, of the record's key.
         columns: only changes of these, of the tenant and of the key count; none: all do.
+        from_now_on: rows that are there stay without records, and nobody is reminded of a backfill.
 
     Raises:
         TypeError: neither `model` nor `table` is given, or both are.
@@ -80,6 +81,7 @@ class AdoptTable(Operation):
         model: str | None = None,
         table: str | None = None,
         columns: Sequence[str] = (),
+        from_now_on: bool = False,
     ) -> None:
         if (model is None) == (table is None):
             raise TypeError("AdoptTable takes either a model or a table: give one of the two")
@@ -89,6 +91,7 @@ class AdoptTable(Operation):
         self.tenant: Final = tenant
         self.key: Final = (key,) if isinstance(key, str) else tuple(key)
         self.columns: Final = tuple(columns)
+        self.from_now_on: Final = from_now_on
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
         """Return the arguments, for a migration that Django writes."""
@@ -98,6 +101,8 @@ class AdoptTable(Operation):
                 named[name] = value
         if self.columns:
             named["columns"] = list(self.columns)
+        if self.from_now_on:
+            named["from_now_on"] = True
         return type(self).__qualname__, [self.source], named
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
@@ -113,8 +118,7 @@ class AdoptTable(Operation):
         """Make the table a source."""
         with self._connection(app_label, schema_editor) as connection:
             if connection is not None:
-                table, tenant, keys, watched = self._names(app_label, to_state)
-                store.adopt_within(connection, table, tenant, keys, source=self.source, watched=watched)
+                self._adopt(connection, app_label, to_state)
 
     def database_backwards(
         self,
@@ -162,14 +166,25 @@ class AdoptTable(Operation):
         with before._connection(app_label, schema_editor) as connection:
             assert connection is not None  # noqa: S101 - for the type: `database_backwards` has one
             try:
-                table, tenant, keys, watched = before._names(app_label, state)
-                store.adopt_within(connection, table, tenant, keys, source=self.source, watched=watched)
+                before._adopt(connection, app_label, state)
             except (InvalidInput, LookupError, FieldDoesNotExist) as error:
                 raise InvalidInput(
                     f"the earlier adoption cannot be made again ({error})",
                     "go back with `manage.py migrate --fake`, and adopt the table by hand with "
                     "`manage.py taskbridge adopt`",
                 ) from error
+
+    def _adopt(self, connection: Connection, app_label: str, state: ProjectState) -> None:
+        table, tenant, keys, watched = self._names(app_label, state)
+        store.adopt_within(
+            connection,
+            table,
+            tenant,
+            keys,
+            source=self.source,
+            watched=watched,
+            from_now_on=self.from_now_on,
+        )
 
     def describe(self) -> str:
         """Return what `manage.py migrate --plan` says."""

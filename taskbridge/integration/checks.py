@@ -14,6 +14,7 @@ from kombu.exceptions import ChannelError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import TaskBridgeError
+from taskbridge.integration.installation import installed_beside
 from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import (
@@ -249,11 +250,13 @@ def _workers(runtime: Runtime) -> Findings:
         )
         return
     if not answers:
+        own = installed_beside(runtime.app)
+        worker = f"`celery -A {own} worker`" if own else "`celery -A taskbridge worker`, or a worker of your own app"
         yield Finding(
             Level.PROBLEM,
             "workers",
             f"no worker answers within {ANSWER_SECONDS:g} s, so nothing is handled",
-            "start `celery -A taskbridge worker`, or `taskbridge up`",
+            f"start {worker}, or `taskbridge up`",
         )
         return
     for queue in runtime.keys.queues:

@@ -28,7 +28,7 @@ from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
 
-__all__ = ["check_pool", "fit", "install", "renew"]
+__all__ = ["check_pool", "fit", "install", "installed_beside", "renew"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 JSON: Final = frozenset({"json", "application/json"})
@@ -73,6 +73,20 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     if app.configured:  # type: ignore[attr-defined]
         fit(app)
     return bridge
+
+
+def installed_beside(app: Celery) -> str | None:
+    """Return where another app is that TaskBridge was installed on, as `celery -A` takes it; None: none is known."""
+    for other in list(_INSTALLED):
+        # Other modules may have imported it from its own, which has the shortest name as a rule.
+        found = [
+            name.removesuffix(".celery")
+            for name, module in list(sys.modules.items())
+            if other is not app and any(one is other for one in list(getattr(module, "__dict__", {}).values()))
+        ]
+        if found:
+            return min(found, key=len)
+    return None
 
 
 def _add_queues(app: Celery) -> None:

@@ -59,6 +59,9 @@ _SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 class Runtime(LightRuntime):
     """One process's connections and pipelines."""
 
+    drained: bool = False
+    """Whether a test does the runs itself, so that they wait for it also where Celery runs tasks inline."""
+
     def __init__(self, app: Celery, settings: Settings) -> None:
         super().__init__(settings)
         self.app = app
@@ -230,8 +233,8 @@ class Runtime(LightRuntime):
 
     @cached_property
     def eager(self) -> bool:
-        """Whether Celery runs tasks inline (`task_always_eager`), as it is at the first event."""
-        return bool(self.app.conf.task_always_eager)
+        """Whether Celery, and so an event, works inline (`task_always_eager`), as it is at the first event."""
+        return bool(self.app.conf.task_always_eager) and not self.drained
 
     def check(self, *, redis: bool = True) -> None:
         """Connect everything, so that a worker that could not work says so before it takes a message.
@@ -251,6 +254,9 @@ class Runtime(LightRuntime):
         options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
         if self.eager:
             self.app.tasks[task].apply_async(arguments, **options)
+            return
+        if self.drained and self.app.conf.task_always_eager:
+            # Celery would do the run at once. Whoever drains finds it without its message.
             return
         if time.monotonic() < self._broker_away_until:
             return
@@ -333,10 +339,16 @@ class Runtime(LightRuntime):
             with suppress(Exception):
                 producers.connections.force_close_all()
 
-    def close(self) -> None:
-        """Close the connections that were opened."""
+    def close_sessions(self) -> None:
+        """Close the sessions of Postgres that were opened; others are opened where they are needed."""
+        if "tails" in self.__dict__:
+            self.tails.close()
         if "engine" in self.__dict__:
             self.engine.dispose()
+
+    def close(self) -> None:
+        """Close the connections that were opened."""
+        self.close_sessions()
         for name in {"redis", "event_redis"} & self.__dict__.keys():
             self.__dict__[name].close()
         for name in {"event_threads", "asking_threads"} & self.__dict__.keys():
@@ -410,13 +422,20 @@ def afresh() -> Iterator[None]:
 
 
 def reread() -> None:
-    """Let apps that took their settings from the environment alone read them again, as when `GIVEN` has more now."""
+    """Let apps whose settings are those that `Settings.read` finds read them again when they are next used.
+
+    To be called before it finds others. No app keeps a session of Postgres: those with settings of their own open new
+    ones.
+    """
+    found = None
     with suppress(TaskBridgeError):
-        alone = Settings.read(os.environ)
-        for app, one in list(_RUNTIMES.items()):
-            if one.settings == alone:
-                one.close()
-                del _RUNTIMES[app]
+        found = Settings.read()
+    for app, one in list(_RUNTIMES.items()):
+        if one.settings == found:
+            one.close()
+            del _RUNTIMES[app]
+        else:
+            one.close_sessions()
 
 
 def keys_of(app: Celery) -> Keys:

@@ -261,11 +261,13 @@ def adopt_within(
     *,
     source: str,
     watched: Sequence[str] = (),
+    from_now_on: bool = False,
     timeout: float = TIMEOUT,
 ) -> None:
     """Make a table a source, as `adopt` does, in a transaction that the caller has begun; its settings stay.
 
-    Between two tries the transaction holds the locks that it had before, and none of ours.
+    Between two tries the transaction holds the locks that it had before, and none of ours. With `from_now_on` it is
+    kept too that rows from before are to get no backfill.
 
     Raises:
         InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can go on.
@@ -275,7 +277,8 @@ def adopt_within(
         found = _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=True)
     finally:
         looking.rollback()  # and with it the search path
-    _run(connection, adoption_statements(found), found.table.name, timeout)
+    kept = [from_now_on_statement(found)] if from_now_on else []
+    _run(connection, [*adoption_statements(found), *kept], found.table.name, timeout)
 
 
 def unadopt_within(connection: Connection, source: str, timeout: float = TIMEOUT) -> None:

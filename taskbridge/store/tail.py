@@ -216,6 +216,11 @@ class Tails:
         connection.execute(self._query("listen"))
         return connection
 
+    def close(self) -> None:
+        """Close the connection of `listen`, if there is one."""
+        if self._listening is not None:
+            self._listening.close()
+
     def _read(self, values: Mapping[str, Any], seconds: float) -> tuple[_Stands | None, list[tuple[Any, ...]]]:
         """Return where the round stands, and the rows of a page, both of one snapshot."""
 

@@ -22,8 +22,9 @@ __all__ = ["own_deployment"]
 def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
     """Let this process work with these variables, and under a key prefix of its own, while the block lasts.
 
-    The gate's clock stands still, and only runs move it. At the end all keys in Redis that name the prefix are deleted,
-    whichever app made them, and the app has its routes back.
+    The gate's clock stands still, and only runs move it. With Celery's `task_always_eager` too, runs wait for the test.
+    At the end all keys in Redis that name the prefix are deleted, whichever app made them, and the app has its routes
+    back.
 
     Raises:
         Unavailable: a server does not answer.
@@ -31,7 +32,11 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
     prefix = f"test-{secrets.token_hex(6)}"
     routes = app.conf.task_routes
     try:
-        with mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}), afresh():
+        with (
+            mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}),
+            mock.patch.object(Runtime, "drained", True),
+            afresh(),
+        ):
             with translated_errors():
                 runtime = runtime_of(app)
                 renew(app)

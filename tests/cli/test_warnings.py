@@ -73,6 +73,21 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
     assert record["reason"] == "why"
 
 
+@pytest.mark.parametrize(
+    ("pipelines", "worker"),
+    [
+        ("tests.pipelines", "`celery -A taskbridge worker`, or a worker of your own app"),
+        ("examples.host_app", "`celery -A examples.host_app worker`"),
+    ],
+)
+def test_doctor_names_a_worker_of_the_app_that_taskbridge_was_installed_on(
+    taskbridge: Program, pipelines: str, worker: str
+) -> None:
+    findings = taskbridge("doctor", "--json", TASKBRIDGE_PIPELINES=pipelines).json["findings"]
+    (found,) = [one for one in findings if one["check"] == "workers"]
+    assert found["remedy"] == f"start {worker}, or `taskbridge up`"
+
+
 def test_doctor_warns_of_an_open_circuit(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
     open_circuit(gate_redis, keys, "France", "Spain")
     ended = taskbridge("doctor", "--strict")

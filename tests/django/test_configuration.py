@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import psycopg
 import pytest
@@ -248,7 +247,7 @@ def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE taskbridge.taskbridge_schema")
     for command in (["doctor"], ["doctor", "--json"], ["prune", "--older-than", "1d"]):
-        with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+        with afresh(), pytest.raises(CommandError):
             call_command("taskbridge", *command)
         said = "".join(capfd.readouterr())
         assert "`manage.py " in said
@@ -264,7 +263,7 @@ def test_text_of_users_that_reads_as_a_command_stays_as_it_is(
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures) VALUES ('orders', 'taskbridge doctor', 1)"
         )
-    with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+    with afresh(), pytest.raises(CommandError):
         call_command("taskbridge", "doctor")
     said = capfd.readouterr().out
     assert "1 tenant fails, such as 'taskbridge doctor'" in said
@@ -320,7 +319,7 @@ def test_remedies_name_where_the_database_is_set(
     (found,) = run_checks(databases=["default"])
     assert found.id == "taskbridge.E003"
     assert said.format("DATABASES['default']") in str(found.hint)
-    with mock.patch.dict(os.environ), afresh(), pytest.raises(CommandError):
+    with afresh(), pytest.raises(CommandError):
         call_command("taskbridge", "prune", "--older-than", "1d")
     assert said.format("DATABASES['default']") in capfd.readouterr().err
     url = url_of("default")

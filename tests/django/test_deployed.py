@@ -101,6 +101,26 @@ def test_nothing_is_left_of_a_test_whether_or_not_it_fails(fails: bool, here: De
     wait_until(lambda: sessions(here.engine) <= open_before, "no session is left")
 
 
+def test_an_app_with_settings_of_its_own_keeps_no_session_where_a_test_s_database_is_dropped(here: Deployment) -> None:
+    runtime, open_before = runtime_of(here.app), sessions(here.engine)
+    runtime.tails.listen()
+    record(runtime.engine, "orders", "acme", "1", {})
+    assert len(sessions(here.engine) - open_before) == 2
+    connections["default"].creation.destroy_test_db(verbosity=0, keepdb=True)
+    wait_until(lambda: sessions(here.engine) <= open_before, "no session is left")
+    assert runtime_of(here.app) is runtime
+
+
+def test_runs_wait_for_the_test_also_where_celery_runs_tasks_inline(here: Deployment) -> None:
+    here.app.conf.task_always_eager = True
+    with deployed(here.app) as one:
+        record(runtime_of(here.app).engine, "orders", "acme", "1", {})
+        here.notify_event.delay("acme", pipeline="orders")
+        assert one.notified("orders") == {"acme": 1}
+        record(runtime_of(here.app).engine, "orders", "globex", "1", {})
+        assert one.run_all() == 2
+
+
 def test_after_the_block_nothing_is_asked_of_the_project_s_own_deployment(here: Deployment) -> None:
     with deployed(here.app) as one:
         here.notify_event.delay("globex", pipeline="orders")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import make_url
 
@@ -68,6 +69,106 @@ def test_the_shop_s_own_tests_pass_in_django_s_classes(taskbridge_servers: Serve
         said = manage(environment, "test", "--noinput")
     assert "Ran 9 tests" in said
     assert "OK" in said
+
+
+OF_A_PROJECT = {
+    "own.py": """
+import os
+from shop.settings import *
+INSTALLED_APPS = [*INSTALLED_APPS, "early"]
+CELERY_TASK_ALWAYS_EAGER = "EAGER" in os.environ
+TASKBRIDGE_TAIL_LISTENS = True
+""",
+    "early/__init__.py": "",
+    "early/migrations/__init__.py": "",
+    "early/migrations/0001_initial.py": """
+from django.core.management import call_command
+from django.db import migrations
+
+def use(*_):
+    from shop.celery import bridge
+    bridge.record("acme", "1", {}, source="early")
+    call_command("taskbridge", "status")
+
+class Migration(migrations.Migration):
+    dependencies = [("orders", "0002_adopt_orders")]
+    operations = [migrations.RunPython(use)]
+""",
+    "tried.py": """
+from celery.contrib.testing.worker import start_worker
+from django.core import checks
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import TransactionTestCase
+from orders import services
+from orders.models import Shipment
+from orders.tests import WithWarehouse
+from shop.celery import app, bridge
+from taskbridge.process.runtime import runtime_of
+
+# Who looks at the configuration needs TaskBridge's settings, before there is a test's database.
+app.conf.task_routes
+
+@checks.register
+def before_the_processes_are_forked(**_):
+    runtime_of(app)
+    return []
+
+class Record(TransactionTestCase):
+    def test_it_is_in_the_database_of_the_test(self):
+        bridge.record("acme", type(self).__name__, {}, source="lines")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT source, key FROM taskbridge.records ORDER BY source")
+            self.assertEqual(cursor.fetchall(), [("early", "1"), ("lines", type(self).__name__)])
+
+class RecordToo(Record):
+    pass
+
+class Doctor(TransactionTestCase):
+    def test_it_finds_no_worker(self):
+        with self.assertRaises(CommandError):
+            call_command("taskbridge", "doctor")
+
+class Placed(WithWarehouse, TransactionTestCase):
+    def test_inline(self):
+        services.place("acme", "bicycle", 2)
+        self.assertEqual(Shipment.objects.count(), 1)
+
+    def test_by_a_worker(self):
+        with start_worker(app, perform_ping_check=False):
+            services.place("acme", "bicycle", 2)
+            for _ in range(1000):
+                if Shipment.objects.count():
+                    break
+        self.assertEqual(Shipment.objects.count(), 1)
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        ["tried.Record", "tried.Doctor", "tried.Placed.test_by_a_worker"],
+        ["tried.Placed.test_inline"],
+        ["tried.Record", "tried.RecordToo", "--parallel", "2"],
+    ],
+    ids=["worker", "inline", "parallel"],
+)
+def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
+    what: list[str], deployment: Deployment, taskbridge_servers: Servers, taskbridge_template: str, tmp_path: Path
+) -> None:
+    for name, text in OF_A_PROJECT.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with fresh_database(taskbridge_servers, taskbridge_template) as url:
+        environment = variables(url, deployment.settings.redis_url or "")
+        environment["PYTHONPATH"] += f":{tmp_path}"
+        if "tried.Placed.test_inline" in what:
+            environment["EAGER"] = "1"
+        # An error of the teardown is its status too.
+        assert "OK" in manage(environment, "test", "--noinput", "--settings", "own", *what)
+        with psycopg.connect(url) as session:
+            assert session.execute("SELECT count(*) FROM taskbridge.records").fetchone() == (0,)
 
 
 @pytest.mark.slow

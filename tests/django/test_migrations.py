@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from django.db.migrations.writer import MigrationWriter
 from django.test.utils import override_settings
 from sqlalchemy import Engine
 
+from taskbridge.django.configuration import NAMES
 from taskbridge.django.migrations import AdoptTable
 from taskbridge.store import unadopt
 from tests.deployment import Deployment
@@ -55,6 +57,27 @@ def test_a_table_is_adopted_by_its_columns(deployment: Deployment) -> None:
     migrate(AdoptTable("orders", table="shop_order", tenant="number", key=["number", "id"]))
     order = Order.objects.create(number="acme")
     assert Reader(deployment.engine).seen() == {"acme": [f'["acme", "{order.pk}"]']}
+
+
+def reminders() -> list[str]:
+    with override_settings(TASKBRIDGE_REDIS_URL="redis://a"):
+        return [one.msg for one in run_checks(databases=["default"])]
+
+
+def test_of_rows_from_before_it_is_told_unless_the_migration_or_a_test_leaves_them_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Order.objects.create(number="before")
+    operation = partial(AdoptTable, "orders", model="Order", tenant="number", key="id")
+    migrate(operation())
+    # The database has the name that a test gave it.
+    assert reminders() == []
+    monkeypatch.setitem(NAMES, "default", connections["default"].settings_dict["NAME"])
+    (told,) = reminders()
+    assert "rows that were there before" in told
+    migrate(operation(), back=True)
+    migrate(operation(from_now_on=True))
+    assert reminders() == []
 
 
 def test_what_the_migration_does_after_it_takes_part_in_its_transaction(engine: Engine) -> None:
@@ -129,7 +152,7 @@ def test_another_database_than_that_of_the_records_is_left_alone(engine: Engine)
 
 
 def test_django_can_write_it_into_a_migration() -> None:
-    made = AdoptTable("orders", model="Order", tenant="customer", key="id", columns=["details"])
+    made = AdoptTable("orders", model="Order", tenant="customer", key="id", columns=["details"], from_now_on=True)
     migration = migration_of(made, migrations.AddField("order", "more", models.TextField(default="")))
     text = MigrationWriter(migration, include_header=False).as_string()
     assert "taskbridge.django.migrations.AdoptTable(" in text

@@ -11,6 +11,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from taskbridge.django.configuration import variables
+from taskbridge.settings import PREFIX
 
 __all__ = ["Command"]
 
@@ -40,12 +41,17 @@ class Command(BaseCommand):
         """
         from taskbridge.cli.main import cli  # noqa: PLC0415 - as above
 
+        before = set(os.environ)
         self._enter()
         try:
             cli.main(list(arguments), prog_name="taskbridge", standalone_mode=True)
         except SystemExit as ended:
             if ended.code:
                 raise CommandError(f"taskbridge {' '.join(arguments)} failed", returncode=int(ended.code)) from None
+        finally:
+            # The process goes on, in tests with another database, and the environment would win over Django's settings.
+            for name in [one for one in set(os.environ) - before if one.startswith(PREFIX)]:
+                del os.environ[name]
 
     def _enter(self) -> None:
         """Give the settings to processes that the program starts, as `up` does with workers; name commands as here."""
