@@ -15,10 +15,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from celery.utils.serialization import get_pickleable_exception
-
 from taskbridge.common.run_key import RunKey
-from taskbridge.common.texts import error_text
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Begun, Outcome
 from taskbridge.process.runtime import Runtime
@@ -79,9 +76,6 @@ def run_steps(
         # Celery logs the error with its notes, and says nothing of whose run it was.
         with suppress(Exception):  # an error may refuse to be written to
             ending.error.add_note(f"in a run of pipeline {name}, tenant {tenant!r}")
-        if get_pickleable_exception(ending.error) is not ending.error:
-            # A pool process sends another in its place, without the note and with another type.
-            log.warning("run of %s for tenant %r failed: %s", name, tenant, error_text(ending.error))
         raise ending.error
 
 

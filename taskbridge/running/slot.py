@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
+from celery.utils.serialization import get_pickleable_exception
+
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_text
@@ -62,6 +64,7 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
         # It says nothing of the message's own run, which has ended.
         log.warning("more runs could not be taken; their deadlines publish them again: %s", error_text(lost))
     if error is not None:
+        _tell_if_it_changes(key, error)
         raise error
 
 
@@ -71,9 +74,17 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     Raises:
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
-    (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
+    key = RunKey(pipeline, tenant, token)
+    (error,) = run_together(runtime, [key])
     if error is not None:
+        _tell_if_it_changes(key, error)
         raise error
+
+
+def _tell_if_it_changes(key: RunKey, error: Exception) -> None:
+    """Log an error that a pool process cannot send: in its place goes another, without the note of whose run it was."""
+    if get_pickleable_exception(error) is not error:
+        log.warning("run of %s for tenant %r failed: %s", key.pipeline, key.tenant, error_text(error))
 
 
 def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:

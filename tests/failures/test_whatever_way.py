@@ -369,5 +369,5 @@ def test_an_error_that_celery_cannot_send_is_told_with_its_type_and_tenant(
     drill.save("acme", "1")
     drill.run_one()
 
-    lines = [record.getMessage() for record in caplog.records if record.name == "taskbridge.running.runner"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "taskbridge.running.slot"]
     assert any("'acme'" in line and "Unpicklable: 422" in line for line in lines) is told
