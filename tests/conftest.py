@@ -26,6 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
         keep_temporary_files_in_memory()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that take long come first: at the end, one of them would run alone.
+
+    First those with a time limit of their own, then those that start workers; all others stay in their order.
+    """
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("timeout", "e2e")])
+
+
 @pytest.fixture(autouse=True)
 def settings_of_others() -> Iterator[None]:
     """No test leaves settings in this process's environment: those after it would read them."""
