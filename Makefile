@@ -1,5 +1,8 @@
 # TaskBridge. Bare `make` lists the targets.
 
+# Where it is set, each process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -45,7 +48,7 @@ test: $(READY) ## What CI runs: lint, types, import directions, all tests but th
 
 # Else each of pytest's processes rewrites the asserts of all tests.
 collected: $(READY)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -q >/dev/null
+	@$(BIN)/pytest --collect-only -q >/dev/null
 
 test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 from collections.abc import Iterator
@@ -24,6 +25,25 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let temporary files lie in memory; workers of pytest-xdist inherit where."""
     if not hasattr(config, "workerinput"):
         keep_temporary_files_in_memory()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while tests are collected, nor later among them: they stay to the end, and are many."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that take long come first: at the end, one of them would run alone.
+
+    First those with a time limit of their own, then those that start workers; all others stay in their order.
+    """
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("timeout", "e2e")])
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,10 @@ class Forked:
         if (status := self._process.exitcode) is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self._process.terminate()

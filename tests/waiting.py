@@ -11,15 +11,20 @@ T = TypeVar("T")
 
 TIME_FACTOR = 4.0 if os.environ.get("CI") else 1.0
 """How many times as long as usual tests wait."""
+SHORTEST_PAUSE = 0.01
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks at a condition, at first and later: looks take time from what is waited for."""
 
 
-def wait_until(condition: Callable[[], T], what: str, seconds: float = 15.0) -> T:
+def wait_until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
     """Return the first true value of `condition`; fail after `seconds` (four times as long in CI)."""
     deadline = time.monotonic() + seconds * TIME_FACTOR
+    pause = SHORTEST_PAUSE
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds * TIME_FACTOR:g} s: {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE, 1.1 * pause)

@@ -101,11 +101,12 @@ def again(app: Celery) -> None:
         log.warning("messages that came before their pipeline was known cannot be matched: %s", error_line(error))
         if _is_away(error):
             return
-    until, failures = time.monotonic() + SLICE / 2, 0
     pool: Any = app.pool
     with pool.acquire(block=True) as connection, connection.channel() as channel:
         queue: Any = bound(runtime, channel)
-        left = queue.queue_declare().message_count
+        left, failures = queue.queue_declare().message_count, 0
+        # From here on, so that at least one is tried each time, however slowly the broker answers.
+        until = time.monotonic() + SLICE / 2
         while left and failures < MOST_FAILURES and time.monotonic() < until:
             left -= 1
             message = queue.get(accept=app.conf.accept_content)

@@ -27,6 +27,8 @@ EVERYTHING = {**MEASURED, **figures.read(EXPLANATION / PROFILES)}
 PAGES = page.pages_under([ROOT / "README.md", ROOT / "docs"])
 # What would tell where, or by whom, something was measured.
 PRIVATE = re.compile(r"/(?:home|root|tmp|work|Users|usr|opt|var|mnt|srv)/|\bhostname\b", re.IGNORECASE)
+# Tests that share the fixture `once` run in one process.
+together = pytest.mark.xdist_group("page-once")
 
 REPORT = Report(
     {"records": 3, "seconds": 0.5},
@@ -142,6 +144,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return directory, result.stderr
 
 
+@together
 @pytest.mark.e2e
 def test_one_benchmark_is_measured_again_and_the_rest_is_kept(once: tuple[Path, str]) -> None:
     directory, progress = once
@@ -152,6 +155,7 @@ def test_one_benchmark_is_measured_again_and_the_rest_is_kept(once: tuple[Path, 
     assert "notify (1 of 1)" in progress
 
 
+@together
 @pytest.mark.e2e
 def test_the_files_say_the_machine_and_the_versions_and_not_where_it_was(once: tuple[Path, str]) -> None:
     directory, _ = once

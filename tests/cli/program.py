@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.forked import PROGRAM, Forked
 from tests.waiting import TIME_FACTOR
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from taskbridge.cli.main import main; main()"
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,26 @@ class Program:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise AssertionError(f"{given} still runs after {SECONDS} s: {err.read_text()}") from None
+            raise AssertionError(f"{given} still runs after {SECONDS * TIME_FACTOR:g} s: {err.read_text()}") from None
         return Ended(status, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
 
     @contextmanager
-    def started(self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **variables: str) -> Iterator[Running]:
+    def started(self, *arguments: str | Path, **variables: str) -> Iterator[Running]:
         """Start a command in a process group of its own, as a shell does; it is killed at the end of the block."""
-        out, err = self.directory / "started.stdout", self.directory / "started.stderr"
+        out, err = self._files()
+        process = Forked(PROGRAM, [*map(str, arguments)], {**self.environment, **variables}, self.directory, out, err)
+        try:
+            yield Running(process, out, err)
+        finally:
+            process.kill()
+            process.wait()
+
+    @contextmanager
+    def started_afresh(
+        self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **variables: str
+    ) -> Iterator[Running]:
+        """Start a command as `started` does, by an interpreter that has imported nothing yet."""
+        out, err = self._files()
         with (
             out.open("wb") as stdout,
             err.open("wb") as stderr,
@@ -77,18 +90,26 @@ class Program:
             ) as process,
         ):
             try:
-                yield Running(process, out, err)
+                yield Running(process, out, err, process.stdin)
             finally:
                 process.kill()
+
+    def _files(self) -> tuple[Path, Path]:
+        """Return empty files for what a command that is started says."""
+        made = self.directory / "started.stdout", self.directory / "started.stderr"
+        for one in made:
+            one.write_bytes(b"")
+        return made
 
 
 @dataclass(frozen=True)
 class Running:
     """A command that runs."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     _stdout: Path
     _stderr: Path
+    stdin: IO[bytes] | None = None
 
     @property
     def stderr(self) -> str:
@@ -97,5 +118,8 @@ class Running:
 
     def end(self) -> Ended:
         """Wait for its own end."""
-        status = self.process.wait(SECONDS * TIME_FACTOR)
+        try:
+            status = self.process.wait(SECONDS * TIME_FACTOR)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it still runs after {SECONDS * TIME_FACTOR:g} s: {self.stderr}") from None
         return Ended(status, self._stdout.read_text(), self.stderr)

@@ -43,7 +43,7 @@ def install(directory: Path, name: str, version: str) -> None:
 @pytest.mark.parametrize("name", OLD)
 def test_a_command_names_the_library_that_is_too_old(name: str, command: str, bare: Program) -> None:
     install(bare.directory, name, OLD[name])
-    with bare.started(command, PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
+    with bare.started_afresh(command, PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
         ended = running.end()
     assert (ended.status, ended.stdout, ended.stderr) == (1, "", f"taskbridge: {text(name)}\n")
 
@@ -51,7 +51,7 @@ def test_a_command_names_the_library_that_is_too_old(name: str, command: str, ba
 def test_several_are_named_in_one_sentence_and_one_line_for_pip(bare: Program) -> None:
     for name in ("redis", "celery"):
         install(bare.directory, name, OLD[name])
-    with bare.started("status", PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
+    with bare.started_afresh("status", PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
         ended = running.end()
     assert ended.stderr == (
         f"taskbridge: {wrong('celery')} and {wrong('redis')}: "

@@ -36,7 +36,7 @@ def test_a_service_s_first_alert_comes_at_once_and_the_next_after_its_delay(
 ) -> None:
     taskbridge.environment |= {**EXAMPLE, "LOG_ALERTS_SCALE": SCALE}
     messages = root / "examples" / "log_alerts.jsonl"
-    with taskbridge.started("up") as running:
+    with taskbridge.started_afresh("up") as running:
         wait_for(running, READY)
         first = taskbridge("record", "log-alerts", messages, "--id-field", "id", "--json").json
         assert first | {"new": 12, "matched": 9, "unmatched": 3, "tenants": 3} == first
@@ -67,7 +67,7 @@ def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_en
     gate_redis.set(keys.last("alerts", "billing"), int(seconds[0]) * 1000, px=600_000)
     write(taskbridge.directory / "a.jsonl", [alert()])
     assert taskbridge("record", "alerts", "a.jsonl").status == 0
-    with taskbridge.started("up", "--exit-when-idle", "--timeout", "0.5", "--json") as running:
+    with taskbridge.started_afresh("up", "--exit-when-idle", "--timeout", "0.5", "--json") as running:
         ended = running.end()
     assert ended.status == 1, ended.stderr
     assert "not idle after 0.5 s" in ended.stderr

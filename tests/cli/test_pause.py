@@ -303,7 +303,7 @@ def test_options_that_cannot_be_meant_pause_nothing(
 
 @pytest.mark.slow
 def test_it_works_on_the_servers_that_up_serves_in_the_data_directory(bare: Program) -> None:
-    with bare.started("up") as up:
+    with bare.started_afresh("up") as up:
         wait_until(lambda: "in another shell" in up.stderr, "`taskbridge up` is ready", 60)
         assert bare("pause", "France").stdout == "tenant 'France' of invoices: paused\n"
         assert bare("import", write_invoices(bare.directory / "invoices.csv", [line("1")])).status == 0

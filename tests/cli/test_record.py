@@ -202,8 +202,8 @@ def test_a_service_that_pipes_has_each_line_recorded_as_it_comes(alerts: Program
     def recorded(number: int) -> bool:
         return count(engine, RECORDS) == number
 
-    with alerts.started("record", "alerts", "-", "--json", stdin=subprocess.PIPE) as running:
-        pipe = running.process.stdin
+    with alerts.started_afresh("record", "alerts", "-", "--json", stdin=subprocess.PIPE) as running:
+        pipe = running.stdin
         assert pipe is not None
         for number in range(1, 4):
             pipe.write(alert().encode() + b"\n")

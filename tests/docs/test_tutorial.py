@@ -112,6 +112,7 @@ def reader(root: Path, servers: Servers) -> Iterator[Reader]:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(400)
 def test_the_tutorial_runs_as_written(reader: Reader) -> None:
     with ExitStack() as stack:
         for block in blocks(PAGE):

@@ -30,6 +30,10 @@ print(taskbridge.__file__)
 """
 
 
+# The wheel is built once: all run in one process.
+pytestmark = pytest.mark.xdist_group("wheel")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")

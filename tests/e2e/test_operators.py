@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.deployment import ROOT, Deployment, worker_command
-from tests.waiting import wait_until
+from tests.deployment import ROOT, Deployment, Worker
+from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -115,17 +115,12 @@ def test_a_worker_refuses_a_schema_that_it_does_not_know(deployment: Deployment)
 
 
 def assert_refused(deployment: Deployment, environment: dict[str, str], text: str) -> None:
-    ended = subprocess.run(
-        worker_command("-P", "solo"),
-        env=deployment.environment(**environment),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    printed = ended.stdout + ended.stderr
-    assert ended.returncode != 0
+    worker = Worker(deployment.environment(**environment), deployment.logs / "refused.log", ["-P", "solo"])
+    try:
+        assert worker.process.wait(60 * TIME_FACTOR) != 0
+    finally:
+        worker.stop()
+    printed = worker.text()
     assert text in printed
     assert "Traceback" not in printed
     assert "secret" not in printed

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
-from tests.cli.program import MAIN
-from tests.deployment import ROOT, Deployment
+from tests.cli.program import Program
+from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine, states
 from tests.waiting import wait_until
 
@@ -24,12 +21,9 @@ SELDOM = pytest.mark.parametrize("deployment", [{"base_interval": 600.0, "tail_i
 
 def taskbridge(deployment: Deployment, *arguments: str) -> Any:
     """Run a command in a process of its own, which must succeed; return its JSON."""
-    command = [sys.executable, "-c", MAIN, *arguments, "--json"]
-    printed = subprocess.run(
-        command, env=deployment.environment(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert printed.returncode == 0, printed.stderr
-    return json.loads(printed.stdout)
+    ended = Program(deployment.logs, deployment.environment())(*arguments, "--json")
+    assert ended.status == 0, ended.stderr
+    return ended.json
 
 
 def held(deployment: Deployment, tenant: str) -> bool:

@@ -133,6 +133,7 @@ def test_a_broker_elsewhere_gets_the_run_the_ordinary_way(deployment: Deployment
         redis_url=gate_url,
         broker_url=deployment.settings.redis_url,
         key_prefix=f"apart-{id(deployment)}",
+        notify_timeout=10,
     )
     bridge = make_app(settings)
     apart["TASKBRIDGE_KEY_PREFIX"] = settings.key_prefix

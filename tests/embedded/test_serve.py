@@ -36,6 +36,10 @@ class Served:
     servers: Servers
 
 
+# Tests that share the fixture `served` run in one process.
+together = pytest.mark.xdist_group("embedded-served")
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """Servers for the tests that only look at them."""
@@ -59,6 +63,7 @@ def broken_cluster(data_dir: Path) -> Path:
     return cluster
 
 
+@together
 def test_both_servers_answer_with_the_settings_that_the_project_relies_on(served: Served) -> None:
     assert query(served.servers, "SELECT version()").startswith("PostgreSQL 18.")
     expected = {
@@ -79,12 +84,14 @@ def test_both_servers_answer_with_the_settings_that_the_project_relies_on(served
         assert client.config_get("bind") == {"bind": "127.0.0.1"}
 
 
+@together
 def test_letters_beyond_ascii_have_case_and_order_does_not_depend_on_the_machine(served: Served) -> None:
     assert query(served.servers, "SELECT lower('ÄÉ')") == "äé"
     in_order = "SELECT string_agg(x, '' ORDER BY x) FROM unnest(ARRAY['a', 'B', 'é', 'z']) x"
     assert query(served.servers, in_order) == "Bazé"
 
 
+@together
 def test_no_password_is_on_a_command_line_in_a_repr_or_in_a_file_for_others(served: Served) -> None:
     urls = (served.servers.postgres_url, served.servers.redis_url)
     everything = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
@@ -98,6 +105,7 @@ def test_no_password_is_on_a_command_line_in_a_repr_or_in_a_file_for_others(serv
     assert set(files.values()) == {0o600}
 
 
+@together
 def test_a_wrong_password_or_none_is_refused(served: Served) -> None:
     url = served.servers.postgres_url
     password = url.partition("@")[0].rpartition(":")[2]
@@ -110,6 +118,7 @@ def test_a_wrong_password_or_none_is_refused(served: Served) -> None:
         client.ping()
 
 
+@together
 def test_a_second_serve_in_the_same_process_is_refused_and_harms_nothing(served: Served) -> None:
     with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
         serve(served.data_dir).__enter__()
@@ -117,6 +126,7 @@ def test_a_second_serve_in_the_same_process_is_refused_and_harms_nothing(served:
     assert query(served.servers, "SELECT 1") == "1"
 
 
+@together
 def test_a_second_data_directory_is_served_from_the_same_process(served: Served, data_dir: Path) -> None:
     with serve(data_dir, durable=False) as second:
         assert second != served.servers

@@ -241,9 +241,10 @@ def test_a_handler_that_raises_is_tried_again_and_events_do_not_hurry_it(deploym
     "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
 )
 def test_a_handler_longer_than_the_runner_ttl_keeps_its_tenant(deployment: Deployment, pool: str) -> None:
-    # The heartbeat moves the deadline on while the handler works.
+    # The heartbeat moves the deadline on while the handler works. All is saved before a worker is there: its tail would
+    # find what is saved so far.
+    deployment.save("acme", *NUMBERS, notify=False)
     with deployment.worker("-P", pool, handler_seconds=2.5) as worker:
-        deployment.save("acme", *NUMBERS, notify=False)
         deployment.notify_event.delay("acme")
         wait_until(lambda: delivered_once(deployment), "delivered")
         deployment.wait_until_idle()

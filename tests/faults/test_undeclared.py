@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from taskbridge.declaring.pipeline import DECLARED, Pipelines
+from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake, parking
 from taskbridge.producing.intake import UNDECLARED
 from taskbridge.store import connect, matching_alone
 from tests.deployment import Deployment
+from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
 
 PIPELINE = "alerts-of-services"
@@ -84,6 +87,17 @@ def test_what_keeps_them_from_being_matched_keeps_no_parked_message_waiting(know
     parking.park(known.app, (PIPELINE, {"level": "ERROR", "service": "s-2"}), {}, "parked", 1, "a moment ago")
     intake.again(known.app)
     assert known.rows("SELECT key FROM taskbridge.records WHERE tenant = 's-2'") == [("parked",)]
+
+
+def test_a_broker_that_answers_slowly_keeps_no_parked_message_waiting(known: Deployment) -> None:
+    # Each answer takes longer than the time for which parked messages are tried.
+    slow = BlackHole(known.settings.broker_url or known.settings.redis_url, answers_after=intake.SLICE)
+    app = make_app(replace(known.settings, broker_url=slow.url)).app
+    runtime_of(app).pipelines = DECLARED
+    parking.park(app, (PIPELINE, {"level": "ERROR", "service": "s-2"}), {}, "parked", 1, "a moment ago")
+    intake.again(app)
+    assert known.rows("SELECT key FROM taskbridge.records WHERE tenant = 's-2'") == [("parked",)]
+    slow.close()
 
 
 def test_an_outage_is_no_try_that_did_not_come_to_an_end(
