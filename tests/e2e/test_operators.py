@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployment import ROOT, Deployment, Worker
+from tests.deployment import ROOT, Deployment, Worker, worker_command
 from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
