@@ -495,7 +495,7 @@ COMMENT ON COLUMN taskbridge.sync_cursors.suspect_revision IS 'The one suspect t
 COMMENT ON COLUMN taskbridge.sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';
 COMMENT ON COLUMN taskbridge.sync_cursors.looked IS 'What was visible when the last run claimed the cursor: that run reads it.';
 COMMENT ON COLUMN taskbridge.sync_cursors.burst IS 'The last burst: the token of its first run.';
-COMMENT ON COLUMN taskbridge.sync_cursors.found_bursts IS 'Of `bursts`, those that the tail began: no event had come when their first run claimed the cursor.';
+COMMENT ON COLUMN taskbridge.sync_cursors.found_bursts IS 'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
 COMMENT ON COLUMN taskbridge.sync_cursors.unnoted_events IS 'Events that no row of the run history has; the next row has them.';
 COMMENT ON COLUMN taskbridge.sync_cursors.unnoted_burst IS 'Whether the last burst has no row in the run history yet.';
 

@@ -17,7 +17,7 @@ ALTER TABLE sync_cursors
     ADD COLUMN unnoted_burst boolean NOT NULL DEFAULT false;
 COMMENT ON COLUMN sync_cursors.burst IS 'The last burst: the token of its first run.';
 COMMENT ON COLUMN sync_cursors.found_bursts IS
-    'Of `bursts`, those that the tail began: no event had come when their first run claimed the cursor.';
+    'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
 COMMENT ON COLUMN sync_cursors.unnoted_events IS 'Events that no row of the run history has; the next row has them.';
 COMMENT ON COLUMN sync_cursors.unnoted_burst IS 'Whether the last burst has no row in the run history yet.';
 COMMENT ON COLUMN runs.events IS
@@ -28,7 +28,7 @@ COMMENT ON COLUMN runs.burst_run IS
 
 
 def upgrade() -> None:
-    """Add the columns. The burst of before is not known: where it is on, its events are counted once more."""
+    """Add the columns. Bursts that are on get a name by their next run."""
     op.get_bind().exec_driver_sql(COLUMNS)
 
 

@@ -236,11 +236,13 @@ def _event(
         return
     run, at = run_row(first), row["changed_at"]
     if run.began_at >= at:
-        how = {"record": ": the record was found without an event", "retry": ""}
+        how = {"record": ": the record was found before an event, or without one", "retry": ""}
         why = how.get(run.reason, ", which its event had started")
         yield Step(run.began_at, "started", f"run {run.token} began{why}", run.token)
     else:
-        said = f"written while there was a runner, which began with run {run.token} and absorbed its event"
+        had_events = any(one.events for one, _ in runs)
+        then = " and absorbed its event" if had_events else "; no event of its own is known"
+        said = f"written while there was a runner, which began with run {run.token}{then}"
         yield Step(at, "absorbed", said, run.token)
 
 

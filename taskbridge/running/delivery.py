@@ -29,7 +29,18 @@ from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
 from taskbridge.running.around import Hook, around
 from taskbridge.running.traces import RunTrace
-from taskbridge.store import NOT_NOTED, Claim, CursorLost, Cursors, Move, Page, Quarantined, RunNote, Transaction
+from taskbridge.store import (
+    NOT_NOTED,
+    Claim,
+    CursorLost,
+    Cursors,
+    Move,
+    Page,
+    Quarantined,
+    RunNote,
+    Transaction,
+    is_noted,
+)
 
 __all__ = [
     "SLICE",
@@ -156,7 +167,7 @@ class Run:
 
     def advances_past(self, page: Page) -> bool:
         """Whether the cursor is to move: the batch has records, or events brought none and the run history says so."""
-        return page.moves_cursor or (page.unnoted and self.keeps_history)
+        return page.moves_cursor or (page.unnoted and is_noted(self.runtime.database, self.note.reason))
 
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""

@@ -162,3 +162,9 @@ def test_a_key_of_another_type_takes_only_its_own_part_away(
     assert "taskbridge_pending_records" not in samples(ended.stdout), "nobody knows whose to count"
     assert samples(ended.stdout, "alerts")["taskbridge_runners"] == 0
     assert "taskbridge_runs_total" in samples(ended.stdout)
+
+    for pipeline in ("invoices", "alerts"):
+        gate_redis.delete(keys.counts(pipeline))
+        gate_redis.set(keys.counts(pipeline), "somebody else's")
+    found = samples(taskbridge("metrics", **declared).stdout)
+    assert ("taskbridge_runners" in found, found["taskbridge_up redis"]) == (False, 1), "it has answered"

@@ -85,7 +85,9 @@ def test_a_run_that_finds_nothing_and_had_no_event_has_no_row(drill: Drill) -> N
         connection.exec_driver_sql("DELETE FROM taskbridge.records")
     assert drill.run_one()
     assert rows(drill) == []
-    assert drill.deployment.rows("SELECT runs, bursts, found_bursts FROM taskbridge.sync_cursors") == [(1, 1, 1)]
+    assert drill.deployment.rows("SELECT runs, bursts, found_bursts FROM taskbridge.sync_cursors") == [(1, 0, 1)], (
+        "absorbed is events less bursts"
+    )
 
 
 def test_a_claim_that_never_reaches_postgres_costs_no_event(drill: Drill) -> None:
@@ -230,6 +232,46 @@ def test_without_a_history_no_event_waits_for_a_row(drill: Drill) -> None:
     drill.save("acme", "2")
     drill.go_on()
     assert counted(drill) == (5, 1, 0)
+
+
+def test_a_worker_without_a_history_leaves_the_events_of_one_that_has_it(drill: Drill) -> None:
+    drill.handle(lambda _: _ask_to_wait())
+    drill.save("acme", "1")
+    notify(drill, 4)
+    drill.run_one()
+    settings = drill.runtime.settings
+    drill.runtime.settings = replace(settings, history_days=0)
+    notify(drill, 2)
+    drill.go_on(until=lambda: len(drill.times) == 2)
+    drill.runtime.settings = settings
+    drill.handle(journal)
+    drill.go_on()
+    assert counted(drill) == (7, 5, 0)
+
+
+def test_a_burst_that_an_older_worker_began_is_counted_once(drill: Drill) -> None:
+    """Workers of before know no name of a burst, and leave the cursor's columns for it alone."""
+    drill.handle(journal)
+    drill.save("acme", "1")
+    notify(drill, 9)
+    message = drill.inline.message()
+    assert message is not None
+    key = RunKey(*message)
+    begin(drill.gate, key)
+    drill.deployment.redis.hdel(drill.runtime.keys.runner("invoices", "acme"), "burst")
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, snapshot, owner, runs, events, bursts, burst_runs, "
+            "burst_events, last_run_at) VALUES ('invoices', 'acme', '1:1:', %s, 1, 10, 1, 1, 10, now())",
+            (key.token,),
+        )
+    settle(drill.gate, key, Settlement(Outcome.STOPPED), drill.runtime.pipelines["invoices"].policy.spacing)
+    notify(drill, 2)
+    drill.go_on()
+    drill.save("acme", "2")
+    drill.go_on()
+    assert counted(drill) == (13, 3, 0)
+    assert drill.deployment.rows("SELECT bursts FROM taskbridge.sync_cursors") == [(2,)]
 
 
 def test_a_history_that_cannot_be_written_loses_no_event(drill: Drill) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from taskbridge import LatencyNeutral
+from taskbridge import Batch, LatencyNeutral
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import State
 from taskbridge.handlers.journal import journal
@@ -18,8 +18,10 @@ from taskbridge.observing import places
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.shapes import Step, Story
 from taskbridge.process.runtime import runtime_of
+from taskbridge.running.tail import tail_round
 from taskbridge.store import Audit, Incoming, Quarantine, receive, record, record_many, sum_runs
 from tests.deployment import Deployment
+from tests.inline import Inline
 from tests.store.adopting import run
 from tests.waiting import wait_until
 
@@ -57,7 +59,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
         assert in_order(handled) == ["received", "recorded", "started", "read", "handled"]
         first, read = handled.steps[2], handled.steps[3]
         assert first.token == read.token is not None
-        assert first.sentence == f"run {first.token} began: the record was found without an event"
+        assert first.sentence == f"run {first.token} began: the record was found before an event, or without one"
         assert read.sentence == f"read by run {read.token} on the worker worker-0@test"
         assert handled.steps[0].sentence == "received as the webhook 'whk-1'"
         assert handled.note is None
@@ -103,6 +105,32 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, answ
 
         wait_until(lambda: re.fullmatch(in_hand, end().sentence), "a run has it in hand")
         assert end().token is not None
+
+
+@pytest.mark.parametrize("events", [0, 2])
+def test_a_record_that_was_written_while_there_was_a_runner_has_an_event_only_where_one_came(
+    deployment: Deployment, answers: Answers, events: int
+) -> None:
+    """Who writes by SQL alone sends none."""
+    inline = Inline(deployment)
+
+    def writes_another(batch: Batch) -> None:
+        if batch[0].external_id == "1":
+            record(deployment.engine, "orders", "acme", "2", {})
+            for _ in range(events):
+                deployment.gate.notify("orders", "acme", SPACING)
+
+    inline.handle(writes_another, pipeline="orders", policy=LatencyNeutral(lease=60, tick=0.001))
+    tail_round(inline.runtime, "orders")
+    record(deployment.engine, "orders", "acme", "1", {})
+    tail_round(inline.runtime, "orders")
+    inline.run_all()
+    tail_round(inline.runtime, "orders")
+    deployment.gate.expire("orders", ["acme"])
+    inline.run_all()
+
+    (step,) = [one for one in told(answers, "acme", "2", "handled").steps if one.what == "absorbed"]
+    assert step.sentence.endswith("and absorbed its event" if events else "; no event of its own is known")
 
 
 @pytest.mark.e2e

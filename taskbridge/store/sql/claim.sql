@@ -10,21 +10,21 @@
 INSERT INTO {schema}.sync_cursors AS c
     (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, found_bursts, burst, burst_runs, burst_events,
      unnoted_events, unnoted_burst, last_run_at)
-VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(burst_events)s, 1,
-        (%(burst_events)s = 0)::integer, %(burst)s, %(burst_runs)s, %(burst_events)s,
+VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(burst_events)s,
+        (%(burst_events)s > 0)::integer, (%(burst_events)s = 0)::integer, %(burst)s, %(burst_runs)s, %(burst_events)s,
         CASE WHEN %(keeps_history)s THEN %(burst_events)s ELSE 0 END, true, now())
 ON CONFLICT (pipeline, tenant) DO UPDATE
 SET owner = excluded.owner,
     looked = excluded.looked,
     runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
     events = c.events + {new_events},
-    bursts = c.bursts + (c.burst IS DISTINCT FROM excluded.burst)::integer,
-    found_bursts = c.found_bursts + CASE WHEN c.burst IS DISTINCT FROM excluded.burst THEN excluded.found_bursts ELSE 0 END,
+    bursts = c.bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.bursts END,
+    found_bursts = c.found_bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.found_bursts END,
     burst = excluded.burst,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
-    unnoted_events = CASE WHEN %(keeps_history)s THEN c.unnoted_events + {new_events} ELSE 0 END,
-    unnoted_burst = c.unnoted_burst OR c.burst IS DISTINCT FROM excluded.burst,
+    unnoted_events = c.unnoted_events + CASE WHEN %(keeps_history)s THEN {new_events} ELSE 0 END,
+    unnoted_burst = c.unnoted_burst OR NOT {same_burst},
     last_run_at = excluded.last_run_at
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
 RETURNING set_config('application_name', %(session)s, true),

@@ -1,7 +1,7 @@
 -- Per pipeline: the sums of its cursors' counters, for metrics. Reads every cursor once.
 SELECT pipeline,
        sum(events)::bigint AS events,
-       sum(bursts)::bigint AS bursts,
+       sum(bursts + found_bursts)::bigint AS bursts,
        sum(found_bursts)::bigint AS found_bursts,
        sum(runs)::bigint AS runs,
        sum(sweeps)::bigint AS sweeps,

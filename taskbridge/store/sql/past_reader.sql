@@ -6,7 +6,7 @@ SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burs
 FROM (
     SELECT r.*, sum(r.read::integer) OVER (ORDER BY r.token ROWS UNBOUNDED PRECEDING) - r.read::integer AS reads
     FROM (
-        SELECT r.*, coalesce((r.outcome = 'handled' OR r.records > 0) AND r.snapshot IS NOT NULL AND {schema}.is_handled(
+        SELECT r.*, coalesce(r.records > 0 AND r.snapshot IS NOT NULL AND {schema}.is_handled(
                    %(xid)s::xid8, %(id)s, r.snapshot, r.target, r.at_xid, r.at_id
                ), false) AS read
         FROM {schema}.runs r
