@@ -13,8 +13,10 @@ from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 from taskbridge.errors import ConfigurationError, InvalidName
 
-__all__ = ["GIVEN", "Settings", "check_password", "check_token", "unknown_variables"]
+__all__ = ["GIVEN", "WINS", "Settings", "check_password", "check_token", "unknown_variables"]
 
+WINS: Final[list[Callable[[], Mapping[str, str]]]] = []
+"""What goes before the environment, as a framework's database of tests does."""
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
 """Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
 
@@ -91,14 +93,16 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from `environment` (default: the process's own, and what it lacks from `GIVEN`).
+        """Read the settings from `environment`.
+
+        By default that is the process's own, with what it lacks from `GIVEN`, and `WINS` before it.
 
         Raises:
             ConfigurationError: a value that is no number or out of its limits, a URL of the wrong kind, or a key
                 prefix or a schema that is not allowed.
         """
         if environment is None:
-            environment = {name: text for one in GIVEN for name, text in one().items()} | os.environ
+            environment = _all_of(GIVEN) | os.environ | _all_of(WINS)
         values: dict[str, Any] = {}
         for one in fields(cls):
             text = environment.get(_variable(one.name), "").strip()
@@ -119,6 +123,10 @@ class Settings:
     def broker(self) -> str:
         """The broker's URL: its own, else the gate's."""
         return self.broker_url or self.redis_url
+
+
+def _all_of(sources: Sequence[Callable[[], Mapping[str, str]]]) -> dict[str, str]:
+    return {name: text for one in sources for name, text in one().items()}
 
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}")

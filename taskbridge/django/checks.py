@@ -20,6 +20,7 @@ from taskbridge.django.configuration import (
     is_of_a_test,
     url_of,
 )
+from taskbridge.django.disconnecting import disconnect
 from taskbridge.django.migrations import unadopted
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
@@ -131,6 +132,11 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
             yield Warning(
                 f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"
             )
-    for migration, source, command in unadopted(connections[alias], found):
+    wrapper = connections[alias]
+    was_open = wrapper.connection is not None
+    missing = list(unadopted(wrapper, found))
+    if not was_open:
+        disconnect(wrapper)
+    for migration, source, command in missing:
         what = f"{migration} is applied and adopts the source {source}, but no table is adopted as it"
         yield Warning(f"{what}, so changes make no records", hint=typed(f"run: {command}"), id="taskbridge.W005")

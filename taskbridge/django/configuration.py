@@ -5,7 +5,9 @@ The environment wins over them.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -24,7 +26,9 @@ __all__ = [
     "ALIAS",
     "NAMES",
     "alias_of_handlers",
+    "check_no_project_in_a_test",
     "check_one_database",
+    "database_of_a_test",
     "has_other_isolation",
     "is_of_a_test",
     "note_names",
@@ -42,6 +46,9 @@ _READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
 """What the databases are called when the project is loaded: by then no test has given them other names."""
+URL: Final = "TASKBRIDGE_POSTGRES_URL"
+_URLS: Final[set[str]] = set()
+"""What the environment and Django's settings said at that time that the URL is."""
 
 
 def alias_of_handlers() -> str | None:
@@ -58,12 +65,54 @@ def has_other_isolation(wrapper: Any) -> bool:
 
 def note_names() -> None:
     """Note what the databases are called."""
-    NAMES.update({alias: connections[alias].settings_dict["NAME"] for alias in connections})
+    # A backend is not loaded for it: one of others may lack its driver.
+    NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
+    _URLS.update({str(url) for url in (os.environ.get(URL), getattr(settings, URL, None)) if url})
 
 
 def is_of_a_test(alias: str) -> bool:
     """Whether a test has given the database another name than the project's."""
     return bool(NAMES.get(alias) != connections[alias].settings_dict["NAME"])
+
+
+def database_of_a_test() -> dict[str, str]:
+    """Return the URL of the database that Django has made for its tests, unless a test has set another; else nothing.
+
+    The project's own may be in the environment: it is not for tests.
+    """
+    alias = _alias_of_postgres()
+    given = os.environ.get(URL) or getattr(settings, URL, None)
+    if alias is None or not is_of_a_test(alias) or not (given is None or str(given) in _URLS):
+        return {}
+    return {URL: url_of(alias)}
+
+
+def check_no_project_in_a_test(configured: Settings) -> None:
+    """See that a test for which Django has made no database does not write into the project's own.
+
+    Django keeps its own connections from it in such a test.
+
+    Raises:
+        ConfigurationError: it would.
+    """
+    mail = sys.modules.get("django.core.mail")
+    alias = _alias_of_postgres()
+    # Django's test environment, which pytest-django sets up too, has this.
+    if alias is None or not hasattr(mail, "outbox") or is_of_a_test(alias):
+        return
+    if configured.postgres_url in {url_of(alias), *_URLS}:
+        raise ConfigurationError(
+            "this is a test for which Django has made no database, so TaskBridge would work in the project's own",
+            f"take a TestCase or a TransactionTestCase with {alias!r} among its `databases`, or mark the test as "
+            "`django_db`",
+        )
+
+
+def _alias_of_postgres() -> str | None:
+    """Return the alias of handlers, where that is a database of PostgreSQL."""
+    alias = alias_of_handlers()
+    is_postgres = alias is not None and alias in connections and connections[alias].vendor == "postgresql"
+    return alias if is_postgres else None
 
 
 def check_one_database(configured: Settings) -> None:
@@ -73,8 +122,8 @@ def check_one_database(configured: Settings) -> None:
         ConfigurationError: they are not, so nothing that Django writes would be seen.
         psycopg.Error: one of them cannot be reached.
     """
-    alias = alias_of_handlers()
-    if alias is None or alias not in connections or connections[alias].vendor != "postgresql":
+    alias = _alias_of_postgres()
+    if alias is None:
         return
     urls, names = (configured.postgres_url, url_of(alias)), (NAMES.get(alias), connections[alias].settings_dict["NAME"])
     # Who gave an app settings of its own, as a test does, chose the database.

@@ -12,14 +12,16 @@ from typing import Any
 
 from django.db import connections
 
+from taskbridge.django.configuration import alias_of_handlers
 from taskbridge.process.runtime import reread
 
 __all__ = ["follow"]
 
 
 def follow() -> None:
-    """Go along with each database of Django's."""
-    for alias in connections:
+    """Go along with the database of handlers. The others are left alone: the driver of one may not be installed."""
+    alias = alias_of_handlers()
+    if alias is not None and alias in connections:
         creation: Any = connections[alias].creation
         kind: Any = type(creation)
         creation.__class__ = _followed(kind)

@@ -12,6 +12,7 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.django.configuration import alias_of_handlers, check_one_database, url_of
+from taskbridge.django.disconnecting import disconnect
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.translation import translated_errors
@@ -39,8 +40,8 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
     with wrapper.cursor() as cursor:
         cursor.execute(query("own_schema_first"))
         is_in_ours = cursor.fetchone() is not None
-    if is_in_ours and not wrapper.in_atomic_block:
-        wrapper.close()
+    if is_in_ours:
+        disconnect(wrapper)
 
 
 def _bring_up_to_date(using: str, verbosity: int) -> None:

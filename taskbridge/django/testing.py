@@ -71,7 +71,10 @@ def deliver(name: str) -> list[Delivered]:
     runtime = LightRuntime(Settings.read())
     pipeline, alias = runtime.pipelines[name], alias_of_handlers()
     if alias is None or not connections[alias].in_atomic_block:
-        raise ConfigurationError("`deliver` is for the transaction of a TestCase: elsewhere use `deployed`")
+        raise ConfigurationError(
+            "`deliver` is for the transaction of a TestCase",
+            f"let {alias!r} be among its `databases`; in a TransactionTestCase use `deployed`",
+        )
     readers = sum(runtime.pipelines[one].source == pipeline.source for one in runtime.pipelines.names())
     with transaction.atomic(alias), lent(alias, runtime.settings.schema) as connection:
         batches: list[Delivered] = []

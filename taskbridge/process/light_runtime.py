@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from taskbridge.store import Quarantine
     from taskbridge.store.sessions import Database
 
-__all__ = ["ALSO_CHECKED", "LightRuntime", "redis_of"]
+__all__ = ["ALSO_CHECKED", "CHECKED_FIRST", "LightRuntime", "redis_of"]
 
 ALSO_CHECKED: Final[list[Callable[[Settings], None]]] = []
 """What else has to hold before a process works, as in a framework; each raises what is wrong."""
+
+CHECKED_FIRST: Final[list[Callable[[Settings], None]]] = []
+"""What has to hold before this process connects to Postgres; each raises what is wrong."""
 
 
 def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
@@ -112,6 +115,8 @@ class LightRuntime:
         settings = self.settings
         if not settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
+        for one in CHECKED_FIRST:
+            one(settings)
         where = parameters_of(settings.postgres_url)
         note_place("Postgres", where.get("host") or "localhost", where.get("port") or "5432")
         return {

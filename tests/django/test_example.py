@@ -67,7 +67,7 @@ def shop(servers: Servers, redis_url: str) -> Iterator[dict[str, str]]:
 def test_the_shop_s_own_tests_pass_in_django_s_classes(taskbridge_servers: Servers) -> None:
     with shop(taskbridge_servers, taskbridge_servers.redis_url) as environment:
         said = manage(environment, "test", "--noinput")
-    assert "Ran 9 tests" in said
+    assert "Ran 10 tests" in said
     assert "OK" in said
 
 
@@ -99,11 +99,12 @@ from celery.contrib.testing.worker import start_worker
 from django.core import checks
 from django.core.management import CommandError, call_command
 from django.db import connection
-from django.test import TransactionTestCase
+from django.test import SimpleTestCase, TransactionTestCase
 from orders import services
 from orders.models import Shipment
 from orders.tests import WithWarehouse
 from shop.celery import app, bridge
+from taskbridge.errors import ConfigurationError
 from taskbridge.process.runtime import runtime_of
 
 # Who looks at the configuration needs TaskBridge's settings, before there is a test's database.
@@ -129,6 +130,13 @@ class Doctor(TransactionTestCase):
         with self.assertRaises(CommandError):
             call_command("taskbridge", "doctor")
 
+class WithoutADatabase(SimpleTestCase):
+    def test_the_project_s_own_is_refused(self):
+        with self.assertRaisesMessage(ConfigurationError, "this is a test for which Django has made no database"):
+            bridge.record("acme", "1", {}, source="lines")
+        with self.assertRaises(CommandError):
+            call_command("taskbridge", "doctor")
+
 class Placed(WithWarehouse, TransactionTestCase):
     def test_inline(self):
         services.place("acme", "bicycle", 2)
@@ -151,22 +159,34 @@ class Placed(WithWarehouse, TransactionTestCase):
         ["tried.Record", "tried.Doctor", "tried.Placed.test_by_a_worker"],
         ["tried.Placed.test_inline"],
         ["tried.Record", "tried.RecordToo", "--parallel", "2"],
+        ["tried.WithoutADatabase"],
     ],
-    ids=["worker", "inline", "parallel"],
+    ids=["worker", "inline", "parallel", "none"],
 )
+@pytest.mark.parametrize("names_it", [False, True], ids=["", "named"])
 def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
-    what: list[str], deployment: Deployment, taskbridge_servers: Servers, taskbridge_template: str, tmp_path: Path
+    what: list[str],
+    names_it: bool,
+    deployment: Deployment,
+    taskbridge_servers: Servers,
+    taskbridge_template: str,
+    tmp_path: Path,
 ) -> None:
+    """Also where the environment names the project's own, as `taskbridge env` prints it."""
     for name, text in OF_A_PROJECT.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     with fresh_database(taskbridge_servers, taskbridge_template) as url:
         environment = variables(url, deployment.settings.redis_url or "")
         environment["PYTHONPATH"] += f":{tmp_path}"
+        if names_it:
+            environment["TASKBRIDGE_POSTGRES_URL"] = url
         if "tried.Placed.test_inline" in what:
             environment["EAGER"] = "1"
         # An error of the teardown is its status too.
-        assert "OK" in manage(environment, "test", "--noinput", "--settings", "own", *what)
+        said = manage(environment, "test", "--noinput", "--settings", "own", *what)
+        assert "OK" in said
+        assert ("this is a test for which Django has made no database" in said) is (what == ["tried.WithoutADatabase"])
         with psycopg.connect(url) as session:
             assert session.execute("SELECT count(*) FROM taskbridge.records").fetchone() == (0,)
 

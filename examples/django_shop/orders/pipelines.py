@@ -22,7 +22,8 @@ def send_orders(batch: Batch) -> RetryAfter | None:
     """Send one customer's orders, oldest change first, and write down what was sent.
 
     All calls come first, since the first write opens the transaction that holds locks until the batch commits.
-    Where the warehouse asks to wait, what it took is written down and not sent again.
+    Where the warehouse asks to wait, or fails, what it took is written down and not sent again. An order that fails
+    comes first in the next batch, and only there it raises: so that counts as a failure of its own.
     """
     taken: list[Record] = []
     wait: RetryAfter | None = None
@@ -32,6 +33,11 @@ def send_orders(batch: Batch) -> RetryAfter | None:
                 taken.append(order)
         except RetryAfter as told:
             wait = told
+            break
+        except OSError:
+            if not taken:
+                raise
+            wait = RetryAfter(0)
             break
     for order in taken:
         batch.handled(order)

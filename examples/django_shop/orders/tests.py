@@ -22,17 +22,21 @@ BODY = "application/json"
 class Warehouse(BaseHTTPRequestHandler):
     """Takes what it is sent; `told` has it by path. An amount below 1 is rejected.
 
+    All calls are answered with 500 while it is `failing`, and those with the `unlucky` amount.
+
     `in_transaction`: how many transactions were open in the database at each call.
     """
 
     told: ClassVar[dict[str, Any]] = {}
     in_transaction: ClassVar[list[int]] = []
     failing = False
+    unlucky: ClassVar[int | None] = None
 
     def do_PUT(self) -> None:
         self.in_transaction.append(open_transactions())
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        status = 500 if self.failing else 422 if order and order["amount"] < 1 else 200
+        amount = order["amount"] if order else 1
+        status = 500 if self.failing or amount == self.unlucky else 422 if amount < 1 else 200
         if status == 200:
             self.told[self.path] = order
         self.send_response(status)
@@ -67,7 +71,7 @@ class WithWarehouse:
         self.enterContext(self.settings(WAREHOUSE_URL=f"http://127.0.0.1:{server.server_port}"))
         Warehouse.told.clear()
         Warehouse.in_transaction.clear()
-        Warehouse.failing = False
+        Warehouse.failing, Warehouse.unlucky = False, None
 
 
 class InATransaction(WithWarehouse, TestCase):
@@ -119,6 +123,17 @@ class InATransaction(WithWarehouse, TestCase):
         self.assertEqual(Shipment.objects.count(), 0)
         Warehouse.failing = False
         self.assertEqual(len(deliver("orders")), 1)
+
+    def test_what_was_sent_before_an_error_is_not_sent_again(self) -> None:
+        first, _ = services.place("acme", "bicycle", 2), services.place("acme", "bell", 13)
+        Warehouse.unlucky = 13
+        deliver("orders")
+        self.assertEqual([one.order for one in Shipment.objects.filter(customer="acme")], [first.pk])
+        with self.assertRaisesMessage(Exception, "500"):
+            deliver("orders")
+        Warehouse.unlucky = None
+        deliver("orders")
+        self.assertEqual([one.tellings for one in Shipment.objects.filter(customer="acme")], [1, 1])
 
     def test_what_customers_call(self) -> None:
         number = self.client.post("/customers/acme/orders", {"item": "bicycle", "amount": 2}, BODY).json()
