@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import psycopg
 from sqlalchemy import Engine
 
 from benchmarks.benchmark import Benchmark, Option
@@ -107,16 +108,13 @@ class _Shop:
         """Change rows, and measure."""
         time.sleep(REST)
         before = len(self._lines())
-        with self._engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None  # noqa: S101 - for the type
-            with driver.cursor() as cursor:
-                # A shop's own connections have no time limit of ours.
-                cursor.execute("SET LOCAL statement_timeout = 0")
-                change(cursor)
-                ((xid,),) = cursor.execute("SELECT pg_current_xact_id()::text").fetchall()
-                committed = time.time()
-                connection.connection.commit()
+        # A shop's own connections have no time limit of ours.
+        url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(url) as connection, connection.cursor() as cursor:
+            change(cursor)
+            ((xid,),) = cursor.execute("SELECT pg_current_xact_id()::text").fetchall()
+            committed = time.time()
+            connection.commit()
         seen = (self._seen_at(xid) - committed) * 1000
         wait_until(lambda: sum(rows for *_, rows in self._lines()[before:]) >= records, "all is read", LONGEST)
         firsts, each = defaultdict[str, list[float]](list), list[float]()

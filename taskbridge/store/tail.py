@@ -24,7 +24,12 @@ from taskbridge.store.sessions import driving, in_one_message, scalar, with_seco
 __all__ = ["Found", "Kind", "Tails"]
 
 PAGE: Final = 5_000
-"""Records of a page: some tens of milliseconds."""
+"""Records of a round's first page: some tens of milliseconds, most of them for its tenants."""
+GROWS: Final = 2
+LARGEST: Final = 8
+"""A page whose records are of few tenants is followed by one of GROWS times as many, up to LARGEST times the first."""
+FEW: Final = 0.1
+"""So many tenants, for each record of a page, are few."""
 MOST_OPEN: Final = 10_000
 """Transactions that a stored snapshot may list; from the next one that it would list, it sees nothing."""
 BASE_FACTOR: Final = 30
@@ -53,6 +58,7 @@ class Found(NamedTuple):
 
     `before`: the snapshot that is stored now, `stored_at` the microsecond at which it was. `fresh`: the round has found
     records that it does not see, handled or not. `until`: where the next page begins; None: it was the round's last.
+    `size`: how many records the page could have.
     """
 
     waiting: list[Waiting]
@@ -61,6 +67,7 @@ class Found(NamedTuple):
     stored_at: int | None
     fresh: bool
     until: Place | None
+    size: int
 
 
 class _Round(NamedTuple):
@@ -89,7 +96,7 @@ class Tails:
     Args:
         engine: connections to it.
         seconds: that a page of the tail may take; one of the base has `BASE_FACTOR` times as many.
-        page: records of a page.
+        page: records of a round's first page.
         most_open: transactions that a stored snapshot may list.
     """
 
@@ -176,7 +183,8 @@ class Tails:
     def _page_of(self, of: _Round, previous: Found | None, seconds: float) -> Found:
         place = None if previous is None else previous.until
         after = {"after_xid": str(place.xid if place else 0), "after_id": place.id if place else -1}
-        values = {**of._asdict(), **after, "size": self._page}
+        size = self._page if previous is None else self._next_size(previous)
+        values = {**of._asdict(), **after, "size": size}
         stands, rows = self._read(values, seconds)
         if stands is None:
             self._begin(of.pipeline, anew=False)
@@ -188,7 +196,12 @@ class Tails:
             raise Unavailable(
                 f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
             )
-        return _found(previous, stands, rows, self._most_open)
+        return _found(previous, stands, rows, size, self._most_open)
+
+    def _next_size(self, previous: Found) -> int:
+        """Return how many records the page after this one has: a COPY of many, of few tenants, takes few pages."""
+        grows = len(previous.waiting) <= FEW * previous.size
+        return min(previous.size * GROWS, self._page * LARGEST) if grows else self._page
 
     def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
         """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
@@ -261,7 +274,7 @@ def _limits(seconds: float) -> dict[str, str]:
     return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
 
 
-def _found(previous: Found | None, stands: _Stands, rows: list[tuple[Any, ...]], most_open: int) -> Found:
+def _found(previous: Found | None, stands: _Stands, rows: list[tuple[Any, ...]], size: int, most_open: int) -> Found:
     ((xid, last, fresh, open_xids, *_),) = [row for row in rows if row[4] is None]
     waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
     after, opened = 0, set(open_xids)
@@ -273,7 +286,7 @@ def _found(previous: Found | None, stands: _Stands, rows: list[tuple[Any, ...]],
     seen = stands.before if previous is None else previous.seen
     seen = _advanced(seen, stands.now, after, xid, opened, most_open)
     until = None if xid is None else Place(xid, last, xid in opened)
-    return Found(waiting, seen, stands.before, stands.stored_at, fresh, until)
+    return Found(waiting, seen, stands.before, stands.stored_at, fresh, until, size)
 
 
 def _advanced(seen: str, now: str, after: int, until: int | None, opened: Collection[int], most_open: int) -> str:

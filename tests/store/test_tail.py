@@ -394,6 +394,22 @@ def end_prepared(engine: Engine, name: str, *, commits: bool) -> None:
         connection.exec_driver_sql(f"{'COMMIT' if commits else 'ROLLBACK'} PREPARED '{name}'")
 
 
+@pytest.mark.parametrize(("tenants_of_50", "sizes"), [(1, [10, 20, 40]), (50, [10] * 6)])
+def test_many_records_of_few_tenants_take_few_pages(
+    engine: Engine, tails: Tails, tenants_of_50: int, sizes: list[int]
+) -> None:
+    base(tails)
+    pages, found, seen = Tails(engine, 10.0, page=10), None, []
+    with engine.begin() as connection:
+        for number in range(50):
+            insert(connection, f"tenant {number % tenants_of_50}", str(number))
+    while found is None or found.until is not None:
+        found = pages.keep(Kind.TAIL, PIPELINE, pages.look(Kind.TAIL, PIPELINE, SOURCE, 200, previous=found))
+        seen.append(found.size)
+    assert seen == sizes
+    assert round_of(tails, Kind.TAIL, stores=False) == []
+
+
 @pytest.mark.parametrize("kind", [*Kind])
 def test_a_page_may_end_inside_a_transaction_of_which_nothing_is_stored_before_its_end(
     engine: Engine, tails: Tails, cursors: Cursors, kind: Kind
