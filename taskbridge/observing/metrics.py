@@ -111,7 +111,13 @@ METRICS: Final = (
     ),
     Metric("taskbridge_bursts_total", "counter", _COUNTERS, "Runners that made their first run.", "bursts"),
     Metric("taskbridge_runs_total", "counter", _COUNTERS, "Runs that took their tenant's cursor.", "runs"),
-    Metric("taskbridge_sweeps_total", "counter", _COUNTERS, "Batches that moved a cursor.", "sweeps"),
+    Metric(
+        "taskbridge_sweeps_total",
+        "counter",
+        _COUNTERS,
+        "Batches that moved a cursor; one of events alone has no records.",
+        "sweeps",
+    ),
     Metric(
         "taskbridge_records_total",
         "counter",

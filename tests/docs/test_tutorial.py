@@ -105,6 +105,8 @@ def reader(root: Path, servers: Servers) -> Iterator[Reader]:
                 **kept,
                 "PATH": f"{programs}:{os.environ['PATH']}",
                 "PYTHONPATH": str(root),
+                # A slow machine may need longer to connect than a producer waits.
+                "TASKBRIDGE_NOTIFY_TIMEOUT": "10",
                 "TASKBRIDGE_TEST_POSTGRES_URL": servers.postgres_url,
                 "TASKBRIDGE_TEST_REDIS_URL": servers.redis_url,
             },
