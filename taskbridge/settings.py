@@ -13,9 +13,9 @@ from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
 from taskbridge.errors import ConfigurationError, InvalidName
 
-__all__ = ["GIVEN", "WINS", "Settings", "check_password", "check_token", "unknown_variables"]
+__all__ = ["GIVEN", "OVERRIDES", "Settings", "check_password", "check_token", "unknown_variables"]
 
-WINS: Final[list[Callable[[], Mapping[str, str]]]] = []
+OVERRIDES: Final[list[Callable[[], Mapping[str, str]]]] = []
 """What goes before the environment, as a framework's database of tests does."""
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
 """Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
@@ -95,14 +95,14 @@ class Settings:
     def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from `environment`.
 
-        By default that is the process's own, with what it lacks from `GIVEN`, and `WINS` before it.
+        By default that is the process's own, with what it lacks from `GIVEN`, and `OVERRIDES` before it.
 
         Raises:
             ConfigurationError: a value that is no number or out of its limits, a URL of the wrong kind, or a key
                 prefix or a schema that is not allowed.
         """
         if environment is None:
-            environment = _all_of(GIVEN) | os.environ | _all_of(WINS)
+            environment = _all_of(GIVEN) | os.environ | _all_of(OVERRIDES)
         values: dict[str, Any] = {}
         for one in fields(cls):
             text = environment.get(_variable(one.name), "").strip()

@@ -59,7 +59,7 @@ _SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 class Runtime(LightRuntime):
     """One process's connections and pipelines."""
 
-    drained: bool = False
+    runs_by_hand: bool = False
     """Whether a test does the runs itself, so that they wait for it also where Celery runs tasks inline."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
@@ -234,7 +234,7 @@ class Runtime(LightRuntime):
     @cached_property
     def eager(self) -> bool:
         """Whether Celery, and so an event, works inline (`task_always_eager`), as it is at the first event."""
-        return bool(self.app.conf.task_always_eager) and not self.drained
+        return bool(self.app.conf.task_always_eager) and not self.runs_by_hand
 
     def check(self, *, redis: bool = True) -> None:
         """Connect everything, so that a worker that could not work says so before it takes a message.
@@ -255,8 +255,8 @@ class Runtime(LightRuntime):
         if self.eager:
             self.app.tasks[task].apply_async(arguments, **options)
             return
-        if self.drained and self.app.conf.task_always_eager:
-            # Celery would do the run at once. Whoever drains finds it without its message.
+        if self.runs_by_hand and self.app.conf.task_always_eager:
+            # Celery would do the run at once. The test finds it without its message.
             return
         if time.monotonic() < self._broker_away_until:
             return

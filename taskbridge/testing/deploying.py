@@ -34,7 +34,7 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
     try:
         with (
             mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}),
-            mock.patch.object(Runtime, "drained", True),
+            mock.patch.object(Runtime, "runs_by_hand", True),
             afresh(),
         ):
             with translated_errors():

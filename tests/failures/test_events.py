@@ -40,6 +40,10 @@ def rows(drill: Drill) -> list[tuple[str, str, int, int, int]]:
     return [tuple(row) for row in found]
 
 
+def ask_to_wait(_: Batch) -> None:
+    raise RetryAfter(30)
+
+
 def claim(key: RunKey, begun: Begun) -> Claim:
     return Claim(key, 500, begun.events, begun.runs, begun.burst)
 
@@ -123,7 +127,7 @@ def test_a_run_that_claims_twice_counts_its_events_once(drill: Drill) -> None:
 
 def test_a_burst_that_redis_has_older_counts_of_counts_no_event_back(drill: Drill) -> None:
     """After a failover its hash may be older than the cursor."""
-    drill.handle(lambda _: _ask_to_wait())
+    drill.handle(ask_to_wait)
     drill.save("acme", "1")
     notify(drill, 4)
     drill.run_one()
@@ -134,25 +138,13 @@ def test_a_burst_that_redis_has_older_counts_of_counts_no_event_back(drill: Dril
     assert counted(drill) == (5, 5, 0)
 
 
-def _ask_to_wait() -> None:
-    raise RetryAfter(30)
-
-
 def test_a_run_that_is_told_to_wait_leaves_its_events_to_the_next_row(drill: Drill) -> None:
-    waited = False
-
-    def waits_once(batch: Batch) -> None:
-        nonlocal waited
-        if not waited:
-            waited = True
-            raise RetryAfter(30)
-        journal(batch)
-
-    drill.handle(waits_once)
+    drill.handle(ask_to_wait)
     drill.save("acme", "1")
     notify(drill, 2)
     drill.run_one()
     assert counted(drill) == (3, 0, 3)
+    drill.handle(journal)
     drill.go_on()
     assert rows(drill) == [("more", "handled", 3, 1, 1)]
 
@@ -184,13 +176,7 @@ def test_of_a_death_the_row_has_the_events_that_came_before_it(drill: Drill) -> 
 def test_a_death_that_ends_in_quarantine_has_no_event_twice(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row is written before another record is tried, and quarantine moves the cursor after that."""
     killer, sent = Killer(drill, monkeypatch), 1
-
-    def handle(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            killer.kill()
-        journal(batch)
-
-    drill.handle(handle)
+    drill.handle(killer.dies_over_bad)
     drill.save("acme", BAD, "08")
     while drill.states() != {"handled": 1, "quarantined": 1}:
         notify(drill, 3)
@@ -235,7 +221,7 @@ def test_without_a_history_no_event_waits_for_a_row(drill: Drill) -> None:
 
 
 def test_a_worker_without_a_history_leaves_the_events_of_one_that_has_it(drill: Drill) -> None:
-    drill.handle(lambda _: _ask_to_wait())
+    drill.handle(ask_to_wait)
     drill.save("acme", "1")
     notify(drill, 4)
     drill.run_one()
@@ -308,7 +294,7 @@ def _renamed(drill: Drill, table: str) -> Iterator[None]:
 
 def test_a_burst_that_the_tail_began_absorbs_each_event(drill: Drill) -> None:
     """Else the counter of absorbed events would fall, which no counter may."""
-    drill.handle(lambda _: _ask_to_wait())
+    drill.handle(ask_to_wait)
     tail_round(drill.runtime, "invoices")
     drill.deployment.save("acme", "1", notify=False)
     tail_round(drill.runtime, "invoices")

@@ -64,6 +64,12 @@ class Killer:
         self._killed = True
         raise KeyboardInterrupt
 
+    def dies_over_bad(self, batch: Batch) -> None:
+        """A handler that is killed over the bad record, and delivers all others."""
+        if any(record.external_id == BAD for record in batch):
+            self.kill()
+        journal(batch)
+
     def run_one(self) -> bool:
         """Do the next run, when its time has come; return whether its process was killed."""
         drill = self._drill
@@ -86,13 +92,7 @@ def test_a_record_that_takes_its_process_and_the_sessions_of_postgres_with_it_en
 ) -> None:
     """As where memory runs out, or a backend crashes: the run that counts the death finds broken connections."""
     killer = Killer(drill, monkeypatch)
-
-    def handle(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            killer.kill()
-        journal(batch)
-
-    drill.handle(handle)
+    drill.handle(killer.dies_over_bad)
     drill.save("acme", BAD, "08")
     for _ in range(40):
         if killer.run_one():

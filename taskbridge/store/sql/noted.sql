@@ -6,7 +6,8 @@
         (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome,
          first_event_ms, began_sweeps, sweeps, snapshot, target, at_xid, at_id)
     SELECT m.pipeline, m.tenant, m.token, v.last_run_at, clock_timestamp(), m.reason, m.worker,
-           least(c.unnoted_events, 2147483647), CASE WHEN c.unnoted_burst THEN 1 ELSE m.burst_run END, m.records, m.rejected, 'handled', m.first_event_ms, m.sweeps, v.sweeps, v.snapshot, v.target, v.at_xid, v.at_id
+           least(c.unnoted_events, 2147483647), CASE WHEN c.unnoted_burst THEN 1 ELSE m.burst_run END,
+           m.records, m.rejected, 'handled', m.first_event_ms, m.sweeps, v.sweeps, v.snapshot, v.target, v.at_xid, v.at_id
     FROM moved v
     JOIN m ON m.pipeline = v.pipeline AND m.tenant = v.tenant
     JOIN {schema}.sync_cursors c ON c.pipeline = v.pipeline AND c.tenant = v.tenant
