@@ -48,7 +48,7 @@ test: $(READY) ## What CI runs: lint, types, import directions, all tests but th
 
 # Else each of pytest's processes rewrites the asserts of all tests.
 collected: $(READY)
-	@$(BIN)/pytest --collect-only -q >/dev/null
+	@found=$$($(BIN)/pytest --collect-only -q) || { echo "$$found"; exit 1; }
 
 test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
