@@ -105,6 +105,8 @@ class Run:
     handled: int = 0
     counted_death: bool = False
     """Whether it stored the death of the run before it."""
+    noted: bool = False
+    """Whether the run history may have a row of it."""
     trace: RunTrace | None = None
     """Its spans, where the program makes any."""
 
@@ -150,24 +152,25 @@ class Run:
         """Whether there is a run history."""
         return bool(self.runtime.settings.history_days)
 
-    @property
     def note(self) -> RunNote:
-        """What the run history says of it."""
+        """Return what the run history is to say of it now."""
         if not self.keeps_history:
             return NOT_NOTED
-        return RunNote(_reason(self.begun), self.runtime.worker, self.begun.runs)
+        again, self.noted = self.noted, True
+        return RunNote(_reason(self.begun), self.runtime.worker, self.begun.runs, again=again)
 
-    @property
     def note_of_dead(self) -> RunNote:
-        """What the run history says of the run before, which did not end; of this one where its token is not known."""
+        """Return what it is to say of the run before, which did not end; of this one where its token is not known."""
         dead = self.begun.died
-        if dead is None or not dead.token[:16].isdigit() or self.note.reason is None:
-            return self.note
+        if dead is None or not dead.token[:16].isdigit() or not self.keeps_history:
+            return self.note()
         return RunNote("unknown", dead.worker, self.begun.runs - 1, dead.token, own_events=self.begun.new_events)
 
     def advances_past(self, page: Page) -> bool:
         """Whether the cursor is to move: the batch has records, or events brought none and the run history says so."""
-        return page.moves_cursor or (page.unnoted and is_noted(self.runtime.database, self.note.reason))
+        if page.moves_cursor or not page.unnoted or not self.keeps_history:
+            return page.moves_cursor
+        return is_noted(self.runtime.database, _reason(self.begun))
 
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""
@@ -310,7 +313,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
         first_event_ms = min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
     hooks: list[Hook] = []
     run.begins_with(page, page.records)
-    with run.cursors.transaction(run.key, run.note) as transaction:
+    with run.cursors.transaction(run.key, run.note()) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
             reasons |= _call_or_keep(run, page, _batch(run, records, transaction), transaction, hooks, first_event_ms)

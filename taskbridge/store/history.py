@@ -40,7 +40,8 @@ class RunNote(NamedTuple):
     """What the history says of a run beside what moves its cursor; the columns of `runs` say what each is.
 
     `reason` None: no history is kept. `dead`: the token of the run before, where it is that one, which did not end;
-    then `own_events` came after it.
+    then `own_events` came after it. `again`: the history may have a row of the run already. Else it is not asked, and
+    where it has one the run is not noted.
     """
 
     reason: str | None
@@ -48,6 +49,7 @@ class RunNote(NamedTuple):
     burst_run: int = 0
     dead: str = ""
     own_events: int = 0
+    again: bool = True
 
 
 NOT_NOTED: Final = RunNote(None)

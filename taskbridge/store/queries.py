@@ -2,7 +2,8 @@
 
 `{schema}` in a text is the Postgres schema of TaskBridge's tables. The places of `_FRAGMENT` are the texts of the files
 of these names, so that each is written once.
-`{noted}` is what writes the run history; it is left out unless that is asked for.
+`{noted}` is what writes the run history, and `{noted_again}` what it does where the run has a row there. Both are left
+out unless they are asked for.
 `{document}` is where a record's document comes from: the text of `recorded_document.sql`, unless another one is given.
 Other places are filled by `filled`, with what no parameter can be: names, parts of SQL, values of statements without
 parameters.
@@ -29,6 +30,7 @@ __all__ = [
     "SCHEMA_OPTION",
     "SESSION",
     "Queries",
+    "compact",
     "filled",
     "literal",
     "queries",
@@ -52,6 +54,7 @@ _FRAGMENT: Final = re.compile(
     r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor|new_events|same_burst|adoption_version|columns_called|batch_settings"
     r"|readers_key|lacks)\}"
 )
+_INDENT: Final = re.compile(r"\n\s+")
 
 
 def queries(where: Database | Connection) -> Queries:
@@ -60,15 +63,35 @@ def queries(where: Database | Connection) -> Queries:
 
 
 @cache
-def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None, *, noted: bool = False) -> str:
+def query(
+    name: str,
+    schema: str = DEFAULT_SCHEMA,
+    document: str | None = None,
+    *,
+    noted: bool = False,
+    again: bool = False,
+) -> str:
     """Return the text of `sql/{name}.sql` for a schema, with psycopg's `%(name)s` placeholders.
 
-    `noted`: an advance that writes the run history too.
+    `noted`: an advance that writes the run history too, `again`: where the run may have a row there.
     """
-    text = _FRAGMENT.sub(lambda found: query(found[1], schema, noted=noted), statement(_SQL, name))
-    text = text.replace("{noted}", query("noted", schema) if noted and "{noted}" in text else "")
+    text = _FRAGMENT.sub(lambda found: query(found[1], schema, noted=noted, again=again), statement(_SQL, name))
+    text = text.replace("{noted}", query("noted", schema, again=again) if noted and "{noted}" in text else "")
+    text = text.replace("{noted_again}", query("noted_again", schema) if again and "{noted_again}" in text else "")
     text = text.replace("{schema}", quoted(schema))
-    return text.replace("{document}", document or query("recorded_document", schema)) if "{document}" in text else text
+    if "{document}" in text:
+        text = text.replace("{document}", document or query("recorded_document", schema))
+    return text
+
+
+@cache
+def compact(text: str) -> str:
+    """Return a long query without its indentation, for those that each run sends.
+
+    psycopg (3.3, `MAX_CACHED_STATEMENT_LENGTH`) keeps how it sends a text of up to 4,096 characters. It takes a longer
+    one apart each time, which costs 0.1 ms.
+    """
+    return _INDENT.sub("\n", text)
 
 
 def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:

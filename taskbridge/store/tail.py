@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 from taskbridge.errors import Unavailable
 from taskbridge.store.bounded import GRACE, Bounded
 from taskbridge.store.cursor import Waiting
-from taskbridge.store.queries import queries
+from taskbridge.store.queries import compact, queries
 from taskbridge.store.sessions import driving, in_one_message, scalar, with_second_try
 
 __all__ = ["Found", "Kind", "Tails"]
@@ -241,7 +241,7 @@ class Tails:
             with self._limited(seconds, "begin_round") as connection:
                 stands, rows = connection.cursor(row_factory=args_row(_Stands)), connection.cursor()
                 stands.execute(self._query("tail_stands"), values)
-                rows.execute(self._query("round"), values)
+                rows.execute(compact(self._query("round")), values)
             return stands.fetchone(), rows.fetchall()
 
         return with_second_try(read)

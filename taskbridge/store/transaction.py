@@ -22,7 +22,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.bounded import Bounded, NoAnswer, driver_of
 from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, columns_of
-from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
+from taskbridge.store.queries import LOCAL, compact, queries, query, schema_of, setting
 from taskbridge.store.sessions import (
     SHORT_WAIT,
     SILENT,
@@ -379,11 +379,12 @@ def _advance(engine: Engine, move: Move, *, noted: bool) -> bool:
 
 
 def _advancing(engine: Engine, move: Move, *, noted: bool) -> tuple[str, dict[str, Any]]:
-    return _text(engine, "advance", noted=noted), _values(move, noted=noted)
+    return _text(engine, "advance", [move], noted=noted), _values(move, noted=noted)
 
 
-def _text(engine: Engine, name: str, *, noted: bool) -> str:
-    return query(name, schema_of(engine), noted=noted)
+def _text(engine: Engine, name: str, moves: Sequence[Move], *, noted: bool) -> str:
+    again = noted and any(move.values["again"] for move in moves)
+    return compact(query(name, schema_of(engine), noted=noted, again=again))
 
 
 def _values(move: Move, *, noted: bool) -> dict[str, Any]:
@@ -423,7 +424,7 @@ def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     noted = is_noted(engine, moves[0].values["reason"])
     rows = [_values(move, noted=noted) for move in moves]
     values = {name: [row[name] for row in rows] for name in rows[0]}
-    statement = _text(engine, "advance_together", noted=noted)
+    statement = _text(engine, "advance_together", moves, noted=noted)
     with driving(engine) as driver:
         found = in_one_message(driver, statement, values, lock_timeout=SHORT_WAIT)
     moved = {(pipeline, tenant): bool(asked) for asked, pipeline, tenant in found}

@@ -15,9 +15,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.exc import DataError, DBAPIError, ProgrammingError
 
+from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store import (
@@ -45,6 +47,7 @@ from taskbridge.store import (
     unadopt,
     unadopt_within,
 )
+from taskbridge.store.queries import compact, query
 from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
 from tests.waiting import wait_until
@@ -1206,3 +1209,23 @@ def test_who_wrote_to_a_partitioned_table_before_its_tenant_had_another_type_con
         writer.invalidate()
     run(engine, "INSERT INTO orders VALUES (3, 'acme', 1, 'a')")
     assert Reader(engine).keys("acme") == ["1", "3"]
+
+
+def test_what_each_run_sends_is_no_longer_than_what_psycopg_keeps(engine: Engine) -> None:
+    # given a table as a shop has it
+    run(
+        engine,
+        "CREATE TABLE orders (id uuid PRIMARY KEY, customer bigint, total numeric(10, 2), tax numeric(10, 2), "
+        "placed_at timestamptz, note text)",
+    )
+    document = adopted(engine).document
+    longest = "s" * 63
+    sent = [
+        query("claim", longest),
+        query("read_batch", longest),
+        query("read_batch", DEFAULT_SCHEMA, document),
+        query("advance", longest, noted=True, again=True),
+        query("advance_together", longest, noted=True, again=True),
+        query("round", longest),
+    ]
+    assert [len(one) for one in map(compact, sent) if len(one) > MAX_CACHED_STATEMENT_LENGTH] == []

@@ -21,6 +21,7 @@ from taskbridge.store import (
     CursorLost,
     Cursors,
     RunNote,
+    advance,
     connect,
     forget_pipeline,
     keep_runs,
@@ -108,6 +109,20 @@ def test_a_run_that_took_something_and_then_fails_counts_as_failed(inline: Inlin
     assert history(inline.deployment.engine, "outcome, records, began_sweeps, sweeps") == [("failed", 1, 0, 1)]
 
 
+def test_a_row_that_nobody_expected_keeps_no_cursor_where_it_is(engine: Engine) -> None:
+    cursors = Cursors(engine, "invoices")
+    for number in "12":
+        write(engine, number)
+        page = claim(cursors)
+        # the second claim is as old as the first one, as where a clock was set back
+        execute(engine, "UPDATE taskbridge.sync_cursors SET last_run_at = '2026-01-01', unnoted_events = 1")
+        with cursors.transaction(key(), NOTE._replace(again=False)) as transaction:
+            move = transaction.move(page)
+        advance(engine, move)
+    assert history(engine, "records, events") == [(1, 1)]
+    assert asked(engine, "SELECT records, unnoted_events FROM taskbridge.sync_cursors") == [(2, 1)]
+
+
 def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
     inline.handle(lambda _: None, batch_size=2)
     for numbers in ("abc", "d", "ef"):
@@ -137,7 +152,7 @@ def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
 )
 def test_why_a_run_began_is_said_once(begun: Begun, reason: str, inline: Inline) -> None:
     pipeline = inline.runtime.pipelines["invoices"]
-    assert Run(inline.runtime, pipeline, key(), begun, 0.0, None).note.reason == reason  # type: ignore[arg-type]
+    assert Run(inline.runtime, pipeline, key(), begun, 0.0, None).note().reason == reason  # type: ignore[arg-type]
 
 
 def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inline) -> None:
