@@ -35,6 +35,8 @@ MOST_SENT: Final = 100
 """Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
 AT_ONCE: Final = 100
 """How many tenants one call of a script goes over, so that nobody else waits long for Redis."""
+_ANSWERS: Final = {answer.value: answer for answer in Answer}
+"""An enum's own look-up costs ten times as much, and a round of the tail makes a thousand."""
 TICKER_HOLDS_MS: Final = 50
 """How long other tickers leave a pipeline to the one that found work, even if that one dies."""
 
@@ -142,7 +144,6 @@ class Gate(Inspector):
         Each pipeline comes with its arguments, and with those of each tenant, of which the first is its name.
         """
         calls: list[Call] = []
-        whose: list[tuple[str, str]] = []
         for pipeline, (args, tenants) in work.items():
             beginnings = self._beginnings(name, pipeline, Queue.FIRST)
             shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
@@ -152,12 +153,13 @@ class Gate(Inspector):
                 keys = [f"{text}{tenant}" for tenant, *_ in some for text in own]
                 told = (pipeline, *args, _nonce(), self._now(), *chain.from_iterable(some))
                 calls.append(((*shared, *keys, self._keys.clock), told))
-            whose += [(pipeline, str(tenant)) for tenant, *_ in tenants]
         replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
-        return [
-            (self._published(reply, Queue.FIRST, *one), reply[1])
-            for reply, one in zip(zip(replies[::2], replies[1::2], strict=True), whose, strict=True)
-        ]
+        answers, rest = replies[::2], replies[1::2]
+        if self._publish is not None:
+            whose = [(pipeline, str(one[0])) for pipeline, (_, some) in work.items() for one in some]
+            for reply, who in zip(zip(answers, rest, strict=True), whose, strict=True):
+                self._published(reply, Queue.FIRST, *who)
+        return list(zip(map(_ANSWERS.__getitem__, answers), rest, strict=True))
 
     def begin_many(self, runs: Sequence[tuple[RunKey, int]], worker: str = "") -> list[Begun | Answer]:
         """Take the runners for runs of different tenants, in one round trip; `worker` is the name of who asks.

@@ -64,7 +64,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
 
   local start = math.max(now, began and began + delay_ms or 0, earliest or 0)
   if start <= now and room <= 0 and not state then
-    wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, own_us, "found", unpack(fresh))
+    wait_for_turn(runner_key, turns_key, shares_key, pipeline, tenant, own_us, "found", unpack(fresh))
     return POSTPONED, false
   elseif start <= now and room > 0 then
     room = room - 1
@@ -89,5 +89,6 @@ for at = 1, (#ARGV - 7) / 3 do
   -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
   replies[2 * at - 1], replies[2 * at] = remind(runner_key, last_key, tenant, delay_ms, last_ms, us + at - 1)
 end
+write_turns(due_key, turns_key)
 keep_turns(turns_key, shares_key, pipeline)
 return replies

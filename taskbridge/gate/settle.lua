@@ -50,7 +50,8 @@ local function continue_in_turn()
     return wait_until(now + republish_ms, POSTPONED)
   end
   if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
-    wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, us, "turn")
+    wait_for_turn(runner_key, turns_key, shares_key, pipeline, tenant, us, "turn")
+    write_turns(due_key, turns_key)
     return { POSTPONED }
   end
   return continue_now()

@@ -30,13 +30,26 @@ local function next_tag(turns_key, shares_key, pipeline)
   return tag
 end
 
--- The deadline is for when the set of turns was lost; else it only moves on.
+-- Deadlines and start tags of those that came to wait, each followed by its member.
+local deadlines, places = {}, {}
+
 -- `why` it waits: it has more to do than one run got through ("turn"), or it was "found" and had no event yet. `...` are
--- further fields of the runner and their values. The caller says `keep_turns` afterwards.
-local function wait_for_turn(due_key, runner_key, turns_key, shares_key, pipeline, tenant, us, why, ...)
+-- further fields of the runner and their values. The caller says `write_turns` and `keep_turns` afterwards.
+local function wait_for_turn(runner_key, turns_key, shares_key, pipeline, tenant, us, why, ...)
   redis.call("HSET", runner_key, "state", "waiting", "held", why, ...)
-  redis.call("ZADD", due_key, text(milliseconds(us) + TURN_DEADLINE_MS), tenant)
-  redis.call("ZADD", turns_key, next_tag(turns_key, shares_key, pipeline), pipeline .. ":" .. tenant)
+  local at = #deadlines
+  deadlines[at + 1], deadlines[at + 2] = text(milliseconds(us) + TURN_DEADLINE_MS), tenant
+  places[at + 1], places[at + 2] = string.format("%.0f", next_tag(turns_key, shares_key, pipeline)), pipeline .. ":" .. tenant
+end
+
+-- One command for all: one for each would cost as much as what it does. The deadline is for when the set of turns was
+-- lost; else it only moves on.
+local function write_turns(due_key, turns_key)
+  if deadlines[1] then
+    redis.call("ZADD", due_key, unpack(deadlines))
+    redis.call("ZADD", turns_key, unpack(places))
+    deadlines, places = {}, {}
+  end
 end
 
 -- Called once for all tenants that came to wait in a script: it costs as much as the rest of the script.

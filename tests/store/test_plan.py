@@ -43,10 +43,10 @@ def seeded(engine: Engine) -> Engine:
     return engine
 
 
-def plan(engine: Engine, name: str, **values: Any) -> dict[str, Any]:
+def plan(engine: Engine, name: str, settings: str = "plan_by_index", **values: Any) -> dict[str, Any]:
     """Run a query under EXPLAIN and return its plan."""
     with engine.connect() as connection:
-        connection.exec_driver_sql(query("plan_by_index"))
+        connection.exec_driver_sql(query(settings))
         text = query(name)
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", {**KEY, **values}
@@ -155,6 +155,25 @@ def test_waiting_for_a_drain_does_not_read_what_was_handled(seeded: Engine) -> N
 def test_a_page_of_tenants_reads_no_other(seeded: Engine) -> None:
     assert pages(plan(seeded, "tenants_after", after="tenant-3", limit=10)) < 100
     assert pages(plan(seeded, "tenant_counts", tenants=[f"tenant-{at}" for at in range(10)], size=100)) < 1000
+
+
+def test_runs_of_a_minute_are_read_without_those_that_came_later(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, "
+            "burst_run, records, rejected, outcome, began_sweeps, sweeps, snapshot) "
+            "SELECT 'invoices', 'tenant-' || n, lpad(n::text, 16, '0') || '-aaaaaaaaaaaa', at, at, 'event', "
+            "'celery@here', 1, 1, 1, 0, 'handled', 0, 1, pg_current_snapshot() FROM generate_series(1, %(rows)s) n, "
+            "LATERAL (SELECT timestamptz '2026-01-01 00:00Z' + n * interval '1 second' AS at) t",
+            {"rows": ROWS},
+        )
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("VACUUM ANALYZE taskbridge.runs")
+        ((whole,),) = connection.exec_driver_sql("SELECT pg_relation_size('taskbridge.runs_other') / 8192")
+    minute = {"since": "2026-01-01 01:00Z", "before": "2026-01-01 01:01Z", "token": "", "pipeline": None}
+    top = plan(engine, "past_between", "nothing", **minute, failed=False, size=1_000, limit=1_000)
+    assert top["Actual Rows"] == 60
+    assert pages(top) < whole / 4
 
 
 def test_whose_fault_it_is_reads_no_other_cursor(seeded: Engine) -> None:
