@@ -47,6 +47,7 @@ TIMEOUT: Final = 60.0
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
+MISSED: Final = "changes were missed meanwhile, and with --again every row is sent once more"
 LIMIT: Final = setting("lock_timeout", _WAIT, LOCAL)
 
 
@@ -321,11 +322,7 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         if not before or before[0].ended:
             return ["it is not adopted"]
         found = _triggers_there(connection, adopted.definition.source)
-    there = {(one.name, one.trigger): one.is_on for one in found}
-    wrong = [
-        f"{one.table} has no trigger {one.name}" for one in _triggers(adopted) if (one.table, one.name) not in there
-    ]
-    wrong += [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
+    wrong = _idle_triggers(adopted, found)
     wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
     # What is watched is looked at where rows are updated alone.
@@ -340,6 +337,14 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
     return wrong
+
+
+def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> list[str]:
+    """Return which triggers do not fire. Changes that they would have recorded are missed."""
+    there = {(one.name, one.trigger): one.is_on for one in found}
+    wanted = [(one.table, one.name) for one in _triggers(adopted)]
+    gone = [f"{table} has no trigger {name}" for table, name in wanted if (table, name) not in there]
+    return gone + [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
 
 
 def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
@@ -369,8 +374,9 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     if lacking := sorted({what for trigger in found for what in trigger.lacks}):
         what = f"the role {found[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
         yield Fault(what, "grant it that")
+    idle, again = _idle_triggers(adopted, found), f"run again: {command(one.definition, adopted.table.name)}"
     for wrong in trigger_faults(engine, adopted):
-        yield Fault(wrong, f"run again: {command(one.definition, adopted.table.name)}")
+        yield Fault(wrong, f"{again}; {MISSED}" if wrong in idle else again)
     for due in backfills_due(engine):
         if due.source == one.source:
             yield Fault(due.what, due.remedy, is_recorded=True)

@@ -62,7 +62,10 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert shown.status == 1
     assert "problem  tables: orders: public.orders has no trigger taskbridge_orders_update" in shown.stdout
     mend = "taskbridge adopt public.orders --tenant customer --key id --source orders"
-    assert f"-> run again: {mend}" in shown.stdout
+    assert (
+        f"-> run again: {mend}; changes were missed meanwhile, and with --again every row is sent once more"
+        in shown.stdout
+    )
     assert taskbridge(*mend.split()[1:]).stdout.endswith("each change from now on is a record\n")
     run(engine, "UPDATE orders SET note = 'seen'")
     ended = taskbridge("unadopt", "orders")
