@@ -78,13 +78,18 @@ class Reader:
         ConfigurationError: the URL cannot be read.
     """
 
+    _session: Bounded | None = None
+
     def __init__(self, url: str, schema: str = DEFAULT_SCHEMA, *, statement_timeout: float | None = None) -> None:
         self.schema = schema
         self._statement_timeout = statement_timeout
         self._parameters = parameters_of(url)
         self._parameters |= of_the_socket(self._parameters, statement_timeout)
         self._alone = RLock()
-        self._session: Bounded | None = None
+
+    def __del__(self) -> None:
+        """Close the session: a psycopg before 3.3 is part of a cycle, and would keep it until that is collected."""
+        self.close()
 
     def get_execution_options(self) -> Mapping[str, str]:
         """Return the schema, as an engine has it."""
