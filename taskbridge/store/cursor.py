@@ -35,7 +35,7 @@ from taskbridge.store.bounded import let_statements_take, within
 from taskbridge.store.documents import decoded
 from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, Standing, columns_of, page_of
-from taskbridge.store.queries import LOCAL, compact, queries, query, schema_of, setting
+from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.sessions import (
     IMPATIENT,
     PATIENT,
@@ -329,7 +329,7 @@ class Cursors:
         return replace(record, document=document, deleted=deleted) if reason is None else None
 
     def _reading(self, name: str, rows: _Rows) -> str:
-        return compact(query(name, schema_of(self._engine), rows.document))
+        return query(name, schema_of(self._engine), rows.document)
 
     def _read(self, batch: _Batch, *before: Any) -> Page | None:
         """Read one batch in one round trip, after the statement `before`. None: the token does not own the cursor."""

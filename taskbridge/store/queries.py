@@ -80,13 +80,14 @@ def query(
     text = text.replace("{noted_again}", query("noted_again", schema) if again and "{noted_again}" in text else "")
     text = text.replace("{schema}", quoted(schema))
     if "{document}" in text:
-        text = text.replace("{document}", document or query("recorded_document", schema))
+        # What is put in stays as it is: it has the names of somebody's columns.
+        text = compact(text).replace("{document}", document or query("recorded_document", schema))
     return text
 
 
 @cache
 def compact(text: str) -> str:
-    """Return a long query without its indentation, for those that each run sends.
+    """Return a long query of ours without its indentation, for those that each run sends.
 
     psycopg (3.3, `MAX_CACHED_STATEMENT_LENGTH`) keeps how it sends a text of up to 4,096 characters. It takes a longer
     one apart each time, which costs 0.1 ms.
