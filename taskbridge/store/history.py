@@ -40,8 +40,8 @@ class RunNote(NamedTuple):
     """What the history says of a run beside what moves its cursor; the columns of `runs` say what each is.
 
     `reason` None: no history is kept. `dead`: the token of the run before, where it is that one, which did not end;
-    then `own_events` came after it. `again`: the history may have a row of the run already. Else it is not asked, and
-    where it has one the run is not noted.
+    then `own_events` came after it. `again`: the history may have a row of the run already. Else it is not asked,
+    which is cheaper, and where it has one the statement is tried once more.
     """
 
     reason: str | None

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_BISECTION",
+    "BegunTwice",
     "CursorLost",
     "Move",
     "OtherReader",
@@ -76,14 +77,22 @@ class CursorLost(Exception):
     """Another run owns the cursor, or the same token advanced it elsewhere; nothing of this batch may take effect."""
 
 
-class OtherReader(RetryAfter):
-    """Another pipeline began to read the source while the batch was open, and what the handler wrote back was muted.
-
-    Nothing of the batch takes effect. It comes again at once, and then nothing is muted.
-    """
+class ComesAgain(RetryAfter):
+    """Nothing of the batch takes effect, through no fault of the handler's, and it comes again at once."""
 
     def __init__(self) -> None:
         super().__init__(0)
+
+
+class OtherReader(ComesAgain):
+    """Another pipeline began to read the source while the batch was open, and what the handler wrote back was muted.
+
+    When the batch comes again, nothing is muted.
+    """
+
+
+class BegunTwice(ComesAgain):
+    """The token was begun a second time, as where Redis lost what it knew of the first, and one of them has failed."""
 
 
 class Quarantined(NamedTuple):
@@ -252,7 +261,8 @@ class Transaction:
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction.
-            OtherReader: what the handler wrote may be missed; all is rolled back, and the batch has to come again.
+            BegunTwice: the run history has a row of the token already; all is rolled back.
+            OtherReader: what the handler wrote may be missed; all is rolled back.
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
@@ -273,6 +283,8 @@ class Transaction:
             moved = connection.exec_driver_sql(*_advancing(self._engine, move, noted=noted)).first()
         except DBAPIError as error:
             # The transaction cannot go on. If the history is at fault, the next try does without it.
+            if noted and _has_row(move, error.orig):
+                raise BegunTwice from error
             if noted and isinstance(error.orig, (*_MAY_BE_THE_HISTORY, NoAnswer)):
                 let_rest(self._engine, error)
             raise
@@ -365,6 +377,8 @@ def advance(engine: Engine, move: Move) -> bool:
     except _MAY_BE_THE_HISTORY as error:
         if not noted:
             raise
+        if _has_row(move, error):
+            return advance(engine, move._replace(values={**move.values, "again": True}))
         asked = _advance(engine, move, noted=False)
         let_rest(engine, error)
         return asked
@@ -376,6 +390,11 @@ def _advance(engine: Engine, move: Move, *, noted: bool) -> bool:
     if moved is None:
         raise CursorLost
     return bool(moved[0])
+
+
+def _has_row(move: Move, error: BaseException | None) -> bool:
+    """Whether an advance failed since the history has a row of the token that `again` did not expect."""
+    return isinstance(error, psycopg.errors.UniqueViolation) and not move.values["again"]
 
 
 def _advancing(engine: Engine, move: Move, *, noted: bool) -> tuple[str, dict[str, Any]]:

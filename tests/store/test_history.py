@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from taskbridge.store import (
     record_invoice,
     sum_runs,
 )
+from taskbridge.testing import drain
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.store.test_cursor import OLD, claim, key, write
@@ -109,7 +111,7 @@ def test_a_run_that_took_something_and_then_fails_counts_as_failed(inline: Inlin
     assert history(inline.deployment.engine, "outcome, records, began_sweeps, sweeps") == [("failed", 1, 0, 1)]
 
 
-def test_a_row_that_nobody_expected_keeps_no_cursor_where_it_is(engine: Engine) -> None:
+def test_what_a_run_did_is_added_to_a_row_that_nobody_expected(engine: Engine) -> None:
     cursors = Cursors(engine, "invoices")
     for number in "12":
         write(engine, number)
@@ -119,8 +121,50 @@ def test_a_row_that_nobody_expected_keeps_no_cursor_where_it_is(engine: Engine) 
         with cursors.transaction(key(), NOTE._replace(again=False)) as transaction:
             move = transaction.move(page)
         advance(engine, move)
-    assert history(engine, "records, events") == [(1, 1)]
-    assert asked(engine, "SELECT records, unnoted_events FROM taskbridge.sync_cursors") == [(2, 1)]
+    assert history(engine, "records, events") == [(2, 2)]
+    assert asked(engine, "SELECT records, unnoted_events FROM taskbridge.sync_cursors") == [(2, 0)]
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
+    transactional: bool, inline: Inline, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis, runner = inline.deployment.redis, inline.runtime.keys.runner("invoices", "acme")
+    calls: list[Batch] = []
+
+    def first_fails_while_second_is_on(batch: Batch) -> None:
+        calls.append(batch)
+        if transactional:
+            batch.connection.exec_driver_sql("SELECT")
+        if len(calls) == 1:
+            # Redis comes back as it was before the run began, and its message comes again.
+            redis.delete(runner)
+            redis.hset(runner, mapping=began)
+            second.start()
+            assert second_is_on.wait(10)
+            fail(batch)
+        if len(calls) == 2:
+            second_is_on.set()
+            assert first_has_failed.wait(10)
+
+    inline.handle(first_fails_while_second_is_on)
+    inline.deployment.save("acme", "1")
+    began: Any = redis.hgetall(runner)
+    message = inline.message()
+    assert message is not None
+    second_is_on, first_has_failed = Event(), Event()
+    second = Thread(target=slot.run_tenant, args=(inline.runtime, *message))
+    with pytest.raises(RuntimeError):
+        slot.run_tenant(inline.runtime, *message)
+    first_has_failed.set()
+    second.join()
+    engine, failures = inline.deployment.engine, "SELECT failures FROM taskbridge.sync_cursors"
+    assert [tuple(row) for row in asked(engine, failures)] == [(int(transactional),)]
+    # What was rolled back comes again.
+    drain("acme", app=inline.deployment.app)
+    assert sum(row[0] for row in history(engine, "records")) == 1
+    assert asked(engine, "SELECT records FROM taskbridge.sync_cursors") == [(1,)]
+    assert "history cannot be written" not in caplog.text
 
 
 def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
