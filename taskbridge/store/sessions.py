@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
@@ -79,6 +80,7 @@ class Reader:
     """
 
     _session: Bounded | None = None
+    _pid: int | None = None
 
     def __init__(self, url: str, schema: str = DEFAULT_SCHEMA, *, statement_timeout: float | None = None) -> None:
         self.schema = schema
@@ -88,8 +90,12 @@ class Reader:
         self._alone = RLock()
 
     def __del__(self) -> None:
-        """Close the session: a psycopg before 3.3 is part of a cycle, and would keep it until that is collected."""
-        self.close()
+        """Close the session: a psycopg before 3.3 is part of a cycle, and would keep it until that is collected.
+
+        A forked child leaves alone what its parent still uses.
+        """
+        if self._pid == os.getpid():
+            self.close()
 
     def get_execution_options(self) -> Mapping[str, str]:
         """Return the schema, as an engine has it."""
@@ -102,6 +108,7 @@ class Reader:
             if self._session is None:
                 self._session = open_session(self._statement_timeout, **self._parameters)
                 self._session.autocommit = True
+                self._pid = os.getpid()
             try:
                 yield self._session
             except BaseException:

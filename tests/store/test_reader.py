@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -145,3 +147,35 @@ def test_two_threads_have_the_session_one_after_the_other(reader: Reader) -> Non
 
 def test_a_reader_looks_into_its_own_schema(postgres_url: str) -> None:
     assert '"other".records' in queries(Reader(postgres_url, "other"))("count_unmatched")
+
+
+FORKS = """
+import os
+import sys
+
+from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.settings import Settings
+from taskbridge.store.sessions import driving, scalar
+
+runtime = LightRuntime(Settings(postgres_url=sys.argv[1], redis_url="redis://127.0.0.1:1/0"))
+
+
+def session() -> object:
+    with driving(runtime.database) as driver:
+        return scalar(driver, "SELECT pg_backend_pid()")
+
+
+before = session()
+if os.fork() == 0:
+    # It ends as programs do, and so drops what it has inherited.
+    sys.exit()
+os.wait()
+assert session() == before
+"""
+
+
+def test_a_child_that_ends_leaves_the_session_of_its_parent_alone(postgres_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, postgres_url], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
