@@ -27,6 +27,10 @@ FROM_NOW_ON: Final = (
     "A row that was there before is no record until it changes. The same command with --backfill makes records of "
     "all; with --from-now-on nobody is reminded of it."
 )
+MISSED: Final = (
+    "Changes may have been missed before. The same command with --backfill sends each row once more; with "
+    "--from-now-on nobody is reminded of it."
+)
 STAYS_SO: Final = "rows without a record stay so until they change, and nobody is reminded of a backfill"
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
@@ -105,15 +109,15 @@ def adopt(
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
     is_new = store.adopt(engine, found)
-    is_due = any(due.source == found.definition.source for due in store.backfills_due(engine))
-    means = "" if backfill or again else f": {STAYS_SO}" if from_now_on and is_due else ": nothing to do"
+    due = next((one for one in store.backfills_due(engine) if one.source == found.definition.source), None)
+    means = "" if backfill or again else f": {STAYS_SO}" if from_now_on and due else ": nothing to do"
     said = "is adopted: each change from now on is a record" if is_new else f"was adopted before{means}"
     click.echo(f"{found.definition.source}: {found.table.name} {said}")
     if is_new:
         name = found.definition.source
         console.tell(f'A pipeline called {name} reads them; one of another name is declared with source="{name}".')
-    if is_new and is_due and not (backfill or again or from_now_on):
-        console.tell(FROM_NOW_ON)
+    if is_new and due and not (backfill or again or from_now_on):
+        console.tell(MISSED if due.missed else FROM_NOW_ON)
     if from_now_on:
         store.choose_from_now_on(engine, found)
     if again:

@@ -47,7 +47,19 @@ TIMEOUT: Final = 60.0
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
-MISSED: Final = "changes were missed meanwhile, and with --again every row is sent once more"
+MISSED: Final = (
+    "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
+)
+_FIRES: Final = {
+    "A": "",
+    "O": "does not fire where rows are replicated",
+    "R": "fires only where rows are replicated",
+    "D": "is off",
+}
+"""What is wrong with a trigger, by its `tgenabled`.
+
+Source: https://www.postgresql.org/docs/current/catalog-pg-trigger.html
+"""
 LIMIT: Final = setting("lock_timeout", _WAIT, LOCAL)
 
 
@@ -55,6 +67,11 @@ class _Trigger(NamedTuple):
     name: str
     table: str
     kind: str
+
+    @property
+    def sees_rows(self) -> bool:
+        """Whether it records what becomes of single rows."""
+        return "TRUNCATE" not in self.kind
 
     def statements(self, function: str, schema: str) -> list[str]:
         timing, each = self.kind.split("; ")
@@ -184,6 +201,7 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         "key_names": _texts(wanted.keys),
         "watched_names": _texts(wanted.watched) if wanted.watched else "NULL",
         "digest": literal(_digest(adopted)),
+        "row_triggers": f"{_texts([one.name for one in triggers if one.sees_rows])}::text[]",
     }
     return [
         LIMIT,
@@ -322,7 +340,7 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         if not before or before[0].ended:
             return ["it is not adopted"]
         found = _triggers_there(connection, adopted.definition.source)
-    wrong = _idle_triggers(adopted, found)
+    wrong = list(_idle_triggers(adopted, found))
     wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
     # What is watched is looked at where rows are updated alone.
@@ -339,12 +357,19 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     return wrong
 
 
-def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> list[str]:
-    """Return which triggers do not fire. Changes that they would have recorded are missed."""
-    there = {(one.name, one.trigger): one.is_on for one in found}
-    wanted = [(one.table, one.name) for one in _triggers(adopted)]
-    gone = [f"{table} has no trigger {name}" for table, name in wanted if (table, name) not in there]
-    return gone + [f"the trigger {name} of {table} is off" for (table, name), is_on in there.items() if not is_on]
+def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> dict[str, bool]:
+    """Return which triggers do not always fire, and whether single rows may have changed without a record by that."""
+    there = {(one.name, one.trigger): _FIRES[one.fires] for one in found}
+    wanted = {(one.table, one.name): one.sees_rows for one in _triggers(adopted)}
+    idle = {
+        f"{table} has no trigger {name}": sees_rows
+        for (table, name), sees_rows in wanted.items()
+        if (table, name) not in there
+    }
+    for (table, name), what in there.items():
+        if what:
+            idle[f"the trigger {name} of {table} {what}"] = wanted.get((table, name), True)
+    return idle
 
 
 def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
@@ -374,9 +399,9 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     if lacking := sorted({what for trigger in found for what in trigger.lacks}):
         what = f"the role {found[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
         yield Fault(what, "grant it that")
-    idle, again = _idle_triggers(adopted, found), f"run again: {command(one.definition, adopted.table.name)}"
+    idle, again = _idle_triggers(adopted, found), command(one.definition, adopted.table.name)
     for wrong in trigger_faults(engine, adopted):
-        yield Fault(wrong, f"{again}; {MISSED}" if wrong in idle else again)
+        yield Fault(wrong, f"{MISSED}{again} --again" if idle.get(wrong) else f"run again: {again}")
     for due in backfills_due(engine):
         if due.source == one.source:
             yield Fault(due.what, due.remedy, is_recorded=True)

@@ -16,11 +16,15 @@ __all__ = ["Due", "adopting", "backfills_due"]
 
 
 class Due(NamedTuple):
-    """A source of which rows may have no record: what is so, and the commands of which one ends it."""
+    """A source of which rows may have no record: what is so, and the commands of which one ends it.
+
+    `missed`: changes of rows that have a record may lack one too.
+    """
 
     source: str
     what: str
     remedy: str
+    missed: bool
 
 
 def backfills_due(database: Database) -> Iterator[Due]:
@@ -32,14 +36,13 @@ def backfills_due(database: Database) -> Iterator[Due]:
         command = adopting(one["source"], one["called"], tenant, others[: one["keys"]], others[one["keys"] :])
         if one["backfilled"]:
             what = f"the backfill stopped after {one['backfilled']:,} rows, or is on its way"
-            yield Due(one["source"], what, f"if none runs: {command} --backfill")
+            yield Due(one["source"], what, f"if none runs: {command} --backfill", one["again"])
             continue
         what = "rows that were there before the table was adopted have no record until they change"
         if one["again"]:
             what = "changes may have been missed, and no backfill has begun since"
-        yield Due(
-            one["source"], what, f"run: {command} --backfill; with --from-now-on it stays so, and is not told again"
-        )
+        remedy = f"run: {command} --backfill; with --from-now-on it stays so, and is not told again"
+        yield Due(one["source"], what, remedy, one["again"])
 
 
 def adopting(source: str, table: str, tenant: str, keys: Sequence[str], watched: Sequence[str] = ()) -> str:

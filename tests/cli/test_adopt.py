@@ -62,11 +62,16 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert shown.status == 1
     assert "problem  tables: orders: public.orders has no trigger taskbridge_orders_update" in shown.stdout
     mend = "taskbridge adopt public.orders --tenant customer --key id --source orders"
-    assert (
-        f"-> run again: {mend}; changes were missed meanwhile, and with --again every row is sent once more"
-        in shown.stdout
-    )
-    assert taskbridge(*mend.split()[1:]).stdout.endswith("each change from now on is a record\n")
+    told = "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
+    assert f"-> {told}{mend} --again\n" in shown.stdout
+    without = taskbridge(*mend.split()[1:])
+    assert without.stdout.endswith("each change from now on is a record\n")
+    assert "Changes may have been missed before. The same command with --backfill" in without.stderr
+    assert "changes may have been missed, and no backfill has begun since" in taskbridge("doctor").stdout
+    assert taskbridge(*mend.split()[1:], "--again").stdout.endswith("changes may have been missed before\n")
+    assert findings(taskbridge("doctor", "--json"))["tables"] == [
+        "ok: orders: its changes are recorded, and its rows can be read"
+    ]
     run(engine, "UPDATE orders SET note = 'seen'")
     ended = taskbridge("unadopt", "orders")
     assert ended.stdout == (

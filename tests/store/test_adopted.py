@@ -36,6 +36,7 @@ from taskbridge.store import (
     backfills_due,
     begin_again,
     check_adoptions,
+    choose_from_now_on,
     connect,
     know,
     known,
@@ -1085,7 +1086,7 @@ TROUBLES = {
     "all disabled": ("ALTER TABLE orders DISABLE TRIGGER USER", "taskbridge_orders_truncate of public.orders is off"),
     "not always": (
         "ALTER TABLE orders ENABLE TRIGGER taskbridge_orders_insert",
-        "orders_insert of public.orders is off",
+        "orders_insert of public.orders does not fire where rows are replicated",
     ),
     "column renamed": ("ALTER TABLE orders RENAME customer TO client", "customer is called client now"),
     "column dropped": ("ALTER TABLE orders DROP customer", "has no column 'customer'"),
@@ -1123,6 +1124,53 @@ def test_what_has_changed_is_mended_by_adopting_again(engine: Engine) -> None:
     run(engine, ORDERS)
     adopted(engine)
     run(engine, "ALTER TABLE orders ALTER id TYPE text", "ALTER TABLE orders DISABLE TRIGGER USER")
+    assert not any(fault.is_recorded for fault in check_adoptions(engine)["orders"])
+    adopted(engine)
+    assert [fault.is_recorded for fault in check_adoptions(engine)["orders"]] == [True]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE orders DISABLE TRIGGER USER",
+        "ALTER TABLE orders ENABLE TRIGGER taskbridge_orders_delete",
+        "DROP TRIGGER taskbridge_orders_update ON orders",
+    ],
+)
+def test_that_changes_may_have_been_missed_is_told_until_somebody_sends_the_rows_again_or_chooses_not_to(
+    engine: Engine, statement: str
+) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    reader = Reader(engine)
+    assert reader.seen() == {"acme": ["1"]}
+    for chosen in (False, True):
+        run(engine, statement)
+        (wrong,) = check_adoptions(engine).values()
+        assert "may have been missed" in wrong[0].remedy
+        assert wrong[0].remedy.endswith("--source orders --again")
+        found = adopted(engine)
+        # Somebody adopts a table with triggers that fire: nothing more was missed.
+        adopted(engine, watched=["note"])
+        found = adopted(engine)
+        (told,) = check_adoptions(engine)["orders"]
+        assert told.what == "changes may have been missed, and no backfill has begun since"
+        if chosen:
+            choose_from_now_on(engine, found)
+        else:
+            assert backfilled(engine, found)[-1] == 1
+            assert reader.seen() == {"acme": ["1"]}
+        assert check_adoptions(engine) == {"orders": []}
+    assert reader.seen() == {}
+
+
+def test_a_partition_that_comes_later_asks_for_no_backfill(engine: Engine) -> None:
+    run(engine, f"{ORDERS} PARTITION BY RANGE (id)")
+    adopted(engine)
+    run(engine, "CREATE TABLE late PARTITION OF orders DEFAULT")
+    (wrong,) = check_adoptions(engine)["orders"]
+    assert wrong.remedy.startswith("run again: ")
     adopted(engine)
     assert check_adoptions(engine) == {"orders": []}
 

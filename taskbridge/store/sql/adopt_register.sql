@@ -1,14 +1,23 @@
--- What is adopted, for workers and for the doctor. Of a table that was given up, or that takes the place of another, changes were
--- missed: a backfill writes its records again.
+-- What is adopted, for workers and for the doctor. Of a table that was given up, that takes the place of another, or of which a
+-- trigger did not fire, changes were missed: a backfill writes its records again. What a TRUNCATE deletes is not looked for: a
+-- partition that was attached lacks that trigger alone.
 INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest})
 ON CONFLICT (source) DO UPDATE
 SET relation = excluded.relation, name = excluded.name, tenant_column = excluded.tenant_column,
     key_columns = excluded.key_columns, watched_columns = excluded.watched_columns, digest = excluded.digest,
     version = DEFAULT, adopted_at = now(), ended_at = NULL,
-    backfill_after = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfill_after END,
-    backfilled = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled ELSE 0 END,
-    backfilled_at = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.backfilled_at END,
-    from_now_on = a.from_now_on AND a.ended_at IS NULL AND a.relation = excluded.relation,
-    again_below = CASE WHEN a.ended_at IS NULL AND a.relation = excluded.relation THEN a.again_below
-                       ELSE nextval('{schema}.revisions') END
+    (backfill_after, backfilled, backfilled_at, from_now_on, again_below) = (
+        SELECT CASE WHEN c.all_seen THEN a.backfill_after END,
+               CASE WHEN c.all_seen THEN a.backfilled ELSE 0 END,
+               CASE WHEN c.all_seen THEN a.backfilled_at END,
+               c.all_seen AND a.from_now_on,
+               CASE WHEN c.all_seen THEN a.again_below ELSE nextval('{schema}.revisions') END
+        FROM (
+            SELECT a.ended_at IS NULL AND a.relation = excluded.relation AND NOT EXISTS (
+                SELECT FROM unnest({row_triggers}) r (name)
+                LEFT JOIN pg_trigger t ON t.tgrelid = excluded.relation AND t.tgname = r.name
+                WHERE t.tgenabled IS DISTINCT FROM 'A'
+            ) AS all_seen
+        ) c
+    )

@@ -1,7 +1,7 @@
 -- The triggers of ours that fire on an adopted table and its partitions, also where rows are replicated. The function works with
 -- its owner's rights: which of them are lacking. A TRUNCATE reads the table. `may_clone`: its owner can make partitions, which
 -- get the triggers of the table.
-SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, t.tgname::text AS trigger, t.tgenabled = 'A' AS is_on,
+SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, t.tgname::text AS trigger, t.tgenabled::text AS fires,
        t.tgparentid <> 0 AS is_clone,
        c.relkind <> 'p' OR has_function_privilege(c.relowner, p.oid, 'EXECUTE') AS may_clone,
        p.proowner::regrole::text AS role, p.prosrc AS body,
