@@ -16,7 +16,7 @@ from taskbridge.errors import ConfigurationError, InvalidName
 __all__ = ["GIVEN", "OVERRIDES", "Settings", "check_password", "check_token", "unknown_variables"]
 
 OVERRIDES: Final[list[Callable[[], Mapping[str, str]]]] = []
-"""What goes before the environment, as a framework's database of tests does."""
+"""What goes before the environment, as what a framework makes for its tests does."""
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
 """Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
 

@@ -27,7 +27,7 @@ class TaskBridge(AppConfig):
             # The program `celery` configures the app, and so needs the names of queues, before it loads the project.
             reread()
             settings.GIVEN.append(configuration.variables)
-            settings.OVERRIDES.append(configuration.database_of_a_test)
+            settings.OVERRIDES.append(configuration.variables_of_a_test)
             configuration.note_names()
             following.follow()
             AROUND.append(borrowing.borrowing)

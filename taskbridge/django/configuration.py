@@ -5,6 +5,7 @@ The environment wins over them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -28,12 +29,13 @@ __all__ = [
     "alias_of_handlers",
     "check_no_project_in_a_test",
     "check_one_database",
-    "database_of_a_test",
     "has_other_isolation",
     "is_of_a_test",
     "note_names",
+    "prefix_of_a_test",
     "url_of",
     "variables",
+    "variables_of_a_test",
 ]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
@@ -47,8 +49,9 @@ _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
 """What the databases are called when the project is loaded: by then no test has given them other names."""
 URL: Final = "TASKBRIDGE_POSTGRES_URL"
-_URLS: Final[set[str]] = set()
-"""What the environment and Django's settings said at that time that the URL is."""
+PREFIX: Final = "TASKBRIDGE_KEY_PREFIX"
+_OF_THE_PROJECT: Final[dict[str, set[str]]] = {URL: set(), PREFIX: set()}
+"""What the environment and Django's settings said at that time that these are."""
 
 
 def alias_of_handlers() -> str | None:
@@ -67,7 +70,8 @@ def note_names() -> None:
     """Note what the databases are called."""
     # A backend is not loaded for it: one of others may lack its driver.
     NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
-    _URLS.update({str(url) for url in (os.environ.get(URL), getattr(settings, URL, None)) if url})
+    for name, texts in _OF_THE_PROJECT.items():
+        texts.update(str(text) for text in (os.environ.get(name), getattr(settings, name, None)) if text)
 
 
 def is_of_a_test(alias: str) -> bool:
@@ -75,16 +79,28 @@ def is_of_a_test(alias: str) -> bool:
     return bool(NAMES.get(alias) != connections[alias].settings_dict["NAME"])
 
 
-def database_of_a_test() -> dict[str, str]:
-    """Return the URL of the database that Django has made for its tests, unless a test has set another; else nothing.
+def variables_of_a_test() -> dict[str, str]:
+    """Return the URL of the database that Django has made for its tests, and a key prefix of its own; else nothing.
 
-    The project's own may be in the environment: it is not for tests.
+    The project's own may be in the environment: they are not for tests. What a test has set stays.
     """
     alias = _alias_of_postgres()
-    given = os.environ.get(URL) or getattr(settings, URL, None)
-    if alias is None or not is_of_a_test(alias) or not (given is None or str(given) in _URLS):
+    if alias is None or not is_of_a_test(alias):
         return {}
-    return {URL: url_of(alias)}
+    own = {URL: url_of(alias), PREFIX: prefix_of_a_test(alias, connections[alias].settings_dict["NAME"])}
+    return {name: text for name, text in own.items() if _is_of_the_project(name)}
+
+
+def _is_of_the_project(name: str) -> bool:
+    """Whether what a variable says now, if anything, is what it said when the project was loaded."""
+    given = os.environ.get(name) or getattr(settings, name, None)
+    return not given or str(given) in _OF_THE_PROJECT[name]
+
+
+def prefix_of_a_test(alias: str, name: str) -> str:
+    """Return the key prefix of the test's database of that name, the same in each process."""
+    where = connections[alias].settings_dict
+    return f"test-{hashlib.sha256(repr((where['HOST'], where['PORT'], name)).encode()).hexdigest()[:12]}"
 
 
 def check_no_project_in_a_test(configured: Settings) -> None:
@@ -100,7 +116,7 @@ def check_no_project_in_a_test(configured: Settings) -> None:
     # Django's test environment, which pytest-django sets up too, has this.
     if alias is None or not hasattr(mail, "outbox") or is_of_a_test(alias):
         return
-    if configured.postgres_url in {url_of(alias), *_URLS}:
+    if configured.postgres_url in {url_of(alias), *_OF_THE_PROJECT[URL]}:
         raise ConfigurationError(
             "this is a test for which Django has made no database, so TaskBridge would work in the project's own",
             f"take a TestCase or a TransactionTestCase with {alias!r} among its `databases`, or mark the test as "

@@ -3,17 +3,25 @@
 A test's database is made while the process runs, copied for each process of `manage.py test --parallel`, and dropped.
 Whoever had settings or sessions before would write into the project's own database. Postgres neither copies nor drops
 a database to which somebody is connected.
+
+Each has a key prefix of its own. What is in Redis under it lives as long as the database: an earlier test run may have
+been killed.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from django.db import connections
+from redis.exceptions import RedisError
 
-from taskbridge.django.configuration import alias_of_handlers
+from taskbridge.django.configuration import alias_of_handlers, prefix_of_a_test
+from taskbridge.errors import TaskBridgeError
+from taskbridge.process.light_runtime import redis_of
 from taskbridge.process.runtime import reread
+from taskbridge.settings import Settings
 
 __all__ = ["follow"]
 
@@ -30,6 +38,8 @@ def follow() -> None:
 class Followed:
     """What makes and drops a database of tests; `_followed` mixes it in."""
 
+    connection: Any
+
     def create_test_db(self, *arguments: Any, **options: Any) -> Any:
         """Make it. Migrations may use it, and it is copied next."""
         reread()
@@ -37,16 +47,56 @@ class Followed:
             return super().create_test_db(*arguments, **options)  # type: ignore[misc]
         finally:
             reread()
+            self._begin()
 
     def setup_worker_connection(self, *arguments: Any, **options: Any) -> Any:
         """Take the copy that is for this process."""
         reread()
-        return super().setup_worker_connection(*arguments, **options)  # type: ignore[misc]
+        try:
+            return super().setup_worker_connection(*arguments, **options)  # type: ignore[misc]
+        finally:
+            self._begin()
 
-    def destroy_test_db(self, *arguments: Any, **options: Any) -> Any:
-        """Drop it, and take the project's own again."""
+    def destroy_test_db(
+        self,
+        old_database_name: str | None = None,
+        verbosity: int = 1,
+        keepdb: bool = False,
+        suffix: str | None = None,
+    ) -> Any:
+        """Drop it or a copy, and take the project's own again."""
         reread()
-        return super().destroy_test_db(*arguments, **options)  # type: ignore[misc]
+        of: Any = super()
+        here = self.connection.settings_dict if suffix is None else of.get_test_db_clone_settings(suffix)
+        _forget(prefix_of_a_test(self.connection.alias, here["NAME"]))
+        try:
+            return of.destroy_test_db(old_database_name, verbosity, keepdb, suffix)
+        finally:
+            _renew_apps()
+
+    def _begin(self) -> None:
+        _forget(prefix_of_a_test(self.connection.alias, self.connection.settings_dict["NAME"]))
+        _renew_apps()
+
+
+def _forget(prefix: str) -> None:
+    """Delete what is in Redis under the prefix of a test's database, if Redis is there."""
+    from taskbridge.testing.deploying import delete_keys  # noqa: PLC0415 - for tests alone
+
+    with suppress(TaskBridgeError, RedisError):
+        settings = Settings.read()
+        client = redis_of(settings, settings.notify_timeout)
+        try:
+            delete_keys(client, prefix)
+        finally:
+            client.close()
+
+
+def _renew_apps() -> None:
+    """Let the apps send to the queues of the prefix that is in force now."""
+    from taskbridge.integration.installation import renew_all  # noqa: PLC0415 - for tests alone
+
+    renew_all()
 
 
 @cache

@@ -28,7 +28,7 @@ from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
 
-__all__ = ["check_pool", "fit", "install", "installed_beside", "renew"]
+__all__ = ["check_pool", "fit", "install", "installed_beside", "renew", "renew_all"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 JSON: Final = frozenset({"json", "application/json"})
@@ -114,6 +114,14 @@ def renew(app: Celery) -> None:
     app.close()
 
 
+def renew_all() -> None:
+    """Do so for all apps that TaskBridge was installed on, and fit their configuration to what they read then."""
+    for app in list(_INSTALLED):
+        renew(app)
+        if app.configured:  # type: ignore[attr-defined]
+            fit(app)
+
+
 def _select(queues: Any, app: Celery) -> None:
     for name in keys_of(app).queues:
         queues.select_add(KombuQueue(name, Exchange(name), routing_key=name))
@@ -130,8 +138,9 @@ def fit(app: Any) -> None:
     ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following}
     routes = conf.task_routes or ()
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
-    if ours not in routes:
-        conf.task_routes = [ours, *routes]
+    # Behind those of other settings, which the app may have had meanwhile, they would do nothing.
+    if routes[:1] != [ours]:
+        conf.task_routes = [ours, *(one for one in routes if one != ours)]
         # A router keeps the routes that it was made with, so it is made anew. Where there is none yet, `update` would
         # make one, and with it the queues, too early.
         if "router" in vars(app.amqp):

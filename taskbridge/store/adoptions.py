@@ -70,8 +70,8 @@ class _Trigger(NamedTuple):
 
     @property
     def sees_rows(self) -> bool:
-        """Whether it records what becomes of single rows."""
-        return "TRUNCATE" not in self.kind
+        """Whether it records what becomes of single rows: only then it fires after the statement."""
+        return self.kind.startswith("AFTER")
 
     def statements(self, function: str, schema: str) -> list[str]:
         timing, each = self.kind.split("; ")

@@ -9,13 +9,20 @@ from contextlib import contextmanager
 from unittest import mock
 
 from celery import Celery
+from redis import Redis
 
 from taskbridge.integration.installation import fit, renew
 from taskbridge.process.runtime import Runtime, afresh, runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.testing.clock import inject_clock
 
-__all__ = ["own_deployment"]
+__all__ = ["delete_keys", "own_deployment"]
+
+
+def delete_keys(redis: Redis, prefix: str) -> None:
+    """Delete all keys that name the prefix: queues have it in the middle of their names."""
+    if left := list(redis.scan_iter(f"*{prefix}*", count=1_000)):
+        redis.delete(*left)
 
 
 @contextmanager
@@ -45,9 +52,7 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
             try:
                 yield runtime
             finally:
-                # Queues have the prefix in the middle of their names.
-                if left := list(runtime.redis.scan_iter(f"*{prefix}*")):
-                    runtime.redis.delete(*left)
+                delete_keys(runtime.redis, prefix)
     finally:
         app.conf.task_routes = routes
         renew(app)

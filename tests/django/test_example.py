@@ -137,6 +137,12 @@ class WithoutADatabase(SimpleTestCase):
         with self.assertRaises(CommandError):
             call_command("taskbridge", "doctor")
 
+class Away(TransactionTestCase):
+    def test_what_fails_inline_waits_for_its_next_try(self):
+        with self.settings(WAREHOUSE_URL="http://127.0.0.1:1"):
+            services.place("acme", "bicycle", 2)
+        self.assertEqual(runtime_of(app).gate.look("orders", ["acme"])[0].hold, "retry")
+
 class Placed(WithWarehouse, TransactionTestCase):
     def test_inline(self):
         services.place("acme", "bicycle", 2)
@@ -157,7 +163,7 @@ class Placed(WithWarehouse, TransactionTestCase):
     "what",
     [
         ["tried.Record", "tried.Doctor", "tried.Placed.test_by_a_worker"],
-        ["tried.Placed.test_inline"],
+        ["tried.Placed.test_inline", "tried.Away"],
         ["tried.Record", "tried.RecordToo", "--parallel", "2"],
         ["tried.WithoutADatabase"],
     ],
@@ -189,6 +195,8 @@ def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
         assert ("this is a test for which Django has made no database" in said) is (what == ["tried.WithoutADatabase"])
         with psycopg.connect(url) as session:
             assert session.execute("SELECT count(*) FROM taskbridge.records").fetchone() == (0,)
+        # The broker's, which has no prefix.
+        assert [key for key in deployment.redis.scan_iter() if not str(key).startswith("_kombu.")] == []
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from kombu import Queue as KombuQueue
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
-from taskbridge.integration.installation import check_pool
+from taskbridge.integration.installation import check_pool, renew_all
 from taskbridge.integration.queue_order import QueueOrder
+from taskbridge.process.runtime import reread
 from taskbridge.settings import Settings
 from tests.deployment import Deployment
 
@@ -100,6 +101,18 @@ def test_its_routes_stay_behind_ours(install: Any, routes: Any) -> None:
     route = app.amqp.router.route
     assert route({}, "taskbridge.notify_event")["queue"].name == Queue.FIRST
     assert route({}, "host.task")["queue"].name == ("mine" if routes and not callable(routes) else "celery")
+
+
+def test_it_sends_to_the_queues_of_the_prefix_that_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_with(task_routes={"*": {"queue": "mine"}})
+    taskbridge.install(app)
+    for prefix in ("first", "second", "first"):
+        reread()
+        monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
+        renew_all()
+        assert app.amqp.router.route({}, "taskbridge.notify_event")["queue"].name == f"taskbridge.{prefix}.first"
+        assert app.amqp.router.route({}, "host.task")["queue"].name == "mine"
+    assert len(app.conf.task_routes) == 3
 
 
 @either_way
