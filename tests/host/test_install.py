@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, shared_task
 from celery.concurrency import gevent
 from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool
@@ -113,6 +113,19 @@ def test_it_sends_to_the_queues_of_the_prefix_that_is_in_force(monkeypatch: pyte
         assert app.amqp.router.route({}, "taskbridge.notify_event")["queue"].name == f"taskbridge.{prefix}.first"
         assert app.amqp.router.route({}, "host.task")["queue"].name == "mine"
     assert len(app.conf.task_routes) == 3
+
+
+def test_a_shared_task_that_is_declared_after_its_settings_changed_is_a_task_of_the_app() -> None:
+    app = app_with()
+    taskbridge.install(app)
+    app.finalize()
+    renew_all()
+
+    @shared_task(name="host.late")
+    def late() -> None:
+        """Nothing."""
+
+    assert late.name in app.tasks
 
 
 @either_way
