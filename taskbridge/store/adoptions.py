@@ -207,8 +207,9 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         LIMIT,
         made,
         filled("adopt_rights", adopted.schema, {**parts, "function_text": function.replace("'", "''")}),
-        filled("adopt_register", adopted.schema, parts),
         *_hold([adopted.table.name], "SHARE ROW EXCLUSIVE", adopted.schema),
+        # Under the lock: nobody turns a trigger off between this look at them and what turns them on.
+        filled("adopt_register", adopted.schema, parts),
         *(line for one in triggers for line in one.statements(function, adopted.schema)),
         filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
     ]

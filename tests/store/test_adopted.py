@@ -1165,6 +1165,34 @@ def test_that_changes_may_have_been_missed_is_told_until_somebody_sends_the_rows
     assert reader.seen() == {}
 
 
+def test_that_changes_of_one_partition_may_have_been_missed_is_told_after_it_is_adopted_again(engine: Engine) -> None:
+    run(engine, f"{ORDERS} PARTITION BY RANGE (id)", "CREATE TABLE one PARTITION OF orders FOR VALUES FROM (1) TO (5)")
+    run(engine, "CREATE TABLE two PARTITION OF orders DEFAULT PARTITION BY RANGE (id)")
+    run(engine, "CREATE TABLE three PARTITION OF two DEFAULT")
+    adopted(engine)
+    for table in ("one", "three"):
+        run(engine, f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+        (wrong,) = check_adoptions(engine)["orders"]
+        assert wrong.remedy.endswith("--again")
+        found = adopted(engine)
+        (told,) = check_adoptions(engine)["orders"]
+        assert told.what == "changes may have been missed, and no backfill has begun since"
+        choose_from_now_on(engine, found)
+        assert check_adoptions(engine) == {"orders": []}
+
+
+def test_a_trigger_that_is_turned_off_while_a_table_is_adopted_again_is_told(engine: Engine) -> None:
+    run(engine, ORDERS)
+    adopted(engine)
+    with engine.connect() as shop, ThreadPoolExecutor(1) as pool:
+        shop.exec_driver_sql("ALTER TABLE orders DISABLE TRIGGER USER")
+        again = pool.submit(adopted, engine, watched=["note"])
+        wait_until(lambda: rows(engine, WAITING) != [(0,)], "it waits for the table")
+        shop.commit()
+        again.result(30)
+    assert [fault.is_recorded for fault in check_adoptions(engine)["orders"]] == [True]
+
+
 def test_a_partition_that_comes_later_asks_for_no_backfill(engine: Engine) -> None:
     run(engine, f"{ORDERS} PARTITION BY RANGE (id)")
     adopted(engine)

@@ -1,6 +1,6 @@
 -- What is adopted, for workers and for the doctor. Of a table that was given up, that takes the place of another, or of which a
--- trigger did not fire, changes were missed: a backfill writes its records again. What a TRUNCATE deletes is not looked for: a
--- partition that was attached lacks that trigger alone.
+-- trigger did not fire, here or on one of its partitions, changes were missed: a backfill writes its records again. What a
+-- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone.
 INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest})
 ON CONFLICT (source) DO UPDATE
@@ -18,6 +18,10 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
                 SELECT FROM unnest({row_triggers}) r (name)
                 LEFT JOIN pg_trigger t ON t.tgrelid = excluded.relation AND t.tgname = r.name
                 WHERE t.tgenabled IS DISTINCT FROM 'A'
+            ) AND NOT EXISTS (
+                SELECT FROM pg_partition_tree(excluded.relation) p
+                JOIN pg_trigger t ON t.tgrelid = p.relid
+                WHERE t.tgparentid <> 0 AND t.tgname = ANY ({row_triggers}) AND t.tgenabled <> 'A'
             ) AS all_seen
         ) c
     )
