@@ -149,7 +149,9 @@ def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> St
         *_written(row),
         *_event(reach, pipeline, tenant, row, runs),
         *_failed(runs),
-        *_end(row, state, runs, runner, again),
+        *_end(
+            row, state, runs, runner, again, perhaps_again=again is None and _perhaps_again(reach, row, runs, decisions)
+        ),
         *_decided(row, decisions),
     ]
     # Of equal times, and without one, in the order of the steps.
@@ -180,6 +182,18 @@ def _again(
     else:
         found = []
     return next((run_row(one) for one in found if one["token"] > first.token), None)
+
+
+def _perhaps_again(
+    reach: Reach, row: dict[str, Any], runs: Sequence[tuple[RunRow, bool]], decisions: Sequence[dict[str, Any]]
+) -> bool:
+    """Whether a later run may have had the record: it was perhaps among many that somebody wanted another try of."""
+    first = next((run for run, read in runs if read), None)
+    if first is None or row["cause"] is not None:
+        return False
+    tries = [one["at"] for one in decisions if one["action"] == "retry" and one["at"] > first.began_at]
+    # Had the run after the try not ended, the record would be in quarantine still.
+    return bool(tries) and bool(reach.past.after(first.pipeline, first.tenant, min(tries)))
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -265,6 +279,8 @@ def _end(
     runs: Sequence[tuple[RunRow, bool]],
     runner: RunnerStatus | None,
     again: RunRow | None,
+    *,
+    perhaps_again: bool,
 ) -> Iterator[Step]:
     reader = next((run for run, read in runs if read), None)
     is_read = reader is not None
@@ -288,6 +304,9 @@ def _end(
         yield from _quarantine(row, token)
     elif state == "handled" and row["skipped"] and reader is None:
         yield Step(None, "skipped", "it is older than the start of the pipeline, which passed it over")
+    elif state == "handled" and perhaps_again:
+        said = f"handled: by run {token} or, if it was among those records, by a run after that try"
+        yield Step(None, "handled", said, None)
     elif state == "handled":
         yield Step(at, "handled", "handled", token)
     else:

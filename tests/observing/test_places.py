@@ -203,6 +203,32 @@ def test_another_try_is_told_with_who_asked_for_it_and_the_run_that_made_it(
         assert dict(map(tuple, rejections)) == {"bolt": 2, "cask": 0}
 
 
+def test_after_a_try_of_many_records_no_run_is_named_for_the_one_that_handled_one_of_them(
+    deployment: Deployment, answers: Answers, tmp_path: Path
+) -> None:
+    mended, orders = tmp_path / "mended", Quarantine(deployment.engine, "orders")
+    for key in ("first", "second"):
+        record(deployment.engine, "orders", "bolt", key, {"do": "reject", "until": str(mended)})
+    record(deployment.engine, "orders", "cask", "never", {"do": "reject", "until": str(mended)})
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        rejected = told(answers, "bolt", "first", "quarantined")
+        told(answers, "cask", "never", "quarantined")
+        mended.touch()
+        Audit(deployment.engine).note("ada", "retry", pipeline="orders", detail="2 records")
+        found, _ = orders.find("orders", tenant="bolt")
+        orders.retry("orders", found)
+        deployment.gate.notify("orders", "bolt", SPACING)
+        story = told(answers, "bolt", "first", "handled")
+        assert story.steps[-1].token is None
+        assert story.steps[-1].sentence == (
+            f"handled: by run {rejected.steps[-1].token} or, if it was among those records, by a run after that try"
+        )
+        assert "retrying" in in_order(story)
+        record(deployment.engine, "orders", "bolt", "later", {"do": "nothing"})
+        deployment.gate.notify("orders", "bolt", SPACING)
+        assert told(answers, "bolt", "later", "handled").steps[-1].token is not None
+
+
 def test_a_search_without_redis_finds_what_postgres_has(deployment: Deployment) -> None:
     settings = replace(deployment.settings, redis_url="redis://127.0.0.1:1/0")
     away = runtime_of(make_app(settings).app)

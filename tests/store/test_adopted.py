@@ -1172,8 +1172,7 @@ def test_that_changes_of_one_partition_may_have_been_missed_is_told_after_it_is_
     adopted(engine)
     for table in ("one", "three"):
         run(engine, f"ALTER TABLE {table} DISABLE TRIGGER ALL")
-        (wrong,) = check_adoptions(engine)["orders"]
-        assert wrong.remedy.endswith("--again")
+        assert any(wrong.remedy.endswith("--again") for wrong in check_adoptions(engine)["orders"])
         found = adopted(engine)
         (told,) = check_adoptions(engine)["orders"]
         assert told.what == "changes may have been missed, and no backfill has begun since"
