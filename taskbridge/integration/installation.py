@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -242,3 +243,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")
         raise SystemExit(error.exit_status) from None
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.write("taskbridge: this worker cannot start, as is said above\n")
+        raise SystemExit(1) from None

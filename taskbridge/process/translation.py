@@ -171,13 +171,39 @@ _POSTGRES_TEXTS: Final = (
     (("password authentication", "no password"), "refuses the password: correct it in TASKBRIDGE_POSTGRES_URL"),
     (("does not exist",), "has no such database or role: create it, or correct TASKBRIDGE_POSTGRES_URL"),
     (("pg_hba.conf",), "does not let this machine in: add it to pg_hba.conf"),
-    (("SSL", "certificate"), "and this process do not agree on TLS: correct sslmode in TASKBRIDGE_POSTGRES_URL"),
+    (
+        ("SSL", "sslmode", "certificate"),
+        "and this process do not agree on TLS: correct sslmode in TASKBRIDGE_POSTGRES_URL",
+    ),
     (("too many clients", "connection slots"), "has no connection left: raise max_connections, or run fewer processes"),
+    (
+        ("too many connections",),
+        "has no connection left for this role or database: raise its CONNECTION LIMIT, or run fewer processes",
+    ),
+    (("not permitted to log in",), "does not let this role log in: run `ALTER ROLE ... LOGIN`, or take another role"),
+    (
+        ("not currently accepting connections", "not accept connections"),
+        "lets nobody into this database: run `ALTER DATABASE ... ALLOW_CONNECTIONS true`, or name another",
+    ),
     (("starting up", "shutting down", "recovery"), "is starting or stopping: try again in a moment"),
     (("timeout",), "does not answer in time: look at its load, and at TASKBRIDGE_POSTGRES_URL"),
 )
 
 
+_AWAY_TEXTS: Final = (
+    "refused",
+    "No such file",
+    "closed",
+    "lost",
+    "unreachable",
+    "reset",
+    "No route",
+    "not receive data",
+    "not send data",
+    "Broken pipe",
+    "no connection",
+)
+"""What libpq and psycopg say where nobody listens, or a session has ended."""
 _REFUSED: Final = ("28", "3D")
 """SQLSTATE classes of a login that is refused, and of a database that does not exist."""
 
@@ -201,4 +227,10 @@ def _postgres_text(said: _Said) -> str | None:
     for parts, sentence in _POSTGRES_TEXTS:
         if any(part in text for part in parts):
             return f"Postgres {sentence}"
-    return "Postgres cannot be reached: start it, or correct TASKBRIDGE_POSTGRES_URL (`taskbridge doctor` checks it)"
+    if any(part in text for part in _AWAY_TEXTS) or not text.strip():
+        return (
+            "Postgres cannot be reached: start it, or correct TASKBRIDGE_POSTGRES_URL (`taskbridge doctor` checks it)"
+        )
+    # What follows the first colon is the remedy.
+    told = one_line(text.rpartition("FATAL:")[2]).replace(": ", ", ")
+    return f"Postgres cannot be used ({told}): mend that, or correct TASKBRIDGE_POSTGRES_URL"

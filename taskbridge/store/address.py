@@ -6,6 +6,9 @@ import re
 from typing import Final
 from urllib.parse import parse_qs, unquote
 
+import psycopg
+from psycopg.conninfo import make_conninfo
+
 from taskbridge.errors import ConfigurationError
 
 __all__ = ["UNREADABLE", "parameters_of"]
@@ -40,4 +43,16 @@ def parameters_of(url: str) -> dict[str, str]:
         options["port"] = [one[2] if one else "" for one in hosts]
         options["host"] = [one[1] if one else name for one, name in zip(hosts, options["host"], strict=True)]
     values |= {name: ",".join(several) for name, several in options.items()}
-    return {name: value for name, value in values.items() if value}
+    given = {name: value for name, value in values.items() if value}
+    try:
+        make_conninfo(**given)
+        float(given.get("connect_timeout", 0))
+    except (psycopg.ProgrammingError, ValueError):
+        query = found["query"] or ""
+        # A password that is not percent-encoded may look like parameters.
+        names = f" ({', '.join(options)})" if not re.search("@|password", query) else ""
+        raise ConfigurationError(
+            f"TASKBRIDGE_POSTGRES_URL has a parameter behind its `?` that libpq does not take{names}",
+            "correct it, or leave it out: https://www.postgresql.org/docs/current/libpq-connect.html names them all",
+        ) from None
+    return given

@@ -32,6 +32,9 @@ T = TypeVar("T")
 GRACE: Final = 1.0
 """Seconds that a process waits longer than Postgres may work: an error says more than a lost connection."""
 
+_STYLES: Final = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
+"""What psycopg can read. Postgres tells both to each session that begins."""
+
 
 class NoAnswer(psycopg.OperationalError):
     """Postgres did not answer in time, so the connection was given up; what became of the statement is unknown."""
@@ -109,6 +112,7 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
     opened = monotonic()
     connection = Bounded.connect(*arguments, **parameters)
     connection.opened = opened
+    _take_styles(connection)
     if statement_timeout is None:
         return connection
     connection.autocommit = True
@@ -122,6 +126,22 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
     # 0 is any time.
     connection.answer_timeout = connection.own_answer_timeout = statement_timeout + GRACE if statement_timeout else None
     return connection
+
+
+def _take_styles(connection: Bounded) -> None:
+    """Let the session write dates and intervals as psycopg reads them: a role or a database may have other styles."""
+    status = connection.pgconn.parameter_status
+    wrong = [
+        name
+        for name, style in _STYLES.items()
+        if not (status(name.encode()) or style.encode()).startswith(style.encode())
+    ]
+    if not wrong:
+        return
+    connection.autocommit = True
+    for name in wrong:
+        connection.execute(setting(name, _STYLES[name]))
+    connection.autocommit = False
 
 
 def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:

@@ -26,8 +26,8 @@ def taskbridge_servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def taskbridge_template(taskbridge_servers: Servers) -> Iterator[str]:
-    """The name of a database with the newest schema and no rows."""
-    with migrated_template(taskbridge_servers) as name:
+    """The name of a database with the newest tables and no rows, in the schema that TASKBRIDGE_SCHEMA names."""
+    with migrated_template(taskbridge_servers, Settings.read().schema) as name:
         yield name
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import make_url
 
+from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.embedded import Servers, serve
 from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.errors import ConfigurationError
@@ -57,10 +58,10 @@ def servers_for_tests() -> Iterator[Servers]:
 
 
 @contextmanager
-def migrated_template(servers: Servers) -> Iterator[str]:
-    """The name of a database with the newest schema and no rows; it is dropped at the end of the block."""
+def migrated_template(servers: Servers, schema: str = DEFAULT_SCHEMA) -> Iterator[str]:
+    """The name of a database with the newest tables and no rows in them; it is dropped at the end of the block."""
     with _database(servers, f"taskbridge_template_{secrets.token_hex(6)}") as name:
-        engine = connect(_with_database(servers, name))
+        engine = connect(_with_database(servers, name), schema)
         migrate(engine)
         engine.dispose()
         yield name

@@ -87,6 +87,7 @@ SECRET = "s3cr3t-Pa55"
         ("TASKBRIDGE_POSTGRES_URL", {"database": "nowhere"}, "Postgres has no such database"),
         ("TASKBRIDGE_POSTGRES_URL", {"host": "nowhere.invalid"}, "correct it in TASKBRIDGE_POSTGRES_URL"),
         ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "require"}}, "do not agree on TLS"),
+        ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "maybe"}}, "correct sslmode in TASKBRIDGE_POSTGRES_URL"),
         ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
         ("TASKBRIDGE_REDIS_URL", {"port": None}, "Redis cannot be reached"),
         ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "the host in TASKBRIDGE_REDIS_URL is not known"),
@@ -121,6 +122,12 @@ def test_commands_that_make_the_schema_speak_plainly_too(
     [
         ({"TASKBRIDGE_POSTGRES_URL": "mysql://u:s3cr3t-Pa55@h/d"}, "TASKBRIDGE_POSTGRES_URL must begin with"),
         ({"TASKBRIDGE_POSTGRES_URL": "postgresql://u:s3cr3t-Pa55@h:x/d"}, "TASKBRIDGE_POSTGRES_URL cannot be read"),
+        (
+            {"TASKBRIDGE_POSTGRES_URL": "postgresql://u:s3cr3t-Pa55@h/d?pool=3"},
+            "that libpq does not take (pool): correct",
+        ),
+        ({"TASKBRIDGE_POSTGRES_URL": "postgresql://h/d?password=a&s3cr3t-Pa55=b"}, "that libpq does not take: correct"),
+        ({"TASKBRIDGE_POSTGRES_URL": "postgresql://h/d?connect_timeout=soon"}, "not take (connect_timeout): correct"),
         ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_REDIS_URL cannot be read"),
         ({"TASKBRIDGE_BROKER_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_BROKER_URL cannot be read"),
         ({"TASKBRIDGE_REDIS_URL": ""}, "TASKBRIDGE_POSTGRES_URL is set and TASKBRIDGE_REDIS_URL is not"),

@@ -292,6 +292,13 @@ def user(
     return pytester
 
 
+def test_a_user_s_tests_have_the_schema_of_the_user(user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKBRIDGE_SCHEMA", "bridge")
+    user.makepyfile(USERS_TEST)
+    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
+    result.assert_outcomes(passed=3)
+
+
 def test_a_user_s_tests_run_in_a_process_of_their_own(user: pytest.Pytester) -> None:
     user.makepyfile(USERS_TEST)
     result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery, shared_task, signals
 from celery.concurrency import gevent
 from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool
@@ -251,3 +251,25 @@ class Greener(gevent.TaskPool):
 def test_a_pool_that_would_stop_the_heartbeats_is_refused_with_what_to_start_instead(pool: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"the pool {name} cannot serve.*: start it with -P prefork"):
         check_pool(pool)
+
+
+def test_a_worker_in_which_something_else_fails_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    app = app_with()
+    taskbridge.install(app, SETTINGS)
+
+    class Worker:
+        """A worker whose pool cannot be made."""
+
+        def __init__(self) -> None:
+            self.app = app
+
+        @property
+        def pool_cls(self) -> object:
+            raise RuntimeError("no pool")
+
+    with pytest.raises(SystemExit) as ended:
+        signals.worker_init.send(sender=Worker())
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "RuntimeError: no pool" in said
+    assert said.endswith("taskbridge: this worker cannot start, as is said above\n")

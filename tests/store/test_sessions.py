@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -16,8 +18,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.errors import HandlerMistake
+from taskbridge.errors import HandlerMistake, Unavailable
 from taskbridge.process.time_limit import soft_time_limit
+from taskbridge.process.translation import translated_errors
 from taskbridge.store import Claim, Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
 from taskbridge.store.bounded import NoAnswer, within
 from taskbridge.store.queries import query
@@ -326,6 +329,50 @@ def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine
         # longer than the settings' time-out and the grace
         connection.exec_driver_sql("SELECT pg_sleep(1.7)")
     made.dispose()
+
+
+def test_dates_and_intervals_are_read_whatever_the_style_of_the_role(engine: Engine) -> None:
+    url = engine.url.update_query_dict({"options": "-c datestyle=German -c intervalstyle=iso_8601"})
+    for limit in (None, 5):
+        made = connect(url.render_as_string(hide_password=False), statement_timeout=limit)
+        with made.connect() as connection:
+            now, day = connection.exec_driver_sql("SELECT now(), interval '1 day'").one()
+            assert now.tzinfo is not None
+            assert day == timedelta(days=1)
+            # It may be changed again by what a handler does.
+            connection.exec_driver_sql("SET datestyle = 'SQL'")
+        made.dispose()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("ALTER ROLE {name} CONNECTION LIMIT 0", "no connection left for this role or database.*CONNECTION LIMIT"),
+        ("ALTER ROLE {name} NOLOGIN", "does not let this role log in.*ALTER ROLE"),
+        ("ALTER DATABASE {name} ALLOW_CONNECTIONS false", "lets nobody into this database.*ALTER DATABASE"),
+        ("ALTER DATABASE {name} CONNECTION LIMIT 0", "no connection left for this role or database.*CONNECTION LIMIT"),
+        ("REVOKE CONNECT ON DATABASE {name} FROM public", "cannot be used .*permission denied for database.*: mend"),
+    ],
+)
+def test_a_login_that_is_refused_is_told_with_what_the_server_says(engine: Engine, statement: str, said: str) -> None:
+    name = f"guest_{secrets.token_hex(4)}"
+    committing = engine.execution_options(isolation_level="AUTOCOMMIT")
+    made = connect(
+        engine.url.set(username=name, password="secret", database=name).render_as_string(hide_password=False)
+    )
+    with committing.connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
+        try:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+            with made.connect():
+                pass
+            made.dispose()
+            connection.exec_driver_sql(statement.format(name=name))
+            with pytest.raises(Unavailable, match=said), translated_errors(), made.connect():
+                pass
+        finally:
+            connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
+            connection.exec_driver_sql(f"DROP ROLE {name}")
 
 
 def test_a_long_look_has_its_own_limit_and_leaves_the_connection_as_it_was(bounded: Engine) -> None:
