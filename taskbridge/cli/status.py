@@ -281,12 +281,13 @@ def _look(
     runtime: LightRuntime, pipeline: str, named: tuple[str, ...], after: str, limit: int, order: str, *, failing: bool
 ) -> _Standing:
     from taskbridge.cli.tenants import page, page_of_failing, sorted_by, totals, view
-    from taskbridge.observing.troubles import slow_queues, unserved
+    from taskbridge.observing.troubles import slow_work, unserved
 
     whole = totals(runtime, pipeline)
     tail, interval = whole.tail_seconds, runtime.settings.tail_interval
-    slow = slow_queues(runtime.gate, runtime.database, {pipeline: whole.survey}, {pipeline: tail}, interval)
-    served = [*unserved(tail, interval, whole.survey.overdue_seconds), *slow.values()]
+    surveys, tails = {pipeline: whole.survey}, {pipeline: tail}
+    slow = slow_work(runtime.gate, runtime.database, runtime.settings, runtime.pipelines, surveys, tails)
+    served = [*unserved(tail, interval, whole.survey.overdue_seconds), *slow.get(pipeline, ())]
     if named:
         tenants, more = [one for tenant in dict.fromkeys(named) for one in view(runtime, pipeline, tenant)], False
     elif order == BY_NAME and failing:

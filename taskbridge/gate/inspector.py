@@ -18,12 +18,25 @@ from taskbridge.gate.state import State
 if TYPE_CHECKING:
     from taskbridge.declaring.policy import Limits, RateLimit
 
-__all__ = ["OLDEST_REDIS", "CircuitStatus", "Hold", "Inspector", "Place", "Queued", "RunnerStatus", "Survey", "UsedUp"]
+__all__ = [
+    "OLDEST_REDIS",
+    "CircuitStatus",
+    "Hold",
+    "Inspector",
+    "Place",
+    "Queued",
+    "RunnerStatus",
+    "Running",
+    "Survey",
+    "UsedUp",
+]
 
 OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
 NEXT_MESSAGES: Final = 20
 """Messages of each queue whose tenants are asked how long they wait."""
+MOST_BEATING: Final = 200
+"""Tenants of a pipeline that are asked whether a run of theirs is on, beside those whose deadlines come first."""
 WAITS_FOR_TURN: Final = ("turn", "found")
 """What the field `held` of a tenant's runner says when it waits for its turn."""
 
@@ -126,15 +139,23 @@ class UsedUp(NamedTuple):
     until_ms: int
 
 
+class Running(NamedTuple):
+    """A run that is on: since so many `seconds`, on that `worker`; "": it gave no name."""
+
+    tenant: str
+    seconds: float
+    worker: str
+
+
 class Queued(NamedTuple):
     """Of some tenants of a pipeline, whose run message has been in the queue for the longest; no tenant: none is.
 
-    `running`: whether a run of any of them is on.
+    `running`: the runs of theirs that are on, the longest one first.
     """
 
     tenant: str | None
     seconds: float
-    running: bool
+    running: Sequence[Running]
 
 
 class Inspector:
@@ -225,24 +246,36 @@ class Inspector:
                 pipe.llen(queue)
             return int(sum(pipe.execute()))
 
-    def longest_queued(self, tenants: Mapping[str, Sequence[str]]) -> dict[str, Queued]:
-        """Return whose run message waits for the longest, in each pipeline.
+    def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int | None = None) -> dict[str, Queued]:
+        """Return whose run message waits for the longest, and which runs are on, in each pipeline.
 
         Of `tenants`, and of those whose messages are the next ones of the queues: who waits for long may be none of
         those whose deadlines come first, since each message that is published again has a later one. A message that was
-        published again counts from the first time.
+        published again counts from the first time. With `ttl_ms`, by which a heartbeat moves the deadline of a run,
+        also of some whose runs may be on: a run that is on for long need not be one of those either.
         """
-        ends = self._next_messages()
-        tenants = {name: list(dict.fromkeys([*some, *ends.get(name, ())])) for name, some in tenants.items()}
+        ends, beating = self._next_messages(), {} if ttl_ms is None else self._beating([*tenants], ttl_ms)
+        tenants = {
+            name: list(dict.fromkeys([*some, *ends.get(name, ()), *beating.get(name, ())]))
+            for name, some in tenants.items()
+        }
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
             for pipeline, some in tenants.items():
                 for tenant in some:
-                    pipe.hmget(self._keys.runner(pipeline, tenant), "state", "token")
+                    pipe.hmget(self._keys.runner(pipeline, tenant), "state", "token", "began", "worker")
             time, clock, *replies = pipe.execute()
         now_ms, left = _now_ms(time, clock), iter(replies)
         return {name: _queued(now_ms, [(one, *next(left)) for one in some]) for name, some in tenants.items()}
+
+    def _beating(self, pipelines: Sequence[str], ttl_ms: int) -> dict[str, list[str]]:
+        """Return by pipeline whose deadlines lie as those of runs do that are on."""
+        now_ms = self.now_ms()
+        with self._client.pipeline(transaction=False) as pipe:
+            for name in pipelines:
+                pipe.zrevrangebyscore(self._keys.due(name), now_ms + ttl_ms, now_ms, start=0, num=MOST_BEATING)
+            return dict(zip(pipelines, pipe.execute(), strict=True))
 
     def _next_messages(self) -> dict[str, list[str]]:
         """Return by pipeline whose messages are the next ones of each queue; none where another server has them."""
@@ -317,11 +350,16 @@ def _survey(
     )
 
 
-def _queued(now_ms: int, runners: Sequence[tuple[str, str | None, str | None]]) -> Queued:
-    queued = ((int(token[:16]), tenant) for tenant, state, token in runners if state == State.QUEUED and token)
+def _queued(now_ms: int, runners: Sequence[tuple[str, str | None, str | None, str | None, str | None]]) -> Queued:
+    queued = ((int(token[:16]), tenant) for tenant, state, token, *_ in runners if state == State.QUEUED and token)
     made_us, oldest = min(queued, default=(now_ms * 1000, None))
-    running = any(state == State.RUNNING for _, state, _ in runners)
-    return Queued(oldest, max(0.0, now_ms / 1000 - made_us / 1_000_000), running)
+    running = sorted(
+        (int(began), tenant, worker or "")
+        for tenant, state, _, began, worker in runners
+        if state == State.RUNNING and began
+    )
+    runs = [Running(tenant, max(0.0, (now_ms - began) / 1000), worker) for began, tenant, worker in running]
+    return Queued(oldest, max(0.0, now_ms / 1000 - made_us / 1_000_000), runs)
 
 
 def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None, turn: float | None) -> RunnerStatus:

@@ -22,7 +22,7 @@ from taskbridge.observing.troubles import (
     MOST_RUNNERS,
     Trouble,
     nobody_looks,
-    slow_queues,
+    slow_work,
     troubles,
     undeclared,
     unmatched,
@@ -364,11 +364,10 @@ def _work(runtime: Runtime) -> Findings:
         MOST_COUNTED,
     )
     tails = {name: ages.tail for name, ages in read_ages(runtime.engine, list(surveys)).items()}
-    slow = slow_queues(runtime.gate, runtime.engine, surveys, tails, runtime.settings.tail_interval)
+    slow = slow_work(runtime.gate, runtime.engine, runtime.settings, runtime.pipelines, surveys, tails)
     for name, survey in surveys.items():
         paused = Looks(runtime.engine).paused(name, MOST_COUNTED)
-        of_queue = [slow[name]] if name in slow else []
-        for one in (*of_queue, *troubles(runtime.pipelines[name], survey, backlogs[name], paused)):
+        for one in (*slow.get(name, ()), *troubles(runtime.pipelines[name], survey, backlogs[name], paused)):
             sound = False
             level = Level.PROBLEM if one.grave else Level.WARNING
             yield Finding(level, "work", f"{name}: {one.sentence}", one.remedy)

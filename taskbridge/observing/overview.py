@@ -30,7 +30,7 @@ from taskbridge.observing.troubles import (
     Trouble,
     nobody_looks,
     nobody_works,
-    slow_queues,
+    slow_work,
     troubles,
     undeclared,
     unmatched,
@@ -66,8 +66,8 @@ def health(reach: Reach) -> Health:
         for name in names
         for one in _troubles(reach, name, surveys[name], backlogs[name], 0.0 if nobody else tails[name], paused[name])
     ]
-    slow = slow_queues(reach.inspector, reach.database, surveys, tails, reach.settings.tail_interval)
-    found += [(one, name) for name, one in slow.items()]
+    slow = slow_work(reach.inspector, reach.database, reach.settings, reach.pipelines, surveys, tails)
+    found += [(one, name) for name, several in slow.items() for one in several]
     # What has just begun is news.
     found.sort(key=lambda one: (not one[0].grave, one[0].seconds))
     findings = [_finding(nobody_works(min(tails.values()), len(names)))] if nobody else []

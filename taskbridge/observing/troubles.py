@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from taskbridge.common.texts import counted
-from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.gate import Survey
 from taskbridge.store import MOST_UNDECLARED, Backlog, Past, PausedCount
 
 if TYPE_CHECKING:
-    from taskbridge.gate.inspector import Inspector, Queued
+    from taskbridge.gate.inspector import Inspector, Queued, Running
+    from taskbridge.settings import Settings
     from taskbridge.store.sessions import Database
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
     "is_overdue",
     "nobody_looks",
     "nobody_works",
-    "slow_queues",
+    "slow_work",
     "troubles",
     "undeclared",
     "unmatched",
@@ -49,6 +50,8 @@ MOST_NAMED: Final = 3
 
 QUEUED_SECONDS: Final = 30.0
 """A run message that waits for so long is worth a word, and it is grave where no run has ended within this time."""
+LONG_RUN_SECONDS: Final = 300.0
+"""A run that is on for so long is worth a word, where no limit of its pipeline lets one take longer."""
 
 
 class Trouble(NamedTuple):
@@ -153,29 +156,58 @@ def unserved(tail_seconds: float, tail_interval: float, overdue_seconds: float) 
         )
 
 
-def slow_queues(
+def slow_work(
     inspector: Inspector,
     database: Database,
+    settings: Settings,
+    pipelines: Pipelines | Mapping[str, Pipeline],
     surveys: Mapping[str, Survey],
     tails: Mapping[str, float],
-    tail_interval: float,
-) -> dict[str, Trouble]:
-    """Return what is wrong with the queue of each pipeline that `unserved` says nothing of, if anything is.
+) -> dict[str, list[Trouble]]:
+    """Return what is wrong with the queue and the runs of each pipeline that `unserved` says nothing of.
 
-    A deadline moves with each message that is published again, so processes that are frozen make nothing overdue.
-    `tails` and `tail_interval` are as in `unserved`.
+    Deadlines move, with each message that is published again and with each heartbeat. So processes that are frozen, or
+    whose calls do not come back, make nothing overdue. `tails` is as in `unserved`.
     """
     served = {
         name: one.tenants
         for name, one in surveys.items()
-        if not nobody_looks(tails[name], tail_interval) and not is_overdue(one.overdue_seconds)
+        if not nobody_looks(tails[name], settings.tail_interval) and not is_overdue(one.overdue_seconds)
     }
-    found = inspector.longest_queued(served)
+    found = inspector.longest_queued(served, round(settings.runner_ttl * 1000))
     late = {name: one for name, one in found.items() if one.seconds > QUEUED_SECONDS}
-    if not late:
-        return {}
-    is_going = any(one.running for one in found.values()) or Past(database).ended_within(QUEUED_SECONDS)
-    return {name: _slow_queue(one, is_going) for name, one in late.items()}
+    longest = {name: _longest_run(pipelines[name], settings.run_budget) for name in found}
+    is_going = bool(late) and (
+        any(run.seconds <= longest[name] for name, one in found.items() for run in one.running)
+        or Past(database).ended_within(QUEUED_SECONDS)
+    )
+    troubles: dict[str, list[Trouble]] = {}
+    for name, one in found.items():
+        here = [_slow_queue(one, is_going)] if name in late else []
+        if one.running and one.running[0].seconds > longest[name]:
+            here.append(_long_runs(one.running, longest[name]))
+        if here:
+            troubles[name] = here
+    return troubles
+
+
+def _longest_run(pipeline: Pipeline, run_budget: float) -> float:
+    """Return for how many seconds a run of a pipeline may be on until that is worth a word."""
+    return max(LONG_RUN_SECONDS, 2 * (pipeline.soft_time_limit or 0.0)) + run_budget
+
+
+def _long_runs(running: Sequence[Running], longest: float) -> Trouble:
+    first, count = running[0], sum(one.seconds > longest for one in running)
+    on = f" on the worker {first.worker}" if first.worker else ""
+    others = f", and {counted(count - 1, 'other is', 'others are')} on for too long" if count > 1 else ""
+    return Trouble(
+        f"the run of {first.tenant!r}{on} has been on for {first.seconds / 60:,.0f} min{others}: its handler does not "
+        "come back",
+        "see what it waits for, and restart the worker (one that does not end needs `kill -9`); time-outs of what the "
+        "handler calls, or the pipeline's `soft_time_limit`, end the next one",
+        seconds=first.seconds,
+        tenant=first.tenant,
+    )
 
 
 def _slow_queue(queued: Queued, is_going: bool | None) -> Trouble:

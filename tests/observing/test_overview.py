@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import Engine
 
@@ -129,15 +131,65 @@ def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
     assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
 
 
+def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int) -> None:
+    """Let a run of the tenant be on that began so long ago, and gave its last heartbeat just now."""
+    gate, keys = deployment.gate, runtime_of(deployment.app).keys
+    gate.notify(pipeline, tenant, LatencyNeutral().spacing)
+    (runner,) = gate.look(pipeline, [tenant])
+    assert runner.token is not None
+    gate.begin_many([(RunKey(pipeline, tenant, runner.token), 0)], "celery@two")
+    deployment.redis.hincrby(keys.runner(pipeline, tenant), "began", -1000 * seconds)
+
+
+@pytest.mark.parametrize("others", [0, 150])
+def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
+    deployment: Deployment, answers: Answers, others: int
+) -> None:
+    run(deployment.engine, LOOKED)
+    for number in range(others):
+        deployment.gate.notify("orders", f"new {number}", LatencyNeutral().spacing)
+        deployment.redis.zincrby(runtime_of(deployment.app).keys.due("orders"), -600, f"new {number}")
+    a_run_is_on(deployment, "orders", "acme", 290)
+    assert answers.health().colour == "green"
+    a_run_is_on(deployment, "orders", "bolt", 400)
+    a_run_is_on(deployment, "orders", "cask", 310)
+    (found,) = answers.health().findings
+    assert (found.colour, found.tenant) == ("yellow", "bolt")
+    assert found.sentence == (
+        "orders: the run of 'bolt' on the worker celery@two has been on for 7 min, and 1 other is on for too long: its "
+        "handler does not come back"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "colour", "is_long"),
+    [
+        (None, 400, "red", True),
+        (1800, 400, "yellow", False),
+        (1800, 3_550, "yellow", False),
+        (1800, 3_700, "red", True),
+    ],
+)
+def test_a_queue_behind_runs_that_may_take_long_is_long_and_behind_those_that_may_not_it_stands_still(
+    deployment: Deployment, limit: float | None, seconds: int, colour: str, is_long: bool
+) -> None:
+    run(deployment.engine, LOOKED)
+    run(deployment.engine, ENDED.format("now() - interval '50 s'"))
+    deployment.gate.notify("orders", "late", LatencyNeutral().spacing)
+    waits_for_long(deployment, "late")
+    a_run_is_on(deployment, "orders", "acme", seconds)
+    own = {**PIPELINES, "orders": replace(PIPELINES["orders"], soft_time_limit=limit)}
+    found = Answers(deployment.engine, runtime_of(deployment.app).gate, own, deployment.settings).health()
+    assert found.colour == colour
+    assert [one.tenant for one in found.findings] == (["late", "acme"] if is_long else ["late"])
+
+
 def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
     deployment: Deployment, answers: Answers
 ) -> None:
     run(deployment.engine, LOOKED)
     gate, keys = deployment.gate, runtime_of(deployment.app).keys
-    gate.notify("orders", "acme", LatencyNeutral().spacing)
-    (runner,) = gate.look("orders", ["acme"])
-    assert runner.token is not None
-    gate.begin_many([(RunKey("orders", "acme", runner.token), 0)], "celery@two")
+    a_run_is_on(deployment, "orders", "acme", 0)
     assert answers.health().colour == "green"
     deployment.redis.zadd(keys.due("orders"), {"acme": 0})
     assert gate.expire("orders", ["acme"]) == [Answer.REISSUED]
