@@ -32,6 +32,7 @@ from taskbridge.running.traces import RunTrace
 from taskbridge.store import (
     NOT_NOTED,
     Claim,
+    ComesAgain,
     CursorLost,
     Cursors,
     Move,
@@ -333,7 +334,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
             raise
         except Exception as error:
             # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
-            if used:
+            if used or isinstance(error, ComesAgain):
                 raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
             raise
     if move is not None:

@@ -80,7 +80,15 @@ if TYPE_CHECKING:
     from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
-    from taskbridge.store.transaction import CursorLost, Move, Quarantined, Transaction, advance, advance_together
+    from taskbridge.store.transaction import (
+        ComesAgain,
+        CursorLost,
+        Move,
+        Quarantined,
+        Transaction,
+        advance,
+        advance_together,
+    )
     from taskbridge.store.unmatched import (
         UnmatchedRecord,
         count_unmatched,
@@ -126,7 +134,7 @@ if not TYPE_CHECKING:
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
-            "transaction": "CursorLost Move Quarantined Transaction advance advance_together",
+            "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
             "where": "document_of where_is",
         },

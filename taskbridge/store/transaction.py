@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_BISECTION",
     "BegunTwice",
+    "ComesAgain",
     "CursorLost",
     "Move",
     "OtherReader",

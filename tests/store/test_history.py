@@ -125,17 +125,19 @@ def test_what_a_run_did_is_added_to_a_row_that_nobody_expected(engine: Engine) -
     assert asked(engine, "SELECT records, unnoted_events FROM taskbridge.sync_cursors") == [(2, 0)]
 
 
-@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("does", ["nothing more", "writes", "rejects"])
 def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
-    transactional: bool, inline: Inline, caplog: pytest.LogCaptureFixture
+    does: str, inline: Inline, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis, runner = inline.deployment.redis, inline.runtime.keys.runner("invoices", "acme")
     calls: list[Batch] = []
 
     def first_fails_while_second_is_on(batch: Batch) -> None:
         calls.append(batch)
-        if transactional:
+        if does == "writes":
             batch.connection.exec_driver_sql("SELECT")
+        if does == "rejects" and len(calls) == 2:
+            batch.reject(batch[0], "it lacks a total")
         if len(calls) == 1:
             # Redis comes back as it was before the run began, and its message comes again.
             redis.delete(runner)
@@ -159,7 +161,7 @@ def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
     first_has_failed.set()
     second.join()
     engine, failures = inline.deployment.engine, "SELECT failures FROM taskbridge.sync_cursors"
-    assert [tuple(row) for row in asked(engine, failures)] == [(int(transactional),)]
+    assert [tuple(row) for row in asked(engine, failures)] == [(int(does != "nothing more"),)]
     # What was rolled back comes again.
     drain("acme", app=inline.deployment.app)
     assert sum(row[0] for row in history(engine, "records")) == 1
