@@ -11,19 +11,26 @@ been killed.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from django.db import connections
 from redis.exceptions import RedisError
 
 from taskbridge.django.configuration import alias_of_handlers, prefix_of_a_test
 from taskbridge.errors import TaskBridgeError
+from taskbridge.gate import hurry
 from taskbridge.process.light_runtime import redis_of
 from taskbridge.process.runtime import reread
 from taskbridge.settings import Settings
 
 __all__ = ["follow"]
+
+SECONDS: Final = 5.0
+"""So long Redis has to delete what a test's database left in it."""
+_AWAY: Final = set[str]()
+"""URLs of Redis that this process asks no more."""
 
 
 def follow() -> None:
@@ -80,16 +87,26 @@ class Followed:
 
 
 def _forget(prefix: str) -> None:
-    """Delete what is in Redis under the prefix of a test's database, if Redis is there."""
+    """Delete what is under the prefix of a test's database, if Redis is there: that of the gate, and of the broker."""
+    with suppress(TaskBridgeError):
+        settings = Settings.read()
+        for url in dict.fromkeys((settings.redis_url, settings.broker)):
+            if url.startswith(("redis://", "rediss://")) and url not in _AWAY:
+                _forget_there(replace(settings, redis_url=url), prefix)
+
+
+def _forget_there(settings: Settings, prefix: str) -> None:
     from taskbridge.testing.deploying import delete_keys  # noqa: PLC0415 - for tests alone
 
-    with suppress(TaskBridgeError, RedisError):
-        settings = Settings.read()
-        client = redis_of(settings, settings.notify_timeout)
-        try:
+    client = redis_of(settings, SECONDS)
+    try:
+        with hurry(SECONDS):
             delete_keys(client, prefix)
-        finally:
-            client.close()
+    except RedisError:
+        # Somebody waits for each database of the tests. Where Redis is silent, he waits once.
+        _AWAY.add(settings.redis_url)
+    finally:
+        client.close()
 
 
 def _renew_apps() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
+import redis
 from celery import Celery
 from django.core.checks import run_checks
 from django.core.management import call_command
@@ -24,6 +28,7 @@ from sqlalchemy import make_url
 from taskbridge.cli import console
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
+from taskbridge.django import following
 from taskbridge.django.configuration import NAMES, url_of, variables
 from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
@@ -347,3 +352,44 @@ def test_checks_of_the_database_tell_what_to_do(deployment: Deployment) -> None:
             connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
         (found,) = run_checks(databases=["default"])
         assert found.id == "taskbridge.E004"
+
+
+def test_a_redis_that_is_silent_keeps_the_tests_of_a_project_waiting_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    asked.append(silent.accept()[0])
+
+        listener = Thread(target=accept, daemon=True)
+        listener.start()
+        monkeypatch.setattr(following, "SECONDS", 0.3)
+        monkeypatch.setenv("TASKBRIDGE_REDIS_URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
+        following._forget("test-1")
+        tried = len(asked)
+        assert tried
+        following._forget("test-2")
+        assert len(asked) == tried
+        silent.shutdown(socket.SHUT_RDWR)
+    listener.join()
+    for one in asked:
+        one.close()
+
+
+def test_what_a_test_left_with_another_broker_is_deleted_there_too(
+    monkeypatch: pytest.MonkeyPatch, deployment: Deployment
+) -> None:
+    url = make_url(deployment.settings.redis_url)
+    other = url.set(database="13").render_as_string(hide_password=False)
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url)
+    monkeypatch.setenv("TASKBRIDGE_BROKER_URL", other)
+    prefix = f"test-{secrets.token_hex(4)}"
+    with redis.Redis.from_url(other, decode_responses=True) as broker:
+        broker.lpush(f"taskbridge.{prefix}.first", "message")
+        deployment.redis.set(f"{prefix}:clock", "1")
+        following._forget(prefix)
+        assert not broker.exists(f"taskbridge.{prefix}.first")
+        assert not deployment.redis.exists(f"{prefix}:clock")
