@@ -91,11 +91,15 @@ class _Standing:
         if self.pause is not None:
             yield _paused(self.pipeline, self.pause, _command("resume", self.pipeline))
         if self.circuit.open:
-            yield (
-                f"{self.pipeline}: the circuit has been open for {span(moment(self.circuit.opened_at_ms))}: everything "
-                f"fails, so nothing goes to quarantine; {counted(self.circuit.probes, 'probe')} failed, "
-                f"{counted(self.circuit.waiting, 'tenant is', 'tenants are')} in the wait queue"
-            )
+            since = f"{self.pipeline}: the circuit has been open for {span(moment(self.circuit.opened_at_ms))}"
+            if self.whole.survey.runners:
+                yield (
+                    f"{since}: everything fails, so nothing goes to quarantine; "
+                    f"{counted(self.circuit.probes, 'probe')} failed, "
+                    f"{counted(self.circuit.waiting, 'tenant is', 'tenants are')} in the wait queue"
+                )
+            else:
+                yield f"{since}, and nobody has anything to do: the next record of any tenant is its probe"
         for one in self.tenants:
             if one.pause is not None and one.pause.tenant is not None:
                 yield _paused(one.tenant, one.pause, _command("resume", self.pipeline, one.tenant))

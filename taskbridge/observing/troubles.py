@@ -228,7 +228,13 @@ def _slow_queue(queued: Queued, is_going: bool | None) -> Trouble:
 def troubles(pipeline: Pipeline, survey: Survey, backlog: Backlog, paused: PausedCount) -> Iterator[Trouble]:
     """Yield what is wrong with the work of a pipeline, what stops most of it first."""
     name = pipeline.name
-    if survey.circuit.open:
+    if survey.circuit.open and not survey.runners:
+        yield Trouble(
+            "the circuit is open, and nobody has anything to do: the next record of any tenant is its probe",
+            "look at what the handler calls before that comes",
+            page="failing",
+        )
+    elif survey.circuit.open:
         probes = counted(survey.circuit.probes, "probe")
         waiting = counted(survey.circuit.waiting, "tenant is", "tenants are")
         yield Trouble(

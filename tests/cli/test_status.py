@@ -333,6 +333,17 @@ def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, 
     open_circuit(gate_redis, keys, "France", "Spain")
     shown = taskbridge("status").stdout
     assert "invoices: the circuit has been open for " in shown
+    assert "everything fails, so nothing goes to quarantine; 0 probes failed, 1 tenant is in" in " ".join(shown.split())
     circuit = taskbridge("status", "--json").json["pipelines"]["invoices"]["circuit"]
     assert (circuit["open"], circuit["opened"], circuit["failed_probes"]) == (True, 1, 0)
     assert circuit["opened_at"] is not None
+
+
+def test_an_open_circuit_without_anybody_at_work_waits_for_the_next_record(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    open_circuit(gate_redis, keys, "France", "Spain")
+    gate_redis.delete(keys.due("invoices"), keys.wait_queue("invoices"))
+    shown = taskbridge("status").stdout
+    assert "nobody has anything to do: the next record of any tenant is its probe" in " ".join(shown.split())
+    assert "everything fails" not in shown

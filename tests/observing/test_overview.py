@@ -131,6 +131,18 @@ def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
     assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
 
 
+def test_an_open_circuit_is_red_while_somebody_waits_for_it(deployment: Deployment, answers: Answers) -> None:
+    run(deployment.engine, LOOKED)
+    keys = runtime_of(deployment.app).keys
+    deployment.redis.hset(keys.circuit("orders"), mapping={"until": 1, "probes": 2, "opened": 1})
+    (quiet,) = answers.health().findings
+    assert (quiet.colour, quiet.page) == ("yellow", "failing")
+    assert quiet.sentence.endswith("nobody has anything to do: the next record of any tenant is its probe")
+    deployment.gate.notify("orders", "acme", LatencyNeutral().spacing)
+    (found,) = answers.health().findings
+    assert (found.colour, found.page) == ("red", "failing")
+
+
 def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int) -> None:
     """Let a run of the tenant be on that began so long ago, and gave its last heartbeat just now."""
     gate, keys = deployment.gate, runtime_of(deployment.app).keys
