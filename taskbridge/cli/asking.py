@@ -21,7 +21,7 @@ def answers_of(runtime: LightRuntime) -> Answers:
 
 def clock(at: datetime | None) -> str:
     """Return a time of UTC with its milliseconds, as wide whether or not there is one."""
-    return f"{'-':23}" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    return f"{'-':24}" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"
 
 
 def seconds(milliseconds: float) -> str:

@@ -151,7 +151,9 @@ def _show(pipeline: str, records: list[UnmatchedRecord], count: int) -> None:
     if not records:
         terminal.print(f"{pipeline}: a criterion matched every record")
         return
-    table = console.Table(terminal, "message id", "id", "recorded at", "reason", "payload", texts=("reason", "payload"))
+    table = console.Table(
+        terminal, "message id", "id", "recorded at (UTC)", "reason", "payload", texts=("reason", "payload")
+    )
     for one in records:
         at = f"{one.recorded_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
         texts = (console.plain(one.reason), console.plain(_shortened(one.payload)))

@@ -17,6 +17,7 @@ from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.embedded import Servers, serve
 from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.errors import ConfigurationError
+from taskbridge.process.translation import translated_errors
 from taskbridge.store import connect, migrate
 from taskbridge.store.address import parameters_of
 
@@ -76,7 +77,7 @@ def fresh_database(servers: Servers, template: str) -> Iterator[str]:
 
 @contextmanager
 def _database(servers: Servers, name: str, template: str = "template1") -> Iterator[str]:
-    with _session(servers) as session:
+    with translated_errors(), _session(servers) as session:
         make_database(session, name, template)
         # As in an application's database: unqualified names are its own tables.
         set_search_path(session, name, ["public"])

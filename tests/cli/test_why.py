@@ -116,7 +116,7 @@ def test_where_tells_the_story_and_says_what_is_not_known(taskbridge: Program, e
     assert taskbridge("status").status == 0
     head, recorded, pending, note = taskbridge("where", "7").stdout.splitlines()
     assert head.endswith(": pending in invoices; `taskbridge why acme` says when it is taken")
-    assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  recorded as revision \d+", recorded)
+    assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z  recorded as revision \d+", recorded)
     assert pending == f"  {'-':23}  pending"
     assert note.startswith("  there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0")
     (told,) = taskbridge("where", "7", "--json").json["records"]
@@ -183,7 +183,7 @@ def test_what_failed_lately_is_grouped_by_its_error(taskbridge: Program, engine:
     run(engine, RUNS)
     first, times, basis = taskbridge("failed").stdout.splitlines()
     assert first == "invoices: 3 runs of 1 tenant ('bolt'): ValueError: no price"
-    assert re.fullmatch(r"  first [-\d]+ [\d:.]+, last [-\d]+ [\d:.]+", times)
+    assert re.fullmatch(r"  first [-\d]+ [\d:.]+Z, last [-\d]+ [\d:.]+Z", times)
     assert basis == "from 3 failed runs of the last 24 hours"
     (found,) = taskbridge("failed", "--json").json["errors"]
     assert (found["error"], found["runs"], found["sample"], found["first"] < found["last"]) == (

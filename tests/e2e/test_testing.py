@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 from celery import Celery
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 
 from taskbridge import (
     Batch,
@@ -290,6 +291,21 @@ def user(
     monkeypatch.setenv("TASKBRIDGE_TEST_REDIS_URL", taskbridge_settings.redis_url)
     monkeypatch.setenv("PYTHONPATH", str(root))
     return pytester
+
+
+def test_a_role_that_may_make_no_databases_is_told_so(
+    user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    name = f"guest_{secrets.token_hex(4)}"
+    own = engine.url.set(username=name, password="secret").render_as_string(hide_password=False)
+    monkeypatch.setenv("TASKBRIDGE_TEST_POSTGRES_URL", own)
+    user.makepyfile(USERS_TEST)
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
+        result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin")
+        connection.exec_driver_sql(f"DROP ROLE {name}")
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(["*Unavailable: Postgres refuses the statement: permission denied to create database"])
 
 
 def test_a_user_s_tests_have_the_schema_of_the_user(user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
