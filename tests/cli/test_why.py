@@ -117,7 +117,7 @@ def test_where_tells_the_story_and_says_what_is_not_known(taskbridge: Program, e
     head, recorded, pending, note = taskbridge("where", "7").stdout.splitlines()
     assert head.endswith(": pending in invoices; `taskbridge why acme` says when it is taken")
     assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z  recorded as revision \d+", recorded)
-    assert pending == f"  {'-':23}  pending"
+    assert pending == f"  {'-':24}  pending"
     assert note.startswith("  there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0")
     (told,) = taskbridge("where", "7", "--json").json["records"]
     assert [step["what"] for step in told["steps"]] == ["recorded", "pending"]
