@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,12 @@ pytest_plugins = ["taskbridge.testing.plugin"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let temporary files lie in memory; workers of pytest-xdist inherit where."""
+    """Let temporary files lie in memory, where workers of pytest-xdist have them too, and let Ctrl-C reach processes.
+
+    Whoever starts tests in the background of a shell lets them ignore Ctrl-C, and what they start would ignore it too.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         keep_temporary_files_in_memory()
 
