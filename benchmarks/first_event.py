@@ -2,20 +2,25 @@
 
 Ours and plain Celery in turn, each with a tenant that it has not seen, whose record is in Postgres. Both workers run
 all the time. The clock starts just before `delay` and stops in the handler's first line, which has the record.
+
+Then the CPU time of all processes for such an event, its write and its end, beyond what they use while nothing happens.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from celery import Task
 
 from benchmarks import plain
 from benchmarks.benchmark import Benchmark, Option
+from benchmarks.cpu import Cpu
 from benchmarks.marks import MARKS, Marks
 from benchmarks.report import Report, Table, Target
 from benchmarks.rounds import interleaved, summary
@@ -30,19 +35,22 @@ __all__ = ["FIRST_EVENT"]
 GROUP: Final = 20
 """So many pairs are over before the lease of the first of them ends: no end of a lease is measured with them."""
 WARM: Final = 20
+ROUNDS: Final = 4
+SPACING: Final = 0.03
+"""Seconds from an event to the next one where CPU time is measured."""
 
 Subject = tuple[Callable[[str], Any], Task[Any, Any], Marks]
 """What writes a tenant's record, the task that is its event, and where the handler's calls are marked."""
 
 
-def _measure(events: int, concurrency: int) -> Report:
-    """Measure `events` of ours and as many of plain Celery."""
+def _measure(events: int, costed: int, concurrency: int) -> Report:
+    """Measure `events` of ours and as many of plain Celery; then the CPU time of `costed` of each."""
     with stage() as (runtime, directory):
         ours, theirs = directory / "ours", directory / "theirs"
         options = ("--concurrency", str(concurrency))
         with (
-            worker(runtime, directory, *options, **{MARKS: str(ours)}),
-            worker(runtime, directory, *options, app=plain.__name__, **{MARKS: str(theirs)}),
+            worker(runtime, directory, *options, **{MARKS: str(ours)}) as our_pid,
+            worker(runtime, directory, *options, app=plain.__name__, **{MARKS: str(theirs)}) as their_pid,
         ):
             subjects = _subjects(runtime, ours, theirs)
             for subject in subjects.values():
@@ -53,10 +61,14 @@ def _measure(events: int, concurrency: int) -> Report:
                 measured = {name: partial(_delay, f"{start}-", subject) for name, subject in subjects.items()}
                 for name, delays in interleaved(measured, min(GROUP, events - start)).items():
                     found[name] += delays
+            pids = dict(zip(subjects, (our_pid, their_pid), strict=True))
+            cpus = {name: Cpu(runtime, {"worker": [pid]}) for name, pid in pids.items()}
+            costs = {name: partial(_cost, runtime, subjects[name], cpus[name], costed // ROUNDS) for name in subjects}
+            used = interleaved(costs, ROUNDS)
     of_ours, of_plain = (summary([seconds * 1000 for seconds in delays]) for delays in found.values())
     ratios = [one / other for one, other in zip(of_ours, of_plain, strict=True)]
     return Report(
-        {"events": events, "concurrency": concurrency},
+        {"events": events, "costed": costed, "concurrency": concurrency},
         [
             Table(
                 "From the event to the handler's first line",
@@ -64,7 +76,8 @@ def _measure(events: int, concurrency: int) -> Report:
                 [("TaskBridge", *of_ours), ("plain Celery", *of_plain), ("ratio", *ratios)],
                 "The task of plain Celery reads the tenant's record and no more; TaskBridge has also begun the "
                 "tenant's runner and claimed its cursor by then.",
-            )
+            ),
+            _cpu_table(used),
         ],
         [
             Target(
@@ -76,6 +89,42 @@ def _measure(events: int, concurrency: int) -> Report:
             ),
             Target("p99, ratio", ratios[1], 1.1),
         ],
+    )
+
+
+def _cost(runtime: Runtime, subject: Subject, cpu: Cpu, events: int) -> dict[str, float]:
+    """Return the CPU time of one event by group of processes, in microseconds, beyond that of the same time without."""
+    write, task, marks = subject
+
+    def used(number: int, seconds: float) -> tuple[dict[str, float], float]:
+        prefix, first = secrets.token_hex(4), marks.count()
+        before, began = cpu.seconds(), time.monotonic()
+        for at in range(number):
+            write(f"{prefix}-{at}")
+            task.delay(f"{prefix}-{at}")
+            time.sleep(SPACING)
+        wait_until(lambda: marks.count() - first >= number, "all are handled", 60)
+        wait_until(lambda: not runtime.gate.active(INVOICES), "all leases end", 60)
+        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        after, passed = cpu.seconds(), time.monotonic() - began
+        return {name: after[name] - before[name] for name in after}, passed
+
+    busy, passed = used(events, 0.0)
+    idle, _ = used(0, passed)
+    return {name: (busy[name] - idle[name]) / events * 1e6 for name in busy}
+
+
+def _cpu_table(used: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:
+    groups = list(next(iter(used.values()))[0])
+    medians = [[median(one[group] for one in rounds) for group in groups] for rounds in used.values()]
+    ours, plainly = ([*each, sum(each)] for each in medians)
+    ratios = [one / other for one, other in zip(ours, plainly, strict=True)]
+    return Table(
+        "CPU time of one event",
+        ("µs", *groups, "all"),
+        [("TaskBridge", *ours), ("plain Celery", *plainly), ("ratio", *ratios)],
+        "From the write of the record to the end of the lease, one event every 30 ms, medians of four rounds in turn. "
+        "What the same processes use in as long a time without events is taken off.",
     )
 
 
@@ -122,7 +171,8 @@ FIRST_EVENT: Final = Benchmark(
     _measure,
     (
         Option("events", 400, 2, 100_000, "Events of each, one by one."),
+        Option("costed", 400, 4, 100_000, "Events of each whose CPU time is measured, in four rounds."),
         Option("concurrency", 2, 1, 64, "Processes of each worker."),
     ),
-    {"events": 5, "concurrency": 1},
+    {"events": 5, "costed": 8, "concurrency": 1},
 )
