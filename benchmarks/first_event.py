@@ -14,21 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from celery import Task
-
-from benchmarks import plain
+from benchmarks import plain, storm_handlers
 from benchmarks.benchmark import Benchmark, Option
 from benchmarks.cpu import Cpu
 from benchmarks.marks import MARKS, Marks
-from benchmarks.report import Report, Table, Target
+from benchmarks.report import Cell, Report, Table, Target
 from benchmarks.rounds import interleaved, summary
 from benchmarks.stage import stage, wait_until, worker
-from taskbridge.declaring.pipeline import INVOICES
+from benchmarks.storm_handlers import PIPELINE
 from taskbridge.integration.tasks import NOTIFY_TASK
 from taskbridge.process.runtime import Runtime
-from taskbridge.store import record_invoice
+from taskbridge.store import record
 
 __all__ = ["FIRST_EVENT"]
 
@@ -39,8 +37,17 @@ ROUNDS: Final = 4
 SPACING: Final = 0.03
 """Seconds from an event to the next one where CPU time is measured."""
 
-Subject = tuple[Callable[[str], Any], Task[Any, Any], Marks]
-"""What writes a tenant's record, the task that is its event, and where the handler's calls are marked."""
+OURS: Final = "TaskBridge"
+READS: Final = "plain Celery that reads"
+MARKS_IT: Final = "plain Celery that reads and marks as done"
+
+
+class Subject(NamedTuple):
+    """What writes a tenant's record, what sends its event, and where the handler's calls are marked."""
+
+    write: Callable[[str], Any]
+    send: Callable[[str], Any]
+    marks: Marks
 
 
 def _measure(events: int, costed: int, concurrency: int) -> Report:
@@ -49,20 +56,19 @@ def _measure(events: int, costed: int, concurrency: int) -> Report:
         ours, theirs = directory / "ours", directory / "theirs"
         options = ("--concurrency", str(concurrency))
         with (
-            worker(runtime, directory, *options, **{MARKS: str(ours)}) as our_pid,
+            worker(runtime, directory, *options, pipelines=storm_handlers.__name__, **{MARKS: str(ours)}) as our_pid,
             worker(runtime, directory, *options, app=plain.__name__, **{MARKS: str(theirs)}) as their_pid,
         ):
             subjects = _subjects(runtime, ours, theirs)
             for subject in subjects.values():
                 _warm(subject)
-            found: dict[str, list[float]] = {name: [] for name in subjects}
+            found: dict[str, list[float]] = {name: [] for name in (OURS, READS)}
             for start in range(0, events, GROUP):
-                wait_until(lambda: not runtime.gate.active(INVOICES), "all leases end", 60)
-                measured = {name: partial(_delay, f"{start}-", subject) for name, subject in subjects.items()}
+                wait_until(lambda: not runtime.gate.active(PIPELINE), "all leases end", 60)
+                measured = {name: partial(_delay, f"{start}-", subjects[name]) for name in found}
                 for name, delays in interleaved(measured, min(GROUP, events - start)).items():
                     found[name] += delays
-            pids = dict(zip(subjects, (our_pid, their_pid), strict=True))
-            cpus = {name: Cpu(runtime, {"worker": [pid]}) for name, pid in pids.items()}
+            cpus = {name: Cpu(runtime, {"worker": [our_pid if name == OURS else their_pid]}) for name in subjects}
             costs = {name: partial(_cost, runtime, subjects[name], cpus[name], costed // ROUNDS) for name in subjects}
             used = interleaved(costs, ROUNDS)
     of_ours, of_plain = (summary([seconds * 1000 for seconds in delays]) for delays in found.values())
@@ -73,7 +79,7 @@ def _measure(events: int, costed: int, concurrency: int) -> Report:
             Table(
                 "From the event to the handler's first line",
                 ("", "median ms", "p99 ms", "longest ms"),
-                [("TaskBridge", *of_ours), ("plain Celery", *of_plain), ("ratio", *ratios)],
+                [(OURS, *of_ours), (READS, *of_plain), ("ratio", *ratios)],
                 "The task of plain Celery reads the tenant's record and no more; TaskBridge has also begun the "
                 "tenant's runner and claimed its cursor by then.",
             ),
@@ -94,17 +100,17 @@ def _measure(events: int, costed: int, concurrency: int) -> Report:
 
 def _cost(runtime: Runtime, subject: Subject, cpu: Cpu, events: int) -> dict[str, float]:
     """Return the CPU time of one event by group of processes, in microseconds, beyond that of the same time without."""
-    write, task, marks = subject
+    write, send, marks = subject
 
     def used(number: int, seconds: float) -> tuple[dict[str, float], float]:
         prefix, first = secrets.token_hex(4), marks.count()
         before, began = cpu.seconds(), time.monotonic()
         for at in range(number):
             write(f"{prefix}-{at}")
-            task.delay(f"{prefix}-{at}")
+            send(f"{prefix}-{at}")
             time.sleep(SPACING)
         wait_until(lambda: marks.count() - first >= number, "all are handled", 60)
-        wait_until(lambda: not runtime.gate.active(INVOICES), "all leases end", 60)
+        wait_until(lambda: not runtime.gate.active(PIPELINE), "all leases end", 60)
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         after, passed = cpu.seconds(), time.monotonic() - began
         return {name: after[name] - before[name] for name in after}, passed
@@ -116,13 +122,20 @@ def _cost(runtime: Runtime, subject: Subject, cpu: Cpu, events: int) -> dict[str
 
 def _cpu_table(used: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:
     groups = list(next(iter(used.values()))[0])
-    medians = [[median(one[group] for one in rounds) for group in groups] for rounds in used.values()]
-    ours, plainly = ([*each, sum(each)] for each in medians)
-    ratios = [one / other for one, other in zip(ours, plainly, strict=True)]
+    medians = {name: [median(one[group] for one in rounds) for group in groups] for name, rounds in used.items()}
+    rows = {name: [*each, sum(each)] for name, each in medians.items()}
+    ratios: list[Sequence[Cell]] = [
+        (
+            f"ratio to {name.removeprefix('plain Celery ')}",
+            *(own / its for own, its in zip(rows[OURS], of, strict=True)),
+        )
+        for name, of in rows.items()
+        if name != OURS
+    ]
     return Table(
         "CPU time of one event",
         ("µs", *groups, "all"),
-        [("TaskBridge", *ours), ("plain Celery", *plainly), ("ratio", *ratios)],
+        [*((name, *of) for name, of in rows.items()), *ratios],
         "From the write of the record to the end of the lease, one event every 30 ms, medians of four rounds in turn. "
         "What the same processes use in as long a time without events is taken off.",
     )
@@ -131,33 +144,39 @@ def _cpu_table(used: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:
 def _subjects(runtime: Runtime, ours: Path, theirs: Path) -> dict[str, Subject]:
     plain.prepare(runtime.engine)
     _, tasks = plain.make_app(runtime.settings.redis_url)
+
+    def write(tenant: str) -> None:
+        plain.write(runtime.engine, [tenant])
+
     return {
-        "TaskBridge": (
-            lambda tenant: record_invoice(runtime.engine, tenant, "1", {"number": "1"}),
-            runtime.app.tasks[NOTIFY_TASK],
+        OURS: Subject(
+            lambda tenant: record(runtime.engine, PIPELINE, tenant, "1", {"number": "1"}),
+            lambda tenant: runtime.app.tasks[NOTIFY_TASK].delay(tenant, PIPELINE),
             Marks(ours),
         ),
-        "plain Celery": (lambda tenant: plain.write(runtime.engine, [tenant]), tasks["read"], Marks(theirs)),
+        READS: Subject(write, tasks["read"].delay, Marks(theirs)),
+        MARKS_IT: Subject(write, tasks["finish"].delay, Marks(theirs)),
     }
 
 
 def _warm(subject: Subject) -> None:
     """Let every process of the worker connect."""
-    write, task, marks = subject
+    write, send, marks = subject
+    first = marks.count()
     for at in range(WARM):
         write(f"warm-{at}")
-        task.delay(f"warm-{at}")
-    wait_until(lambda: marks.count() >= WARM, "the workers are warm", 60)
+        send(f"warm-{at}")
+    wait_until(lambda: marks.count() - first >= WARM, "the workers are warm", 60)
 
 
 def _delay(prefix: str, subject: Subject) -> float:
     """Return the seconds from an event of a new tenant to the handler's first line."""
-    write, task, marks = subject
+    write, send, marks = subject
     before = marks.count()
     tenant = f"{prefix}{before}"
     write(tenant)
     began = time.time()
-    task.delay(tenant)
+    send(tenant)
     wait_until(lambda: marks.count() > before, f"the handler is called for {tenant}", 60)
     (called,) = marks.since(before)
     return called - began
