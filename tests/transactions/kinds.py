@@ -225,6 +225,8 @@ def of_django(url: str) -> Iterator[Held]:
         },
         "default",
     )
+    # Other tests of this process have a project with a connection of its own, whose test database is followed.
+    own = connections["default"]
     held = OfDjango(found)
     try:
         yield held
@@ -232,8 +234,7 @@ def of_django(url: str) -> Iterator[Held]:
         held.rollback()
         held._atomic.__exit__(None, None, None)
         found.close()
-        # Other tests of this process have a project with connections of its own.
-        del connections["default"]
+        connections["default"] = own
 
 
 def _greenlets(driver: str, kind: Callable[[Any], Any]) -> Callable[[str], AbstractContextManager[Held]]:
