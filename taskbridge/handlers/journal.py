@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
+from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.store.queries import queries
@@ -11,7 +13,17 @@ from taskbridge.store.queries import queries
 if TYPE_CHECKING:
     from taskbridge.declaring.batch import Batch
 
-__all__ = ["JOURNAL", "journal"]
+__all__ = ["JOURNAL", "NOT_FOR_THE_JOURNAL", "journal"]
+
+log = logging.getLogger(__name__)
+
+WAITS: Final = 5.0
+"""Seconds until another worker may take a batch that is not for the journal."""
+NOT_FOR_THE_JOURNAL: Final = (
+    f"a table is adopted as {INVOICES!r}, and without a handler here the built-in journal would take its changes",
+    "name the modules that declare your pipelines in TASKBRIDGE_PIPELINES, and start it anew",
+)
+"""What is wrong, and what to do."""
 
 
 def journal(batch: Batch) -> None:
@@ -32,4 +44,18 @@ def journal(batch: Batch) -> None:
     )
 
 
-JOURNAL: Final = Pipeline(INVOICES, journal, LatencyNeutral(), batch_size=500)
+def _journal_alone(batch: Batch) -> None:
+    """Write the journal where nobody declared a handler, unless the source is an adopted table.
+
+    Who adopts a table has a handler for it, in another process: its changes are not for the journal.
+
+    Raises:
+        RetryAfter: it is.
+    """
+    if INVOICES in batch.connection.exec_driver_sql(queries(batch.connection)("adopted_sources")).scalars():
+        log.error("tenant %r waits: %s: %s", batch.tenant, *NOT_FOR_THE_JOURNAL)
+        raise RetryAfter(WAITS)
+    journal(batch)
+
+
+JOURNAL: Final = Pipeline(INVOICES, _journal_alone, LatencyNeutral(), batch_size=500)

@@ -15,19 +15,22 @@ from celery import Celery, signals
 from kombu import Exchange
 from kombu import Queue as KombuQueue
 
+from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.gate.message import RUN_TASK
+from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
-from taskbridge.process.runtime import keys_of, runtime_of, serves
+from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
 from taskbridge.process.translation import place_of, translated_errors
 from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
 from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
+from taskbridge.store import is_adopted
 
 __all__ = ["check_pool", "fit", "install", "installed_beside", "renew", "renew_all"]
 
@@ -222,6 +225,17 @@ def _told_if_silent(server: str, name: str) -> Iterator[None]:
         timer.cancel()
 
 
+def _check_journal(runtime: Runtime) -> None:
+    """See that the built-in journal does not handle the changes of an adopted table in place of the shop's handler.
+
+    Raises:
+        ConfigurationError: it would.
+    """
+    names = runtime.pipelines.names()
+    if INVOICES in names and runtime.pipelines[INVOICES] is JOURNAL and is_adopted(runtime.database, INVOICES):
+        raise ConfigurationError(*NOT_FOR_THE_JOURNAL)
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
@@ -239,6 +253,8 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         with _told_if_silent("Redis", "Redis"), translated_errors():
             runtime.gate.check_version()
         runtime.check(redis=False)
+        with translated_errors():
+            _check_journal(runtime)
         _answer_doctor()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
 
+from taskbridge.gate.inspector import Hold
 from taskbridge.store import adopt, adoption
-from tests.deployment import Deployment
+from tests.deployment import ROOT, Deployment, worker_command
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -38,3 +40,29 @@ def test_what_plain_sql_does_to_an_adopted_table_is_seen_once(deployment: Deploy
     assert sorted(seen()[:2]) == [("acme", "1", "new", False), ("bolt", "2", "new", False)]
     assert sorted(seen()[2:]) == [("acme", "1", "paid", False), ("bolt", "2", None, True)]
     assert deployment.rows("SELECT FROM orders WHERE seen IS NULL") == []
+
+
+def test_the_journal_takes_nothing_of_an_adopted_table_whenever_that_was_adopted(deployment: Deployment) -> None:
+    engine = deployment.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE invoices (number text PRIMARY KEY, company text)")
+    # Somebody forgot TASKBRIDGE_PIPELINES for a worker that runs already.
+    with deployment.worker(TASKBRIDGE_PIPELINES=""):
+        adopt(engine, adoption(engine, "invoices", "company", ["number"]))
+        with engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO invoices VALUES ('1', 'acme')")
+        wait_until(lambda: deployment.gate.look("invoices", ["acme"])[0].hold is Hold.ASKED, "it waits")
+    assert deployment.rows("SELECT FROM taskbridge.deliveries") == []
+    assert deployment.rows("SELECT failures FROM taskbridge.sync_cursors") in ([(0,)], [])
+    # No such worker starts after that.
+    ended = subprocess.run(
+        worker_command("-P", "solo"),
+        env=deployment.environment(TASKBRIDGE_PIPELINES=""),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("taskbridge: a table is adopted as 'invoices', and without")
