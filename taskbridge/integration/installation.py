@@ -112,11 +112,12 @@ def _add_queues(app: Celery) -> None:
 
 
 def renew(app: Celery) -> None:
-    """Let the app make its queues and routes anew when they are next used: its settings have changed.
+    """Let the app make its queues, routes and pool anew when they are next used: its settings have changed.
 
     `Celery.close` is not for this: an app that is closed learns of no shared task that is declared afterwards.
     """
     vars(app).pop("amqp", None)
+    app._pool = None  # type: ignore[attr-defined]
     _add_queues(app)
 
 

@@ -149,9 +149,7 @@ def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> St
         *_written(row),
         *_event(reach, pipeline, tenant, row, runs),
         *_failed(runs),
-        *_end(
-            row, state, runs, runner, again, perhaps_again=again is None and _perhaps_again(reach, row, runs, decisions)
-        ),
+        *_end(row, state, runs, runner, again, perhaps_again=_perhaps_again(reach, row, runs, decisions)),
         *_decided(row, decisions),
     ]
     # Of equal times, and without one, in the order of the steps.
@@ -191,9 +189,12 @@ def _perhaps_again(
     first = next((run for run, read in runs if read), None)
     if first is None or row["cause"] is not None:
         return False
-    tries = [one["at"] for one in decisions if one["action"] == "retry" and one["at"] > first.began_at]
+    tries = [one for one in decisions if one["action"] == "retry" and one["at"] > first.began_at]
+    # Those of this record alone are known.
+    known = max((one["at"] for one in tries if one["key"]), default=first.began_at)
+    of_many = [one["at"] for one in tries if not one["key"] and one["at"] > known]
     # Had the run after the try not ended, the record would be in quarantine still.
-    return bool(tries) and bool(reach.past.after(first.pipeline, first.tenant, min(tries)))
+    return bool(of_many) and bool(reach.past.after(first.pipeline, first.tenant, min(of_many)))
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -202,6 +202,11 @@ _AWAY_TEXTS: Final = (
     "not send data",
     "Broken pipe",
     "no connection",
+    "timed out",
+    "is down",
+    "EOF",
+    "terminating connection",
+    "crash of another",
 )
 """What libpq and psycopg say where nobody listens, or a session has ended."""
 _REFUSED: Final = ("28", "3D")

@@ -371,7 +371,10 @@ def _call_or_keep(
     try:
         return _call(run, page, batch, transaction, hooks)
     except HandlerFailed as failed:
-        rest = _keep_handled(run, page, batch, transaction, first_event_ms, returned=failed.returned)
+        try:
+            rest = _keep_handled(run, page, batch, transaction, first_event_ms, returned=failed.returned)
+        except ComesAgain as error:
+            raise HandlerFailed(page, error) from failed.error
         if rest is not page and failed.returned:
             _after_commit(run, hooks)
         raise HandlerFailed(rest, failed.error, progressed=rest is not page, waited=failed.waited) from failed.error

@@ -429,7 +429,9 @@ def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
 def _part(where: Engine | Connection) -> Iterator[Connection]:
     """Begin a transaction or, in one that the caller has begun, a part of it that leaves its settings as they were."""
     if isinstance(where, Engine):
-        with where.begin() as connection, within(connection, None):
+        # Whatever the database's default is: what was committed while a lock was waited for is seen.
+        committed = where.execution_options(isolation_level="READ COMMITTED")
+        with committed.begin() as connection, within(connection, None):
             yield connection
         return
     before = where.exec_driver_sql(queries(where)("limits")).mappings().one()

@@ -131,10 +131,11 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
 def _take_styles(connection: Bounded) -> None:
     """Let the session write dates and intervals as psycopg reads them: a role or a database may have other styles."""
     status = connection.pgconn.parameter_status
+    # With the style of dates comes their order, as in `ISO, DMY`.
     wrong = [
         name
         for name, style in _STYLES.items()
-        if not (status(name.encode()) or style.encode()).startswith(style.encode())
+        if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
     ]
     if not wrong:
         return

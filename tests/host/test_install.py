@@ -273,3 +273,12 @@ def test_a_worker_in_which_something_else_fails_does_not_start(capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "RuntimeError: no pool" in said
     assert said.endswith("taskbridge: this worker cannot start, as is said above\n")
+
+
+def test_an_app_whose_broker_changed_has_a_pool_of_the_new_one() -> None:
+    app: Any = app_with(broker_url="redis://127.0.0.1:1/0")
+    taskbridge.install(app, SETTINGS)
+    assert app.pool.connection.port == 1
+    app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:2/0"
+    renew_all()
+    assert app.pool.connection.port == 2

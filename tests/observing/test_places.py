@@ -229,6 +229,33 @@ def test_after_a_try_of_many_records_no_run_is_named_for_the_one_that_handled_on
         assert told(answers, "bolt", "later", "handled").steps[-1].token is not None
 
 
+def test_after_a_try_of_one_record_and_then_of_many_its_last_run_is_not_guessed(
+    deployment: Deployment, answers: Answers, tmp_path: Path
+) -> None:
+    mended, orders = tmp_path / "mended", Quarantine(deployment.engine, "orders")
+
+    def again(key: str | None) -> None:
+        wait_until(lambda: deployment.gate.look("orders", ["bolt"])[0].state is State.IDLE, "no run is on", 20)
+        Audit(deployment.engine).note("ada", "retry", pipeline="orders", tenant="bolt" if key else None, key=key)
+        found, _ = orders.find("orders", tenant="bolt")
+        orders.retry("orders", found)
+        deployment.gate.notify("orders", "bolt", SPACING)
+
+    record(deployment.engine, "orders", "bolt", "first", {"do": "reject", "until": str(mended)})
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        rejected = told(answers, "bolt", "first", "quarantined")
+        again("first")
+        wait_until(
+            lambda: told(answers, "bolt", "first", "quarantined").steps[-1].at != rejected.steps[-1].at, "again", 20
+        )
+        mended.touch()
+        again(None)
+        story = told(answers, "bolt", "first", "handled")
+    (end,) = [step for step in story.steps if step.what == "handled"]
+    assert end.token is None
+    assert end.sentence.endswith("or, if it was among those records, by a run after that try")
+
+
 def test_a_search_without_redis_finds_what_postgres_has(deployment: Deployment) -> None:
     settings = replace(deployment.settings, redis_url="redis://127.0.0.1:1/0")
     away = runtime_of(make_app(settings).app)

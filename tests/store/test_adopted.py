@@ -1180,9 +1180,13 @@ def test_that_changes_of_one_partition_may_have_been_missed_is_told_after_it_is_
         assert check_adoptions(engine) == {"orders": []}
 
 
-def test_a_trigger_that_is_turned_off_while_a_table_is_adopted_again_is_told(engine: Engine) -> None:
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_a_trigger_that_is_turned_off_while_a_table_is_adopted_again_is_told(engine: Engine, level: str) -> None:
     run(engine, ORDERS)
     adopted(engine)
+    name = engine.url.database
+    run(engine, f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level}'")
+    engine.dispose()
     with engine.connect() as shop, ThreadPoolExecutor(1) as pool:
         shop.exec_driver_sql("ALTER TABLE orders DISABLE TRIGGER USER")
         again = pool.submit(adopted, engine, watched=["note"])

@@ -125,7 +125,7 @@ def test_what_a_run_did_is_added_to_a_row_that_nobody_expected(engine: Engine) -
     assert asked(engine, "SELECT records, unnoted_events FROM taskbridge.sync_cursors") == [(2, 0)]
 
 
-@pytest.mark.parametrize("does", ["nothing more", "writes", "rejects"])
+@pytest.mark.parametrize("does", ["nothing more", "writes", "rejects", "keeps a part"])
 def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
     does: str, inline: Inline, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +138,12 @@ def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
             batch.connection.exec_driver_sql("SELECT")
         if does == "rejects" and len(calls) == 2:
             batch.reject(batch[0], "it lacks a total")
+        if does == "keeps a part" and len(calls) == 2:
+            second_is_on.set()
+            assert first_has_failed.wait(10)
+            batch.handled(batch[0])
+            batch.reject(batch[1], "it lacks a total")
+            fail(batch)
         if len(calls) == 1:
             # Redis comes back as it was before the run began, and its message comes again.
             redis.delete(runner)
@@ -150,7 +156,8 @@ def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
             assert first_has_failed.wait(10)
 
     inline.handle(first_fails_while_second_is_on)
-    inline.deployment.save("acme", "1")
+    numbers = "123" if does == "keeps a part" else "1"
+    inline.deployment.save("acme", *numbers)
     began: Any = redis.hgetall(runner)
     message = inline.message()
     assert message is not None
@@ -164,8 +171,8 @@ def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
     assert [tuple(row) for row in asked(engine, failures)] == [(int(does != "nothing more"),)]
     # What was rolled back comes again.
     drain("acme", app=inline.deployment.app)
-    assert sum(row[0] for row in history(engine, "records")) == 1
-    assert asked(engine, "SELECT records FROM taskbridge.sync_cursors") == [(1,)]
+    assert sum(row[0] for row in history(engine, "records")) == len(numbers)
+    assert asked(engine, "SELECT records FROM taskbridge.sync_cursors") == [(len(numbers),)]
     assert "history cannot be written" not in caplog.text
 
 

@@ -332,8 +332,8 @@ def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine
 
 
 def test_dates_and_intervals_are_read_whatever_the_style_of_the_role(engine: Engine) -> None:
-    url = engine.url.update_query_dict({"options": "-c datestyle=German -c intervalstyle=iso_8601"})
-    for limit in (None, 5):
+    for limit, style in ((None, "iso_8601"), (5, "postgres_verbose")):
+        url = engine.url.update_query_dict({"options": f"-c datestyle=German -c intervalstyle={style}"})
         made = connect(url.render_as_string(hide_password=False), statement_timeout=limit)
         with made.connect() as connection:
             now, day = connection.exec_driver_sql("SELECT now(), interval '1 day'").one()
@@ -373,6 +373,21 @@ def test_a_login_that_is_refused_is_told_with_what_the_server_says(engine: Engin
         finally:
             connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
             connection.exec_driver_sql(f"DROP ROLE {name}")
+
+
+def test_a_session_that_an_administrator_ends_is_one_that_is_away(engine: Engine) -> None:
+    def end() -> None:
+        with engine.begin() as connection:
+            others = "pid <> pg_backend_pid() AND query LIKE '%%pg_sleep(30)%%' AND state = 'active'"
+            found = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "
+            wait_until(lambda: connection.exec_driver_sql(found + others).all(), "it sleeps")
+
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(end)
+        away = pytest.raises(Unavailable, match=r"^Postgres (is starting or stopping|cannot be reached)")
+        with away, translated_errors(), engine.connect() as connection:
+            connection.exec_driver_sql("SELECT pg_sleep(30)")
+        ending.result()
 
 
 def test_a_long_look_has_its_own_limit_and_leaves_the_connection_as_it_was(bounded: Engine) -> None:

@@ -1,6 +1,7 @@
 -- What is adopted, for workers and for the doctor. Of a table that was given up, that takes the place of another, or of which a
 -- trigger did not fire, here or on one of its partitions, changes were missed: a backfill writes its records again. What a
--- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone.
+-- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone. A transaction of another isolation level
+-- sees the triggers as they were before it waited for its locks, so it cannot tell.
 INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest})
 ON CONFLICT (source) DO UPDATE
@@ -14,7 +15,8 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
                c.all_seen AND a.from_now_on,
                CASE WHEN c.all_seen THEN a.again_below ELSE nextval('{schema}.revisions') END
         FROM (
-            SELECT a.ended_at IS NULL AND a.relation = excluded.relation AND NOT EXISTS (
+            SELECT current_setting('transaction_isolation') = 'read committed'
+            AND a.ended_at IS NULL AND a.relation = excluded.relation AND NOT EXISTS (
                 SELECT FROM unnest({row_triggers}) r (name)
                 LEFT JOIN pg_trigger t ON t.tgrelid = excluded.relation AND t.tgname = r.name
                 WHERE t.tgenabled IS DISTINCT FROM 'A'
