@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
-from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from fastapi_shop.models import Base
 
+
+async def create_tables() -> None:
+    """Make the tables that are not there yet."""
+    engine = create_async_engine(os.environ["SHOP_DATABASE_URL"])
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    await engine.dispose()
+
+
 if __name__ == "__main__":
-    Base.metadata.create_all(create_engine(os.environ["SHOP_DATABASE_URL"]))
+    asyncio.run(create_tables())

@@ -10,13 +10,15 @@ been killed.
 
 from __future__ import annotations
 
+import logging
+import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+import redis
 from django.db import connections
-from redis.exceptions import RedisError
 
 from taskbridge.django.configuration import alias_of_handlers, prefix_of_a_test
 from taskbridge.errors import TaskBridgeError
@@ -27,10 +29,14 @@ from taskbridge.settings import Settings
 
 __all__ = ["follow"]
 
+log = logging.getLogger(__name__)
+
 SECONDS: Final = 5.0
 """So long Redis has to delete what a test's database left in it."""
-_AWAY: Final = set[str]()
-"""URLs of Redis that this process asks no more."""
+REST: Final = 60.0
+"""For so many seconds a Redis that did not answer in time is not asked again."""
+_silent_until: Final = dict[str, float]()
+"""Until when (`time.monotonic`) the Redis of a URL is left alone."""
 
 
 def follow() -> None:
@@ -91,7 +97,8 @@ def _forget(prefix: str) -> None:
     with suppress(TaskBridgeError):
         settings = Settings.read()
         for url in dict.fromkeys((settings.redis_url, settings.broker)):
-            if url.startswith(("redis://", "rediss://")) and url not in _AWAY:
+            is_redis = url.startswith(("redis://", "rediss://"))
+            if is_redis and _silent_until.get(url, 0.0) <= time.monotonic():
                 _forget_there(replace(settings, redis_url=url), prefix)
 
 
@@ -102,9 +109,11 @@ def _forget_there(settings: Settings, prefix: str) -> None:
     try:
         with hurry(SECONDS):
             delete_keys(client, prefix)
-    except RedisError:
-        # Somebody waits for each database of the tests. Where Redis is silent, he waits once.
-        _AWAY.add(settings.redis_url)
+    except redis.TimeoutError:
+        # Somebody waits for each database of the tests. Where Redis is silent, they wait once.
+        _silent_until[settings.redis_url] = time.monotonic() + REST
+    except redis.RedisError:
+        log.debug("what an earlier test left in Redis is not deleted", exc_info=True)
     finally:
         client.close()
 

@@ -271,7 +271,7 @@ def _failed(runs: Sequence[tuple[RunRow, bool]]) -> Iterator[Step]:
         yield Step(at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
     if len(failed) > SHOWN_FAILED:
         last, at = failed[-1]
-        yield Step(at, "failed", f"{len(failed) - SHOWN_FAILED:,} more runs failed", last.token)
+        yield Step(at, "failed", f"{counted(len(failed) - SHOWN_FAILED, 'more run')} failed", last.token)
 
 
 def _end(

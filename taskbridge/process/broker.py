@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
         options: of kombu's `Connection`.
 
     Raises:
-        ConfigurationError: kombu has no such broker, or needs a library for it.
+        ConfigurationError: kombu has no such broker, needs a library for it, or does not take a parameter of its URL.
     """
     brokers: Any = app.conf.broker_write_url if write else app.conf.broker_read_url
     urls = brokers.split(";") if isinstance(brokers, str) else list(brokers or ())
@@ -37,6 +38,14 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
         raise ConfigurationError(
             f"kombu knows no broker whose URL begins with {scheme}://",
             "correct TASKBRIDGE_BROKER_URL, as in redis://:password@host:port/0",
+        ) from None
+    except TypeError as error:
+        unknown = re.search(r"_init_params\(\) got an unexpected keyword argument '([a-z_]+)'$", str(error))
+        if unknown is None:
+            raise
+        raise ConfigurationError(
+            f"the broker's URL has a parameter behind its `?` that kombu does not take ({unknown[1]})",
+            "set TASKBRIDGE_BROKER_URL, by default TASKBRIDGE_REDIS_URL, to the URL without it",
         ) from None
     except ImportError as error:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +44,16 @@ def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bo
         raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
     try:
         made = client(settings.redis_url, hurried, for_people=for_people)
+        pool = made.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, AttributeError, redis.RedisError) as error:
+        # redis-py meets such a parameter only where it makes a connection.
+        unknown = re.search("unexpected keyword argument '([a-z_]+)'$", str(error))
+        raise ConfigurationError(
+            "TASKBRIDGE_REDIS_URL has a parameter behind its `?` that redis-py does not take"
+            + (f" ({unknown[1]})" if unknown else ""),
+            "correct it, or leave it out",
+        ) from None
     except ValueError:
         # The text may hold a part of the password.
         raise ConfigurationError(

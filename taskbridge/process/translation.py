@@ -175,6 +175,10 @@ _POSTGRES_TEXTS: Final = (
         ("SSL", "sslmode", "certificate"),
         "and this process do not agree on TLS: correct sslmode in TASKBRIDGE_POSTGRES_URL",
     ),
+    (
+        ("for connection option", "invalid port number", 'value: "'),
+        "cannot be asked, since libpq does not take a value in its URL: correct it in TASKBRIDGE_POSTGRES_URL",
+    ),
     (("too many clients", "connection slots"), "has no connection left: raise max_connections, or run fewer processes"),
     (
         ("too many connections",),

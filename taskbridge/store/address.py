@@ -46,8 +46,8 @@ def parameters_of(url: str) -> dict[str, str]:
     given = {name: value for name, value in values.items() if value}
     try:
         make_conninfo(**given)
-        float(given.get("connect_timeout", 0))
-    except (psycopg.ProgrammingError, ValueError):
+        int(float(given.get("connect_timeout", 0)))
+    except (psycopg.ProgrammingError, ValueError, OverflowError):
         query = found["query"] or ""
         # A password that is not percent-encoded may look like parameters.
         names = f" ({', '.join(options)})" if not re.search("@|password", query) else ""

@@ -10,6 +10,7 @@ from celery import Celery
 from taskbridge.common.names import check_tenant
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.errors import ConfigurationError
 from taskbridge.gate import State
 from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime_of
@@ -49,9 +50,10 @@ def drain(
             `drain` tries again.
         AssertionError: the runner has not ended after `most_runs` runs, as where the handler raises `RetryAfter` each
             time; the message says for how long.
+        ConfigurationError: the test has no deployment of its own.
         InvalidName, UnknownPipeline, Unavailable: as `taskbridge.notify_event`.
     """
-    runtime = runtime_of(app)
+    runtime = _of_a_test(app)
     runtime.pipelines[pipeline]
     check_tenant(tenant)
     gate, runs = _clocked(runtime), 0
@@ -82,7 +84,7 @@ def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app
 
     Args, Raises: as `drain`; `most_runs` is for each tenant.
     """
-    runtime, runs = runtime_of(app), 0
+    runtime, runs = _of_a_test(app), 0
     while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:
         for pipeline, tenant in waiting:
             runs += drain(tenant, pipeline, through_failures=through_failures, most_runs=most_runs, app=app)
@@ -93,9 +95,10 @@ def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str
     """Return the tenants that were notified and not drained since, each with the number of its events.
 
     Raises:
+        ConfigurationError: the test has no deployment of its own.
         UnknownPipeline: no loaded module declares the pipeline.
     """
-    runtime = runtime_of(app)
+    runtime = _of_a_test(app)
     runtime.pipelines[pipeline]
     tenants = runtime.gate.active(pipeline)
     return {tenant: status.events for tenant, status in zip(tenants, runtime.gate.look(pipeline, tenants), strict=True)}
@@ -106,7 +109,7 @@ def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = pack
 
     Raises:
         AssertionError: with the tenants that were.
-        UnknownPipeline: no loaded module declares the pipeline.
+        ConfigurationError, UnknownPipeline: as `notified`.
     """
     found = notified(pipeline, app=app)
     if tenant not in found:
@@ -114,6 +117,23 @@ def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = pack
             f"tenant {tenant!r} was not notified in the pipeline {pipeline!r}; "
             f"notified since the last drain: {', '.join(map(repr, found)) or 'nobody'}"
         )
+
+
+def _of_a_test(app: Celery) -> Runtime:
+    """Return the runtime of a test's own deployment. Elsewhere runs would be those of people's tenants.
+
+    Raises:
+        ConfigurationError: there is no such deployment.
+    """
+    runtime = runtime_of(app)
+    if not runtime.runs_by_hand:
+        raise ConfigurationError(
+            "this test has no deployment of its own, so its runs would be those of the servers that the environment "
+            "names",
+            'let it use the fixture `taskbridge_settings` of "taskbridge.testing.plugin", as by '
+            '`@pytest.mark.usefixtures("taskbridge_settings")`; in a TransactionTestCase of Django use `deployed`',
+        )
+    return runtime
 
 
 def _why(told: RetryAfter | None) -> str:

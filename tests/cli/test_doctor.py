@@ -127,6 +127,11 @@ def test_a_broker_of_another_kind_that_is_away_costs_no_other_finding(taskbridge
             "start it, or correct",
         ),
         ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://", "correct"),
+        (
+            "redis://:s3cr3t-Pa55@h/0?max_connections=5",
+            "the broker's URL has a parameter behind its `?` that kombu does not take (max_connections)",
+            "set",
+        ),
         ("sqs://u:s3cr3t-Pa55@", "kombu needs the library botocore for a broker at sqs://", "install it, or correct"),
     ],
 )

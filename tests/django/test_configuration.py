@@ -379,6 +379,26 @@ def test_a_redis_that_is_silent_keeps_the_tests_of_a_project_waiting_once(monkey
         one.close()
 
 
+def test_a_redis_that_refused_once_is_asked_for_the_next_database(
+    monkeypatch: pytest.MonkeyPatch, deployment: Deployment
+) -> None:
+    user, prefix = f"guest-{secrets.token_hex(4)}", f"test-{secrets.token_hex(4)}"
+    left = f"{prefix}:clock"
+    deployment.redis.set(left, "1")
+    url = make_url(deployment.settings.redis_url).set(username=user, password="secret")
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", url.render_as_string(hide_password=False))
+    monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
+    try:
+        deployment.redis.acl_setuser(user, enabled=True, passwords="+secret", commands=["-@all"])
+        following._forget(prefix)
+        assert deployment.redis.exists(left)
+        deployment.redis.acl_setuser(user, enabled=True, keys=["*"], commands=["+@all"])
+        following._forget(prefix)
+        assert not deployment.redis.exists(left)
+    finally:
+        deployment.redis.acl_deluser(user)
+
+
 def test_what_a_test_left_with_another_broker_is_deleted_there_too(
     monkeypatch: pytest.MonkeyPatch, deployment: Deployment
 ) -> None:

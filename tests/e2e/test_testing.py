@@ -321,6 +321,31 @@ def test_a_user_s_tests_run_in_a_process_of_their_own(user: pytest.Pytester) -> 
     result.assert_outcomes(passed=3)
 
 
+WITHOUT_A_DEPLOYMENT = """
+    import pytest
+    from taskbridge.errors import ConfigurationError
+    from taskbridge.testing import assert_notified, drain, drain_all, notified
+
+    @pytest.mark.parametrize("ask", [lambda: drain("acme"), drain_all, notified, lambda: assert_notified("acme")])
+    def test_forgot_the_fixture(ask):
+        with pytest.raises(ConfigurationError, match="use the fixture `taskbridge_settings`"):
+            ask()
+"""
+
+
+def test_a_test_that_has_no_deployment_of_its_own_does_no_runs_of_the_environment_s(
+    user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, taskbridge_settings: Settings
+) -> None:
+    save("acme", "1")
+    monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", taskbridge_settings.postgres_url)
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", taskbridge_settings.redis_url)
+    monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", taskbridge_settings.key_prefix)
+    user.makepyfile(WITHOUT_A_DEPLOYMENT)
+    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
+    result.assert_outcomes(passed=4)
+    assert states(taskbridge_settings) == {"1": "pending"}
+
+
 def test_the_adopted_table_of_the_page_is_tested_as_it_says(user: pytest.Pytester, root: Path) -> None:
     page = (root / "docs/how-to/test-your-pipeline.md").read_text(encoding="utf-8")
     (shown,) = (
