@@ -111,7 +111,7 @@ def _cost(runtime: Runtime, subject: Subject, cpu: Cpu, events: int) -> dict[str
             time.sleep(SPACING)
         wait_until(lambda: marks.count() - first >= number, "all are handled", 60)
         # Each look costs Redis something, so there is none before the last lease has ended.
-        time.sleep(runtime.pipelines[PIPELINE].policy.spacing.last_ttl / 1000)
+        time.sleep(runtime.pipelines[PIPELINE].policy.spacing.lease / 1000)
         wait_until(lambda: not runtime.gate.active(PIPELINE), "all leases end", 60)
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         after, passed = cpu.seconds(), time.monotonic() - began
