@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["JOURNAL", "NOT_FOR_THE_JOURNAL", "journal"]
 
 log = logging.getLogger(__name__)
+_seldom: Final = Seldom()
 
 WAITS: Final = 5.0
 """Seconds until another worker may take a batch that is not for the journal."""
 NOT_FOR_THE_JOURNAL: Final = (
-    f"a table is adopted as {INVOICES!r}, and without a handler here the built-in journal would take its changes",
+    f"a table is or was adopted as {INVOICES!r}, and without a handler the built-in journal would take its changes",
     "name the modules that declare your pipelines in TASKBRIDGE_PIPELINES, and start it anew",
 )
 """What is wrong, and what to do."""
@@ -45,15 +47,17 @@ def journal(batch: Batch) -> None:
 
 
 def _journal_alone(batch: Batch) -> None:
-    """Write the journal where nobody declared a handler, unless the source is an adopted table.
+    """Write the journal where nobody declared a handler, unless the source is an adopted table, or was.
 
-    Who adopts a table has a handler for it, in another process: its changes are not for the journal.
+    Who adopts a table has a handler for it, in another process: its changes are not for the journal. Some may be
+    pending when it is given up.
 
     Raises:
         RetryAfter: it is.
     """
-    if INVOICES in batch.connection.exec_driver_sql(queries(batch.connection)("adopted_sources")).scalars():
-        log.error("tenant %r waits: %s: %s", batch.tenant, *NOT_FOR_THE_JOURNAL)
+    if INVOICES in batch.connection.exec_driver_sql(queries(batch.connection)("once_adopted")).scalars():
+        if count := _seldom.counted(INVOICES):
+            log.error("batches of %d tenants wait, now of %r: %s: %s", count, batch.tenant, *NOT_FOR_THE_JOURNAL)
         raise RetryAfter(WAITS)
     journal(batch)
 

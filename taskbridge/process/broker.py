@@ -40,7 +40,7 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
             "correct TASKBRIDGE_BROKER_URL, as in redis://:password@host:port/0",
         ) from None
     except TypeError as error:
-        unknown = re.search(r"_init_params\(\) got an unexpected keyword argument '([a-z_]+)'$", str(error))
+        unknown = re.search(r"_init_params\(\) got an unexpected keyword argument '([^']+)'$", str(error))
         if unknown is None:
             raise
         raise ConfigurationError(

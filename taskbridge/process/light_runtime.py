@@ -48,13 +48,10 @@ def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bo
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, AttributeError, redis.RedisError) as error:
         # redis-py meets such a parameter only where it makes a connection.
-        unknown = re.search("unexpected keyword argument '([a-z_]+)'$", str(error))
-        raise ConfigurationError(
-            "TASKBRIDGE_REDIS_URL has a parameter behind its `?` that redis-py does not take"
-            + (f" ({unknown[1]})" if unknown else ""),
-            "correct it, or leave it out",
-        ) from None
-    except ValueError:
+        raise _not_taken(re.search("unexpected keyword argument '([^']+)'$", str(error))) from None
+    except ValueError as error:
+        if named := re.search("^Invalid value for '([^']+)'", str(error)):
+            raise _not_taken(named) from None
         # The text may hold a part of the password.
         raise ConfigurationError(
             "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
@@ -63,6 +60,14 @@ def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bo
     where = made.connection_pool.connection_kwargs
     note_place("Redis", where.get("path") or where.get("host") or "localhost", where.get("port") or 6379)
     return made
+
+
+def _not_taken(named: re.Match[str] | None) -> ConfigurationError:
+    return ConfigurationError(
+        "TASKBRIDGE_REDIS_URL has a parameter behind its `?`, or a value of one, that redis-py does not take"
+        + (f" ({named[1]})" if named else ""),
+        "correct it, or leave it out",
+    )
 
 
 class LightRuntime:

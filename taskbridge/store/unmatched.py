@@ -66,6 +66,6 @@ def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]
 
 
 def is_adopted(database: Database, source: str) -> bool:
-    """Return whether a source is an adopted table, of which rows may be unmatched without any criteria."""
+    """Return whether a source is an adopted table, or was: its rows may be unmatched without any criteria."""
     with driving(database) as driver, within(driver, None):
-        return source in {row["source"] for row in rows(driver, queries(database)("adopted_sources"))}
+        return source in {row["source"] for row in rows(driver, queries(database)("once_adopted"))}

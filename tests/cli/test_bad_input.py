@@ -136,6 +136,11 @@ def test_commands_that_make_the_schema_speak_plainly_too(
         ),
         ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_REDIS_URL cannot be read"),
         ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h/0?foo=1"}, "that redis-py does not take (foo): correct it"),
+        ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h/0?db-2=1"}, "that redis-py does not take (db-2): correct it"),
+        (
+            {"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h/0?socket_timeout=abc"},
+            "or a value of one, that redis-py does not take (socket_timeout): correct it",
+        ),
         ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h/0?retry=1"}, "that redis-py does not take: correct it"),
         ({"TASKBRIDGE_BROKER_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_BROKER_URL cannot be read"),
         ({"TASKBRIDGE_REDIS_URL": ""}, "TASKBRIDGE_POSTGRES_URL is set and TASKBRIDGE_REDIS_URL is not"),

@@ -132,6 +132,11 @@ def test_a_broker_of_another_kind_that_is_away_costs_no_other_finding(taskbridge
             "the broker's URL has a parameter behind its `?` that kombu does not take (max_connections)",
             "set",
         ),
+        (
+            "redis://:s3cr3t-Pa55@h/0?socket-timeout=5",
+            "the broker's URL has a parameter behind its `?` that kombu does not take (socket-timeout)",
+            "set",
+        ),
         ("sqs://u:s3cr3t-Pa55@", "kombu needs the library botocore for a broker at sqs://", "install it, or correct"),
     ],
 )
