@@ -55,8 +55,8 @@ def steady(file: Path, subjects: Mapping[str, Send], ours: str, seconds: float) 
         ("", "events/s", "p99 ms", f"ratio of {ours} to it"),
         [(name, one.rate, one.p99, borne[ours].rate / one.rate if one.rate else 0) for name, one in borne.items()],
         f"From the time when an event is due to the handler's call with its record; {seconds:g} s of each rate, each "
-        f"{FASTER:g} times the one before, tried up to {TRIES} times. {SENDERS} threads of one process write the records "
-        "and send the events.",
+        f"{FASTER:g} times the one before, tried up to {TRIES} times. {SENDERS} threads of one process write records "
+        "and send events.",
     )
 
 
