@@ -69,6 +69,8 @@ class CircuitStatus(NamedTuple):
     waiting: int
     rests_until_ms: int | None = None
     """The downstream asked the whole pipeline to wait until then."""
+    width: int | None = None
+    """How many runs may be on since such a wait began; None: it makes no difference any more."""
 
 
 class Survey(NamedTuple):
@@ -323,11 +325,11 @@ def _used_up(now_ms: int, limits: Limits, clocks: Sequence[str | None], *, is_ow
 
 
 def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:
-    until, opened_at, closed_at, rests_until = (
-        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest")
+    until, opened_at, closed_at, *of_waits = (
+        int(fields[name]) if name in fields else None for name in ("until", "opened_at", "closed_at", "rest", "width")
     )
     probes, opened = int(fields.get("probes", 0)), int(fields.get("opened", 0))
-    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, waiting, rests_until)
+    return CircuitStatus(until is not None, until, probes, opened, opened_at, closed_at, waiting, *of_waits)
 
 
 def _survey(

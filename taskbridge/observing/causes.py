@@ -198,6 +198,23 @@ def _idle(seen: Seen) -> tuple[Cause, str]:
     return Cause.NOTHING, f"idle: nothing is pending{last}{rest}"
 
 
+def _in_wait_queue(seen: Seen, in_line: str) -> tuple[Cause, str]:
+    """Say for what a tenant of the wait queue waits, where the circuit is closed."""
+    circuit, rest = seen.circuit, seen.circuit.rests_until_ms
+    if rest is not None and rest > seen.now_ms:
+        until = ahead((rest - seen.now_ms) / 1000)
+        said = f"its handler asked the whole pipeline to wait (RetryAfter), which is over {until}; {in_line}"
+        return Cause.ASKED_TO_WAIT, said
+    if circuit.width is not None:
+        said = (
+            f"{in_line}: its handler had asked the whole pipeline to wait (RetryAfter), after which it begins with "
+            f"{counted(circuit.width, 'run')} at a time, and with more once records are handled"
+        )
+        return Cause.WAIT_QUEUE, said
+    most = f", of which there are {seen.most_runs:,}" if seen.most_runs else ""
+    return Cause.WAIT_QUEUE, f"{in_line} for a free run slot of {seen.pipeline}{most}"
+
+
 def _held(seen: Seen) -> tuple[Cause, str]:
     runner, circuit, place = seen.runner, seen.circuit, seen.place
     # What it waits for may be over, and then only a worker is missing.
@@ -219,15 +236,7 @@ def _held(seen: Seen) -> tuple[Cause, str]:
         )
         return Cause.CIRCUIT, said
     if runner.hold is Hold.WAIT_QUEUE:
-        rest = circuit.rests_until_ms
-        if rest is not None and rest > seen.now_ms:
-            until = ahead((rest - seen.now_ms) / 1000)
-            return (
-                Cause.ASKED_TO_WAIT,
-                f"its handler asked the whole pipeline to wait (RetryAfter), which is over {until}; {in_line}",
-            )
-        most = f", of which there are {seen.most_runs:,}" if seen.most_runs else ""
-        return Cause.WAIT_QUEUE, f"{in_line} for a free run slot of {seen.pipeline}{most}"
+        return _in_wait_queue(seen, in_line)
     if seen.late_ms > LATE_MS:
         return _late(seen)
     if seen.counts["failures"] and runner.hold is not Hold.ASKED:

@@ -131,7 +131,7 @@ def test_one_tenant_alone_never_opens_it(crowd: Crowd, blame: Blame) -> None:
 def test_a_failure_that_blames_nobody_never(crowd: Crowd) -> None:
     crowd.fails(*"abcdefgh", blame=Blame.NOBODY)
 
-    assert crowd.circuit() == (False, None, 0, 0, None, None, 0, None)
+    assert crowd.circuit() == (False, None, 0, 0, None, None, 0, None, None)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MORE, Outcome.DONE, Outcome.STALE])
@@ -153,12 +153,12 @@ def test_what_people_see(crowd: Crowd) -> None:
     opened_at = crowd.gate.us // 1000
     crowd.put_in_queue("b")
 
-    assert crowd.circuit() == (True, opened_at + 1_000, 0, 1, opened_at, None, 2, None)
+    assert crowd.circuit() == (True, opened_at + 1_000, 0, 1, opened_at, None, 2, None, None)
 
     crowd.deadline_passes("b")
     crowd.begin("b")
     crowd.settle("b", handled=1)
-    assert crowd.circuit() == (False, None, 0, 1, opened_at, crowd.gate.us // 1000, 0, None)
+    assert crowd.circuit() == (False, None, 0, 1, opened_at, crowd.gate.us // 1000, 0, None, None)
 
 
 # Who probes

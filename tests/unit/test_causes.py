@@ -196,6 +196,16 @@ CASES: Final[dict[str, tuple[Seen, Cause, str]]] = {
         Cause.WAIT_QUEUE,
         "it is number 2 of 2 in the wait queue for a free run slot of orders, of which there are 4",
     ),
+    "the few runs after a wait of the whole pipeline": (
+        seen(
+            waiting(Hold.WAIT_QUEUE),
+            circuit=CLOSED._replace(rests_until_ms=NOW_MS - 1, width=1),
+            place=Place(2, 2, None, 0),
+            most_runs=4,
+        ),
+        Cause.WAIT_QUEUE,
+        r"it is number 2 of 2 in the wait queue: its handler had asked .*, .* begins with 1 run at a time, and .*",
+    ),
     "back-off": (
         seen(waiting(Hold.RETRY), counts=FAILED),
         Cause.BACK_OFF,
