@@ -22,7 +22,6 @@ class Inline:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.runtime = runtime_of(deployment.app)
-        self.runtime.runs_by_hand = True
         self.seen: list[str] = []
 
     def handle(
