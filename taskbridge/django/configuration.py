@@ -104,7 +104,7 @@ def prefix_of_a_test(alias: str, name: str) -> str:
 
 
 def check_no_project_in_a_test(configured: Settings) -> None:
-    """See that a test for which Django has made no database does not write into the project's own.
+    """See that a test for which Django has made no database writes neither into the project's own nor into its Redis.
 
     Django keeps its own connections from it in such a test.
 
@@ -118,7 +118,7 @@ def check_no_project_in_a_test(configured: Settings) -> None:
         return
     if configured.postgres_url in {url_of(alias), *_OF_THE_PROJECT[URL]}:
         raise ConfigurationError(
-            "this is a test for which Django has made no database, so TaskBridge would work in the project's own",
+            "this is a test for which Django has made no database, so records and events would be the project's own",
             f"take a TestCase or a TransactionTestCase with {alias!r} among its `databases`, or mark the test as "
             "`django_db`",
         )

@@ -247,17 +247,24 @@ class Deployed:
     def run_all(self, *, through_failures: bool = False) -> int:
         """Look for what was saved, notified or not, and do all runs in this process; return how many there were.
 
-        Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too where nothing was found, and a migration
-            that adopts the table of a pipeline was not run in the test's database; and after the block of `deployed`.
+        Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too in a transaction, as that of a TestCase; and
+            where nothing was found, and a migration that adopts the table of a pipeline was not run in the test's
+            database; and after the block of `deployed`.
         """
         self._check_lasts()
+        alias = alias_of_handlers()
+        if alias is not None and connections[alias].in_atomic_block:
+            raise ConfigurationError(
+                "`run_all` is for a TransactionTestCase: of what is not committed yet no run would find anything",
+                "use `deliver` in a TestCase; elsewhere call it after the block of `atomic`",
+            )
         runtime = runtime_of(self.app)
         for name in runtime.pipelines.names():
             runtime.know(runtime.pipelines[name])
             tail_round(runtime, name)
             # What was there before the first round of the tail.
             base_round(runtime, name)
-        runs, alias = drain_all(app=self.app, through_failures=through_failures), alias_of_handlers()
+        runs = drain_all(app=self.app, through_failures=through_failures)
         if not runs and alias is not None:
             with runtime.engine.connect() as connection:
                 for name in runtime.pipelines.names():

@@ -13,8 +13,8 @@ from typing import Any, Final
 from kombu.exceptions import ChannelError
 
 from taskbridge.common.texts import counted, error_line
-from taskbridge.errors import TaskBridgeError
-from taskbridge.integration.installation import installed_beside
+from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.integration.installation import check_journal, installed_beside
 from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import (
@@ -114,6 +114,7 @@ def examine(runtime: Runtime) -> list[Finding]:
     if redis and pipelines:
         usable(_overdue, "deadlines")
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
+        usable(_journal, "pipelines")
         usable(_work, "work")
         usable(_rounds, "tail")
         if broker:
@@ -217,6 +218,14 @@ def _clocks(runtime: Runtime) -> Findings:
 
 def _pipelines(runtime: Runtime) -> Findings:
     yield Finding(Level.OK, "pipelines", ", ".join(runtime.pipelines.names()))
+
+
+def _journal(runtime: Runtime) -> Findings:
+    """Say that a worker would not start with these variables; workers that run have others."""
+    try:
+        check_journal(runtime)
+    except ConfigurationError as error:
+        yield Finding(Level.WARNING, "pipelines", error.what, error.remedy)
 
 
 def _queues(runtime: Runtime) -> Findings:

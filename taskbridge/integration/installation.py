@@ -226,7 +226,7 @@ def _told_if_silent(server: str, name: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _check_journal(runtime: Runtime) -> None:
+def check_journal(runtime: Runtime) -> None:
     """See that the built-in journal does not handle the changes of an adopted table in place of the shop's handler.
 
     Raises:
@@ -255,7 +255,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
             runtime.gate.check_version()
         runtime.check(redis=False)
         with translated_errors():
-            _check_journal(runtime)
+            check_journal(runtime)
         _answer_doctor()
     except TaskBridgeError as error:
         sys.stderr.write(f"taskbridge: {error}\n")

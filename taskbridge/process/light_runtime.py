@@ -31,17 +31,19 @@ ALSO_CHECKED: Final[list[Callable[[Settings], None]]] = []
 """What else has to hold before a process works, as in a framework; each raises what is wrong."""
 
 CHECKED_FIRST: Final[list[Callable[[Settings], None]]] = []
-"""What has to hold before this process connects to Postgres; each raises what is wrong."""
+"""What has to hold before this process connects to Postgres or to the gate's Redis; each raises what is wrong."""
 
 
 def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
     """Return a client of the gate's Redis; `hurried` and `for_people` are as in `taskbridge.gate.client`.
 
     Raises:
-        ConfigurationError: there is no URL, or it cannot be read.
+        ConfigurationError: there is no URL, it cannot be read, or this process is not to use it.
     """
     if not settings.redis_url:
         raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+    for one in CHECKED_FIRST:
+        one(settings)
     try:
         made = client(settings.redis_url, hurried, for_people=for_people)
         pool = made.connection_pool

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from sqlalchemy import Engine
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
@@ -119,6 +119,17 @@ def test_runs_wait_for_the_test_also_where_celery_runs_tasks_inline(here: Deploy
         assert one.notified("orders") == {"acme": 1}
         record(runtime_of(here.app).engine, "orders", "globex", "1", {})
         assert one.run_all() == 2
+
+
+def test_runs_in_a_transaction_would_find_nothing_and_are_refused(here: Deployment) -> None:
+    with deployed(here.app) as one:
+        with transaction.atomic():
+            with pytest.raises(
+                ConfigurationError, match=r"`run_all` is for a TransactionTestCase: .*: use `deliver` in"
+            ):
+                one.run_all()
+            assert one.notified("orders") == {}
+        assert one.run_all() == 0
 
 
 def test_after_the_block_nothing_is_asked_of_the_project_s_own_deployment(here: Deployment) -> None:

@@ -95,6 +95,7 @@ class Migration(migrations.Migration):
     operations = [migrations.RunPython(use)]
 """,
     "tried.py": """
+from asgiref.sync import async_to_sync
 from celery.contrib.testing.worker import start_worker
 from django.core import checks
 from django.core.management import CommandError, call_command
@@ -136,6 +137,18 @@ class WithoutADatabase(SimpleTestCase):
             bridge.record("acme", "1", {}, source="lines")
         with self.assertRaises(CommandError):
             call_command("taskbridge", "doctor")
+
+    def test_no_event_goes_into_the_project_s_redis(self):
+        for tell in (
+            lambda: bridge.notify_event.delay("acme", "orders"),
+            lambda: bridge.notify_many(["acme", "bolt"], "orders"),
+        ):
+            with self.assertRaisesMessage(ConfigurationError, "this is a test for which Django has made no database"):
+                tell()
+        # These write a line of the log in place of every error.
+        for tell in (bridge.notify, async_to_sync(bridge.anotify)):
+            with self.assertLogs("taskbridge", "ERROR"):
+                tell("acme", "orders")
 
 class Away(TransactionTestCase):
     def test_what_fails_inline_waits_for_its_next_try(self):

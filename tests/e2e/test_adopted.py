@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import time
 
 import pytest
@@ -59,10 +61,18 @@ def test_the_journal_takes_nothing_of_an_adopted_table_whenever_that_was_adopted
         wait_until(lambda: deployment.gate.look("invoices", ["acme"])[0].hold is Hold.ASKED, "it waits again")
         assert deployment.rows("SELECT FROM taskbridge.deliveries") == []
     assert deployment.rows("SELECT failures FROM taskbridge.sync_cursors") in ([(0,)], [])
-    # No such worker starts after that.
+    # No such worker starts after that, and the doctor says so.
+    environment = deployment.environment(TASKBRIDGE_PIPELINES="")
+    command = [sys.executable, "-c", "from taskbridge.cli.main import main; main()", "doctor", "--json"]
+    said = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    (told,) = [
+        one for one in json.loads(said.stdout)["findings"] if one["check"] == "pipelines" and one["level"] == "warning"
+    ]
+    assert told["text"].startswith("a table is or was adopted as 'invoices', and without a handler")
+    assert "TASKBRIDGE_PIPELINES" in told["remedy"]
     ended = subprocess.run(
         worker_command("-P", "solo"),
-        env=deployment.environment(TASKBRIDGE_PIPELINES=""),
+        env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
