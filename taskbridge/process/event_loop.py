@@ -16,12 +16,16 @@ from typing import Any, Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-__all__ = ["EventLoop"]
+__all__ = ["EventLoop", "NotBegun"]
 
 log = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT: Final = 10.0
 """Seconds that a coroutine has to end after it was cancelled."""
+
+
+class NotBegun(SoftTimeLimitExceeded):
+    """A coroutine did not begin within its time, and never will, since another one blocks the loop."""
 
 
 class EventLoop:
@@ -37,6 +41,7 @@ class EventLoop:
         If this wait is interrupted, cancel it and wait ten more seconds.
 
         Raises:
+            NotBegun: another one has blocked the loop for `seconds`.
             SoftTimeLimitExceeded: it took longer than `seconds`.
             BaseException: what it raised.
         """
@@ -46,10 +51,12 @@ class EventLoop:
             loop.call_soon_threadsafe(call.start)
             if not call.ended.wait(seconds):
                 raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
-        except BaseException:
+        except BaseException as error:
             if call.withdraw():
                 # Another coroutine blocks the loop, so this one has not begun. Now it never will.
                 self._leave(loop)
+                if isinstance(error, SoftTimeLimitExceeded):
+                    raise NotBegun(f"another coroutine has blocked the event loop for {seconds:.3g} s") from None
                 raise
             loop.call_soon_threadsafe(call.cancel)
             ended = False

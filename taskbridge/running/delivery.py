@@ -23,6 +23,7 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Begun, Blame, Outcome, Settlement
+from taskbridge.process.event_loop import NotBegun
 from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import ends_process
@@ -296,6 +297,10 @@ def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
     return run.runtime.gate.permit(run.key, wanted, at_least, whole, each)
 
 
+class HeldUp(ComesAgain):
+    """The handler is a coroutine and could not begin, since that of another tenant blocks the loop of its process."""
+
+
 def deliver(run: Run, page: Page) -> Steps[None]:
     """Call the handler with the page's records and advance the cursor past them.
 
@@ -519,7 +524,11 @@ def _finish(run: Run, returned: Any, batch: Batch) -> Any:
         limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
         if limit is not None:
             disarm()
-        return run.runtime.event_loop.run(returned, limit)
+        try:
+            return run.runtime.event_loop.run(returned, limit)
+        except NotBegun as error:
+            log.warning("%s, tenant %r: the handler did not begin: %s", run.pipeline.name, run.tenant, error)
+            raise HeldUp from error
     check_returned(returned)
     return returned
 

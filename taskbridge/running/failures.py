@@ -26,7 +26,7 @@ from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, ask
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
 from taskbridge.running.delivery import Ending, HandlerFailed, Run, Steps, charge, deliver, permitted, try_alone
-from taskbridge.store import Evidence, Page, Quarantined, Unread
+from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_no_search", "after_unread", "probe"]
 
@@ -56,8 +56,9 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     """
     error, page = failed.error, failed.page
     if (told := asked_to_wait(error)) is not None:
-        # One that says how far it came needs no smaller batches.
-        bisection = page.bisection if failed.progressed else page.bisection.told_to_wait(len(page.records))
+        # One that says how far it came needs no smaller batches, and of what comes again nothing is known.
+        keeps = failed.progressed or isinstance(error, ComesAgain)
+        bisection = page.bisection if keeps else page.bisection.told_to_wait(len(page.records))
         if bisection != page.bisection:
             run.cursors.limit(run.key, bisection)
         return _as_told(run, told)
