@@ -57,7 +57,8 @@ def _journal_alone(batch: Batch) -> None:
     """
     if INVOICES in batch.connection.exec_driver_sql(queries(batch.connection)("once_adopted")).scalars():
         if count := _seldom.counted(INVOICES):
-            log.error("batches of %d tenants wait, now of %r: %s: %s", count, batch.tenant, *NOT_FOR_THE_JOURNAL)
+            said = "%d batches wait since this was last said, now one of tenant %r: %s: %s"
+            log.error(said, count, batch.tenant, *NOT_FOR_THE_JOURNAL)
         raise RetryAfter(WAITS)
     journal(batch)
 
