@@ -1,0 +1,86 @@
+"""What programs outside the project rely on is the same as in `surface.json`, or was changed on purpose.
+
+After such a change: `TASKBRIDGE_TEST_WRITE_SURFACE=1 pytest tests/cli/test_surface.py`, and look at the difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import Engine
+
+import taskbridge as api
+from taskbridge import errors
+from taskbridge.gate import Keys
+from taskbridge.settings import Settings
+from taskbridge.testing import plugin
+from tests.cli.files import line, write
+from tests.cli.program import Program
+
+RECORDED: Final = Path(__file__).with_name("surface.json")
+SQL: Final = {
+    "functions": """
+        SELECT p.proname, pg_get_function_arguments(p.oid) || ' -> ' || pg_get_function_result(p.oid)
+        FROM pg_proc p
+        WHERE p.pronamespace = 'taskbridge'::regnamespace AND p.proname IN ('record', 'announce') ORDER BY 1""",
+    "relations": """
+        SELECT c.relname, string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' ORDER BY a.attnum)
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE c.relnamespace = 'taskbridge'::regnamespace AND c.relname IN ('deliveries', 'record_states')
+        GROUP BY 1 ORDER BY 1""",
+}
+
+
+def signatures(value: Any) -> Any:
+    """Return a callable's signature; of a class, also those of its public members."""
+    if not inspect.isclass(value):
+        return str(inspect.signature(value)) if callable(value) else type(value).__name__
+    members = {
+        name: str(inspect.signature(member)) if inspect.isfunction(member) else "attribute"
+        for base in value.__mro__
+        if base.__module__.startswith("taskbridge.")
+        for name, member in vars(base).items()
+        if not name.startswith("_")
+    }
+    return {"()": str(inspect.signature(value)), **dict(sorted(members.items()))}
+
+
+def shape(value: Any) -> Any:
+    """Return which keys JSON has; below `tenants` and `pipelines` keys are names of the user's, of which one is shown."""
+    if not isinstance(value, Mapping):
+        return "value"
+    return {
+        key: {"*": shape(next(iter(inner.values())))} if key in ("tenants", "pipelines") else shape(inner)
+        for key, inner in value.items()
+    }
+
+
+@pytest.mark.e2e
+def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program, engine: Engine) -> None:
+    file = write(taskbridge.directory / "invoices.csv", [line("1")])
+    report = taskbridge("up", "--import", file, "--exit-when-idle", "--json").json
+    status = taskbridge("status", "--json").json
+    with engine.begin() as connection:
+        sql = {name: [list(row) for row in connection.exec_driver_sql(text)] for name, text in SQL.items()}
+    found = {
+        "python": {name: signatures(getattr(api, name)) for name in api.__all__ if name != "app"},
+        "errors": {name: getattr(errors, name).exit_status for name in errors.__all__},
+        "fixtures": sorted(name for name in vars(plugin) if name.startswith("taskbridge_")),
+        "settings": {f"TASKBRIDGE_{one.name.upper()}": repr(one.default) for one in fields(Settings)},
+        "tasks": sorted(name for name in api.app.tasks if name.startswith("taskbridge.")),
+        "keys": {"lease": Keys().lease("invoices", "acme"), "queues": list(Keys().queues)},
+        "sql": sql,
+        "up --json": shape(report),
+        "status --json": shape(status),
+    }
+    text = json.dumps(found, indent=2) + "\n"
+    if os.environ.get("TASKBRIDGE_TEST_WRITE_SURFACE"):
+        RECORDED.write_text(text)
+    assert json.loads(text) == json.loads(RECORDED.read_text())
