@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from taskbridge.gate.gate import Gate
     from taskbridge.gate.inspector import OLDEST_REDIS, CircuitStatus, Hold, RunnerStatus, Survey
     from taskbridge.gate.keys import OURS, Keys, Queue
-    from taskbridge.gate.state import State
-    from taskbridge.gate.transitions import Answer
+    from taskbridge.gate.state import Answer, State
     from taskbridge.gate.values import (
         Begun,
         Blame,
@@ -38,8 +37,7 @@ if not TYPE_CHECKING:
             "gate": "Gate Spacing",
             "keys": "OURS Keys Queue",
             "inspector": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
-            "state": "State",
-            "transitions": "Answer",
+            "state": "Answer State",
             "values": "Begun Blame DeadRun Due Message Notified Outcome Reminder Settlement TailHold Timing",
             "wire": "client hurry",
         },

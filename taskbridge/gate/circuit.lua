@@ -1,4 +1,4 @@
--- The circuit of a pipeline, judged by how each run ends; put before `settle`. Its table is in `admission.py`. Fields of
+-- The circuit of a pipeline, judged by how each run ends; put before `settle`. Its table is in `tests/model/admission.py`. Fields of
 -- its hash:
 --   failures  failures in a row that blame the downstream or the pipeline
 --   first, second  tenants that failed since something was handled

@@ -23,7 +23,7 @@ from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
-from taskbridge.gate.transitions import Answer
+from taskbridge.gate.state import Answer
 from taskbridge.gate.values import Begun, DeadRun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
 from taskbridge.gate.wire import Call, Wire
 
@@ -45,7 +45,7 @@ Publish = Callable[[Queue, str, str, str], None]
 
 
 class Gate(Inspector):
-    """The state machine of `taskbridge.gate.transitions` in Redis.
+    """The state machine of `taskbridge.gate.state` in Redis.
 
     Args:
         client: a redis-py client with `decode_responses=True`.

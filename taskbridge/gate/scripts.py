@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.transitions import Answer
+from taskbridge.gate.state import Answer
 
 __all__ = ["SCRIPTS", "Script", "render"]
 

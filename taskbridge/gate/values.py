@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate.keys import Queue
-from taskbridge.gate.transitions import Answer
+from taskbridge.gate.state import Answer
 
 __all__ = [
     "Begun",

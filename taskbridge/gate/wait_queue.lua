@@ -1,5 +1,5 @@
 -- Part of the scripts that know the wait queue: tenants that wait for a run slot or for the circuit. Its table, and that
--- of the slots, are in `admission.py`.
+-- of the slots, are in `tests/model/admission.py`.
 
 -- First events stand before continuations, each in the order in which they joined.
 local function position(joined, runs)

@@ -53,7 +53,7 @@ def signatures(value: Any) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """Return which keys JSON has; below `tenants` and `pipelines` keys are names of the user's, of which one is shown."""
+    """Return which keys JSON has. Below `tenants` and `pipelines` keys are names: one is shown."""
     if not isinstance(value, Mapping):
         return "value"
     return {

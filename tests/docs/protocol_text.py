@@ -7,11 +7,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from taskbridge.gate import admission
-from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE
+from taskbridge.gate import State
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.transitions import TRANSITIONS, Row, State
 from tests.docs.printed import Printed
+from tests.model import admission
+from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
+from tests.model.transitions import TRANSITIONS, Row
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "protocol.md"
 

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Blame, Keys, Outcome, State, admission
-from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE
-from taskbridge.gate.transitions import TRANSITIONS, Condition
+from taskbridge.gate import Answer, Blame, Keys, Outcome, State
 from tests.gate.test_gate_agrees_with_model import (
     DRAWS,
     EXAMPLES,
@@ -32,7 +30,10 @@ from tests.gate.test_gate_agrees_with_model import (
     Subject,
     walk,
 )
+from tests.model import admission
+from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
 from tests.model.reference import AnyRow, Circuit, Event, Shared
+from tests.model.transitions import TRANSITIONS, Condition
 
 PIPELINES = ("bursts", "no_lease", "rules")
 TENANTS = ("acme", "b", "c", "d")

@@ -29,7 +29,6 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State, Timing
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.transitions import TRANSITIONS, Condition
 from taskbridge.testing.clock import InjectedClock
 from tests.model.reference import (
     PUBLISHING,
@@ -47,6 +46,7 @@ from tests.model.reference import (
     Turns,
     step,
 )
+from tests.model.transitions import TRANSITIONS, Condition
 from tests.runs import begin, settle
 
 TEXTS = ("state", "token", "held", "queue", "worker", "died", "burst")

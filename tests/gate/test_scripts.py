@@ -22,8 +22,8 @@ from taskbridge.declaring.policy import Limits, RateLimit, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement, State
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.scripts import SCRIPTS, read
-from taskbridge.gate.transitions import TRANSITIONS, Verb
 from taskbridge.gate.wire import COMMAND
+from tests.model.transitions import TRANSITIONS, Verb
 from tests.runs import begin, settle
 
 SPACING = Spacing(delay=200, lease=1_200)

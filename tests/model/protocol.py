@@ -41,8 +41,9 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from taskbridge.gate.transitions import TRANSITIONS, Answer, Condition, Row, State, Verb
+from taskbridge.gate.state import Answer, State
 from tests.model.tables import choose
+from tests.model.transitions import TRANSITIONS, Condition, Row, Verb
 
 __all__ = [
     "Breach",

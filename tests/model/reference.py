@@ -4,7 +4,7 @@
 state comes next is decided by the table and nowhere else.
 
 What the tenants of a pipeline share (circuit, run slots, wait queue) is a record of its own beside the tenant. `Shared`
-has tables of its own too, in `taskbridge.gate.admission`.
+has tables of its own too, in `admission.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Blame, Outcome, State, Timing, admission
-from taskbridge.gate.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
+from taskbridge.gate import Answer, Blame, Outcome, State, Timing
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.transitions import TRANSITIONS, Condition, Row, Verb
+from tests.model import admission
+from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
 from tests.model.tables import choose
+from tests.model.transitions import TRANSITIONS, Condition, Row, Verb
 
 __all__ = [
     "PUBLISHING",

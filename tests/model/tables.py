@@ -1,4 +1,4 @@
-"""Which row of a transition table applies, of the gate's or of one of `taskbridge.gate.admission`."""
+"""Which row of a transition table applies, of the gate's or of one of `admission.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from taskbridge.gate import admission, transitions
+from tests.model import admission, transitions
 
 R = TypeVar("R", bound="transitions.Row | admission.Row[Any]")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskbridge.gate.transitions import Verb
+from tests.model.transitions import Verb
 
 from .protocol import SETTLES, Breach, Faults, Guards, is_handled
 from .search import Finding, search
