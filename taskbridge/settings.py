@@ -219,6 +219,11 @@ def _switch(name: str, text: str) -> bool:
     return _SWITCHES[text.lower()]
 
 
+def _is_one_redis_url(text: str) -> bool:
+    """Whether a URL names one Redis server. A broker may be of another kind, and Celery takes a list of them."""
+    return text.partition("://")[0] in _SCHEMES["redis_url"] and ";" not in text
+
+
 def _parse(name: str, text: str) -> object:
     if name in _WHOLE:
         return _whole(name, text)
@@ -236,7 +241,7 @@ def _parse(name: str, text: str) -> object:
         if scheme not in _SCHEMES[name] or "://" not in text:
             # The value may hold a password, so the message does not repeat it.
             raise ConfigurationError(f"{_variable(name)} must begin with {_either(_SCHEMES[name])}")
-    if text.startswith(_SCHEMES["redis_url"]) and ";" not in text:  # Celery takes a list of brokers
+    if name in ("redis_url", "broker_url") and _is_one_redis_url(text):
         try:
             _ = urlsplit(text).port
         except ValueError:

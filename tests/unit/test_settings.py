@@ -93,3 +93,8 @@ def test_settings_as_an_environment_read_back_the_same() -> None:
 
     assert Settings.read(chosen.as_environment()) == chosen
     assert Settings.read(Settings().as_environment()) == Settings()
+
+
+@pytest.mark.parametrize("password", ["redis://[half-a-bracket", "rediss://of:many-colons"])
+def test_a_password_that_looks_like_a_url_is_taken_as_it_is(password: str) -> None:
+    assert Settings.read({"TASKBRIDGE_DASHBOARD_PASSWORD": password}).dashboard_password == password
