@@ -105,6 +105,8 @@ class Reader:
     def lend(self) -> Iterator[Bounded]:
         """Lend the session to one thread at a time, each statement its own transaction."""
         with self._alone:
+            if self._session is not None and self._session.ended:
+                self.close()
             if self._session is None:
                 self._session = open_session(self._statement_timeout, **self._parameters)
                 self._session.autocommit = True
