@@ -181,8 +181,7 @@ _POSTGRES_TEXTS: Final = (
     ),
     (
         ("gave it no session", "query_wait_timeout"),
-        "let this process in, and gave it no session: let its pooler have more (default_pool_size of PgBouncer), or "
-        "run fewer processes; without a pooler, look at the load of Postgres",
+        "let this process in, and gave it no session: raise default_pool_size of PgBouncer, or run fewer processes",
     ),
     (
         ("no more connections allowed",),

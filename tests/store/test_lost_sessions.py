@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.embedded import Servers
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Keys
+from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing.producer import Bridge
@@ -114,9 +116,14 @@ def test_a_pooler_without_a_free_session_is_reported_in_time(postgres_url: str, 
             with translated_errors():
                 check_version(looking.database)
 
+        reported = r"let this process in, and gave it no session.*: .*default_pool_size"
         for call in (lambda: made.record("acme", "1", {}, source="invoices"), look):
             began = time.monotonic()
-            with pytest.raises(Unavailable, match=r"let this process in, and gave it no session.*: .*default_pool_size"):
+            with pytest.raises(Unavailable, match=reported):
                 call()
             assert time.monotonic() - began < BOUND
+        began = time.monotonic()
+        (found,) = [one for one in examine(runtime_of(made.app)) if one.check == "Postgres"]
+        assert re.search(reported, f"{found.text}: {found.remedy}")
+        assert time.monotonic() - began < 2 * BOUND
     pooler.close()
