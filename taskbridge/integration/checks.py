@@ -59,6 +59,10 @@ ANSWER_SECONDS: Final = 1.0
 BASE_SECONDS: Final = 300.0
 """A base is stored after each page, and rests for half a minute at the most; a page may wait for its time-outs."""
 INTERVALS: Final = 10
+OTHER_SESSIONS: Final = 4
+"""Sessions that a worker may need besides one for each slot: to look for records, and to listen."""
+_LIMITS: Final = ("max_connections", "the CONNECTION LIMIT of the role", "the CONNECTION LIMIT of the database")
+"""What limits sessions, in the order of `session_limits.sql`."""
 
 
 class Level(StrEnum):
@@ -118,6 +122,7 @@ def examine(runtime: Runtime) -> list[Finding]:
         usable(_work, "work")
         usable(_rounds, "tail")
         if broker:
+            usable(_sessions, "sessions")
             usable(_parked, "work")
     return found
 
@@ -285,6 +290,30 @@ def _workers(runtime: Runtime) -> Findings:
         yield from _declarations(runtime, ours)
     if ours and runtime.publishes_in_gate:
         yield from _transports(runtime, ours)
+
+
+def _sessions(runtime: Runtime) -> Findings:
+    """Compare what the workers that answer may need with what the role of this process can have."""
+    slots = [
+        one.get("pool", {}).get("max-concurrency", 0)
+        for one in ask(runtime.app, "stats", seconds=ANSWER_SECONDS).values()
+    ]
+    if not slots:
+        return
+    need = sum(slots) + OTHER_SESSIONS * len(slots)
+    with runtime.engine.connect() as connection:
+        limits = connection.exec_driver_sql(query("session_limits")).one()
+    limit, whose = min((one, whose) for one, whose in zip(limits, _LIMITS, strict=True) if one is not None)
+    what = f"{counted(len(slots), 'worker', 'workers')} may need {need:,} sessions of Postgres at once"
+    if need > limit:
+        yield Finding(
+            Level.WARNING,
+            "sessions",
+            f"{what}, and {whose} leaves {limit:,} to all of its clients",
+            "raise it, or start workers with fewer slots (-c)",
+        )
+    else:
+        yield Finding(Level.OK, "sessions", f"{what}, and {whose} leaves {limit:,} to all of its clients")
 
 
 def _seen_elsewhere(runtime: Runtime) -> str:

@@ -179,6 +179,14 @@ _POSTGRES_TEXTS: Final = (
         ("for connection option", "invalid port number", 'value: "'),
         "cannot be asked, since libpq does not take a value in its URL: correct it in TASKBRIDGE_POSTGRES_URL",
     ),
+    (
+        ("gave it no session", "query_wait_timeout"),
+        "let this process in, and gave it no session: raise default_pool_size of PgBouncer, or run fewer processes",
+    ),
+    (
+        ("no more connections allowed",),
+        "is behind a pooler that takes no more clients: raise its limit (max_client_conn of PgBouncer)",
+    ),
     (("too many clients", "connection slots"), "has no connection left: raise max_connections, or run fewer processes"),
     (
         ("too many connections",),
@@ -190,6 +198,7 @@ _POSTGRES_TEXTS: Final = (
         "lets nobody into this database: run `ALTER DATABASE ... ALLOW_CONNECTIONS true`, or name another",
     ),
     (("starting up", "shutting down", "recovery"), "is starting or stopping: try again in a moment"),
+    (("idle-session timeout", "idle_timeout"), "ended the session, which was idle for too long: try again"),
     (("timeout",), "does not answer in time: look at its load, and at TASKBRIDGE_POSTGRES_URL"),
 )
 

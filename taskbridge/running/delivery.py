@@ -219,7 +219,7 @@ class Ending(NamedTuple):
 
     def settlement(self, took: int, handled: int, *, counted: bool = False) -> Settlement:
         """What the gate is told by a run that took so many records and handled so many of them."""
-        failed = self.error is not None
+        failed = self.error is not None and self.outcome is not Outcome.STOPPED
         said = (self.outcome, took, handled, failed, self.blame, self.retry_ms, self.owner)
         return Settlement(*said, all_wait=self.all_wait, counted=counted)
 

@@ -26,7 +26,7 @@ from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, ask
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
 from taskbridge.running.delivery import Ending, HandlerFailed, Run, Steps, charge, deliver, permitted, try_alone
-from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread
+from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread, is_without_session
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_no_search", "after_unread", "probe"]
 
@@ -142,7 +142,12 @@ def after_unread(run: Run, unread: Unread) -> Ending:
 
 
 def after_lost_server(run: Run, error: Exception) -> Ending:
-    """Store an error of Postgres or of this program, and wait for the back-off. No record is at fault."""
+    """Store an error of Postgres or of this program, and wait for the back-off. No record is at fault.
+
+    If this process only lacks a session of Postgres, the tenant does not wait: another slot may have one.
+    """
+    if is_without_session(error):
+        return Ending(Outcome.STOPPED, error=error)
     try:
         run.cursors.fail(run.key, error_text(error), note=run.note())
     except Exception as second:

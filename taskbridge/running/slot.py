@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections import deque
@@ -31,7 +32,16 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
 from taskbridge.running.runner import run_steps
-from taskbridge.store import CLAIMED_WITHIN, Claim, CursorLost, Cursors, NoAnswer, advance, advance_together
+from taskbridge.store import (
+    CLAIMED_WITHIN,
+    Claim,
+    CursorLost,
+    Cursors,
+    NoAnswer,
+    advance,
+    advance_together,
+    is_without_session,
+)
 
 __all__ = ["run_tenant", "run_together", "work"]
 
@@ -43,6 +53,8 @@ MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
 ADVANCED_WITHIN: Final = 0.01
 """Seconds after which what handlers have done is advanced before another handler is called."""
+REST: Final = 1.0
+"""Seconds for which a slot without a session of Postgres takes no run, at the most."""
 _seldom: Final = Seldom()
 
 
@@ -55,6 +67,9 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     until, key, error = time.monotonic() + SLICE, RunKey(pipeline, tenant, token), None
     if not _declined(runtime, [key] if pipeline not in runtime.pipelines.names() else []):
         (error,) = run_together(runtime, [key])
+    if error is not None and is_without_session(error):
+        _rest(error)
+        return
     try:
         while (keys := _more(runtime, left := until - time.monotonic())) is not None:
             for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
@@ -79,6 +94,21 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     if error is not None:
         _tell_if_it_changes(key, error)
         raise error
+
+
+def _rest(error: Exception) -> None:
+    """Leave runs to slots that have a session of Postgres: one without ends a run so soon that it would get the most.
+
+    The run that found none is not lost, nor has it failed: it is in the queue again.
+    """
+    if count := _seldom.counted("sessions"):
+        log.warning(
+            "a slot of this worker has no session of Postgres and leaves its runs to other slots (%d times since it "
+            "last said so): allow more sessions than there are slots, or start fewer slots (-c): %s",
+            count,
+            error_text(error),
+        )
+    time.sleep(random.uniform(REST / 2, REST))  # noqa: S311 - jitter, not a secret
 
 
 def _tell_if_it_changes(key: RunKey, error: Exception) -> None:

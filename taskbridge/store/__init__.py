@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         written,
     )
     from taskbridge.store.schema import check_schema, migrate
-    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error
+    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_without_session
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
     from taskbridge.store.transaction import (
@@ -131,7 +131,7 @@ if not TYPE_CHECKING:
                 "record_invoice record_many with_reason writing writing_message written"
             ),
             "schema": "check_schema migrate",
-            "sessions": "OLDEST_POSTGRES Reader check_version driver_error",
+            "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_without_session",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import select
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ __all__ = [
     "GRACE",
     "Bounded",
     "NoAnswer",
+    "NoSession",
     "driver_of",
     "let_statements_take",
     "of_the_socket",
@@ -32,12 +34,29 @@ T = TypeVar("T")
 GRACE: Final = 1.0
 """Seconds that a process waits longer than Postgres may work: an error says more than a lost connection."""
 
+OPENED_WITHIN: Final = 25.0
+"""Seconds for opening a session whose statements may take any time."""
+
+NONE_LEFT: Final = (
+    "too many clients",
+    "too many connections",
+    "connection slots",
+    "no more connections allowed",
+    "query_wait_timeout",
+)
+"""Parts of what Postgres and PgBouncer say where no session is left, in English. Their logins come without SQLSTATE."""
+_KEPT_WAITING: Final = "let this process in, and gave it no session"
+
 _STYLES: Final = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
 """What psycopg can read. Postgres tells both to each session that begins."""
 
 
 class NoAnswer(psycopg.OperationalError):
     """Postgres did not answer in time, so the connection was given up; what became of the statement is unknown."""
+
+
+class NoSession(psycopg.OperationalError):
+    """Postgres, or a pooler in front of it, has no session left for this process. Nothing was sent that may count."""
 
 
 class Bounded(psycopg.Connection[Any]):
@@ -52,6 +71,18 @@ class Bounded(psycopg.Connection[Any]):
     """What `answer_timeout` is whenever the connection leaves the pool."""
     opened: float = -math.inf
     """When it was about to be opened, by the process's monotonic clock."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended while nobody used it. Costs a system call, and no round trip.
+
+        A server tells an idle session nothing but why it ends. Who has let it LISTEN gets another one, too.
+        """
+        if self.closed:
+            return True
+        socket = select.poll()
+        socket.register(self.fileno(), select.POLLIN)
+        return bool(socket.poll(0))
 
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as psycopg does.
@@ -102,47 +133,60 @@ def of_the_socket(given: Container[str], statement_timeout: float | None) -> dic
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
-        "tcp_user_timeout": round((statement_timeout or 25) * 1000),
+        "tcp_user_timeout": round((statement_timeout or OPENED_WITHIN) * 1000),
     }
     return {"application_name": "taskbridge"} | {name: value for name, value in values.items() if name not in given}
 
 
 def open_session(statement_timeout: float | None, *arguments: Any, **parameters: Any) -> Bounded:
-    """Open a session whose statements take so many seconds at the most; None: any time. The URL's own limit wins."""
-    opened = monotonic()
-    connection = Bounded.connect(*arguments, **parameters)
-    connection.opened = opened
-    _take_styles(connection)
-    if statement_timeout is None:
-        return connection
-    connection.autocommit = True
-    # As Postgres reads the name: in any case, and a hyphen is an underscore.
-    if "statement_timeout" in parameters.get("options", "").lower().replace("-", "_"):
-        found = connection.execute(query("statement_timeout")).fetchone()
-        statement_timeout = int(found[0]) / 1000 if found else 0
-    else:
-        connection.execute(setting("statement_timeout", round(statement_timeout * 1000)))
-    connection.autocommit = False
-    # 0 is any time.
-    connection.answer_timeout = connection.own_answer_timeout = statement_timeout + GRACE if statement_timeout else None
+    """Open a session whose statements take so many seconds at the most; None: any time. The URL's own limit wins.
+
+    Raises:
+        NoSession: there is none left, or a pooler gave none within the time of a statement.
+    """
+    opened, seconds = monotonic(), (statement_timeout or OPENED_WITHIN) + GRACE
+    try:
+        with ExitStack() as unless_ready:
+            connection = unless_ready.enter_context(closing(Bounded.connect(*arguments, **parameters)))
+            connection.opened = opened
+            connection.answer_timeout = max(opened + seconds - monotonic(), GRACE)
+            connection.autocommit = True
+            # 0 is any time.
+            limit = _take_settings(connection, statement_timeout, parameters.get("options", ""))
+            connection.autocommit = False
+            unless_ready.pop_all()
+    except NoAnswer as error:
+        raise NoSession(f"Postgres, or a pooler, {_KEPT_WAITING} for {seconds:g} s") from error
+    except psycopg.OperationalError as error:
+        if any(text in str(error) for text in NONE_LEFT):
+            raise NoSession(*error.args) from error
+        raise
+    connection.answer_timeout = connection.own_answer_timeout = limit + GRACE if limit else None
     return connection
 
 
-def _take_styles(connection: Bounded) -> None:
-    """Let the session write dates and intervals as psycopg reads them: a role or a database may have other styles."""
+def _take_settings(connection: Bounded, statement_timeout: float | None, options: str) -> float | None:
+    """Limit the session's statements, and let it write dates and intervals as psycopg reads them.
+
+    A role or a database may have other styles. Returns the limit in seconds; the URL's own among its `options` wins.
+    """
     status = connection.pgconn.parameter_status
     # With the style of dates comes their order, as in `ISO, DMY`.
-    wrong = [
-        name
+    settings = [
+        setting(name, style)
         for name, style in _STYLES.items()
         if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
     ]
-    if not wrong:
-        return
-    connection.autocommit = True
-    for name in wrong:
-        connection.execute(setting(name, _STYLES[name]))
-    connection.autocommit = False
+    # As Postgres reads the name: in any case, and a hyphen is an underscore.
+    has_own = statement_timeout is not None and "statement_timeout" in options.lower().replace("-", "_")
+    if statement_timeout is not None and not has_own:
+        settings.append(setting("statement_timeout", round(statement_timeout * 1000)))
+    if settings:
+        connection.execute("; ".join(settings))
+    if not has_own:
+        return statement_timeout
+    found = connection.execute(query("statement_timeout")).fetchone()
+    return int(found[0]) / 1000 if found else 0
 
 
 def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:

@@ -31,7 +31,7 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import described, dropped, known
-from taskbridge.store.bounded import let_statements_take, within
+from taskbridge.store.bounded import NoSession, let_statements_take, within
 from taskbridge.store.documents import decoded
 from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
 from taskbridge.store.page import Page, Standing, columns_of, page_of
@@ -223,7 +223,7 @@ class Cursors:
             left = claims[len(pages) :]
             try:
                 pages += with_second_try(lambda: self._claim_at_once(left))  # noqa: B023 - called at once
-            except SILENT:
+            except (*SILENT, NoSession):
                 raise
             except (psycopg.Error, MemoryError):
                 # One of them is to blame. Which one, only each by itself can say.
@@ -335,6 +335,8 @@ class Cursors:
         """Read one batch in one round trip, after the statement `before`. None: the token does not own the cursor."""
         try:
             return with_second_try(lambda: self._read_known(batch, *before))
+        except NoSession:
+            raise
         except (psycopg.Error, MemoryError, InvalidInput) as error:
             # What was read so far would fill the memory until the failure is written down.
             traceback.clear_frames(error.__traceback__)

@@ -61,7 +61,9 @@ def connect(
 
     def lend(connection: Any, _record: Any, _proxy: Any) -> None:
         pool = engine.pool
-        if isinstance(pool, Watched) and isinstance(connection, Bounded) and connection.opened <= pool.distrusted:
+        if not (isinstance(pool, Watched) and isinstance(connection, Bounded)):
+            return
+        if connection.opened <= pool.distrusted or connection.ended:
             raise DisconnectionError  # the pool closes it and opens another
 
     event.listen(engine, "do_connect", open_one)

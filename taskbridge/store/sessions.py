@@ -19,7 +19,7 @@ from psycopg.rows import dict_row, scalar_row
 from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.errors import Unavailable
 from taskbridge.store.address import parameters_of
-from taskbridge.store.bounded import Bounded, NoAnswer, of_the_socket, open_session
+from taskbridge.store.bounded import Bounded, NoAnswer, NoSession, of_the_socket, open_session
 from taskbridge.store.queries import LOCAL, SCHEMA_OPTION, query, setting
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ __all__ = [
     "driving",
     "in_one_message",
     "is_busy",
+    "is_without_session",
     "rows",
     "scalar",
     "session_name",
@@ -105,6 +106,8 @@ class Reader:
     def lend(self) -> Iterator[Bounded]:
         """Lend the session to one thread at a time, each statement its own transaction."""
         with self._alone:
+            if self._session is not None and self._session.ended:
+                self.close()
             if self._session is None:
                 self._session = open_session(self._statement_timeout, **self._parameters)
                 self._session.autocommit = True
@@ -222,6 +225,11 @@ def driver_error(error: BaseException | None) -> psycopg.Error | None:
 def is_busy(error: BaseException) -> bool:
     """Whether a statement ended because a lock did not come in time, or by a deadlock: another try may succeed."""
     return isinstance(driver_error(error), (LockNotAvailable, DeadlockDetected))
+
+
+def is_without_session(error: BaseException) -> bool:
+    """Whether nothing was done because Postgres, or a pooler in front of it, has no session left."""
+    return isinstance(driver_error(error), NoSession)
 
 
 def check_version(database: Database) -> None:

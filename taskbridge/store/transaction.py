@@ -30,6 +30,7 @@ from taskbridge.store.sessions import (
     distrust,
     driving,
     in_one_message,
+    is_without_session,
     session_name,
     successor_of,
 )
@@ -94,6 +95,10 @@ class OtherReader(ComesAgain):
 
 class BegunTwice(ComesAgain):
     """The token was begun a second time, as where Redis lost what it knew of the first, and one of them has failed."""
+
+
+class NoneFree(ComesAgain):
+    """Postgres, or a pooler in front of it, has no session left for what the handler does."""
 
 
 class Quarantined(NamedTuple):
@@ -176,6 +181,10 @@ class Transaction:
             try:
                 self._begin()
             except NoAnswer:
+                raise
+            except DBAPIError as error:
+                if is_without_session(error):
+                    raise NoneFree from error
                 raise
             except psycopg.OperationalError:
                 # A server that restarted broke every connection that lies in the pool.
