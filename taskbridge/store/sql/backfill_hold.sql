@@ -1,0 +1,2 @@
+-- Before a backfill writes: backfills take turns, and another adoption is waited for, while no record is held yet.
+SELECT FROM {schema}.adopted WHERE source = %(source)s FOR NO KEY UPDATE
