@@ -71,7 +71,7 @@ class _Page(NamedTuple):
     is_last: bool
 
 
-class _StandsElsewhere(Exception):  # noqa: N818 - it is no error
+class _StandsElsewhere(Exception):
     """Somebody else has moved the place of the backfill, or adopted the table again."""
 
 
@@ -122,7 +122,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
 
 
 class _Writer:
-    """Where a backfill stands, in the database and in this process, which may be further on: past rows that were left."""
+    """Where a backfill stands: in the database, and in this process, which may be past rows that were left for later."""
 
     def __init__(self, engine: Engine, adopted: Adopted) -> None:
         self._engine = engine

@@ -190,8 +190,9 @@ def in_one_message(
 ) -> list[tuple[Any, ...]]:
     """Do a statement under these settings of Postgres, as a transaction of its own, and return its rows.
 
-    It may be several, with semicolons between them: the rows are those of the last. All of it is one message, with the values in the text. A pipeline or a transaction is several: a process that
-    freezes between two of them keeps what it has locked, for as long as it is frozen.
+    It may be several, with semicolons between them: the rows are those of the last. All of it is one message, with the
+    values in the text. A pipeline or a transaction is several: a process that freezes between two of them keeps what it
+    has locked, for as long as it is frozen.
     """
     before = "".join(f"{setting(name, value, LOCAL)}; " for name, value in settings.items())
     with psycopg.ClientCursor(driver) as cursor:

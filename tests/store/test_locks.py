@@ -191,7 +191,6 @@ def test_a_prune_keeps_nobody_waiting_for_what_it_waits_for(
         handler.exec_driver_sql("UPDATE taskbridge.quarantine SET attempts = 1 WHERE external_id = '2'")
         steps = pool.submit(lambda: list(prune(engine, Prune(timedelta(0), {"orders": "orders"}))))
         time.sleep(0.3)
-        print(rows(engine, "SELECT key, state FROM taskbridge.records, taskbridge.record_states"), steps, rows(engine, "SELECT * from taskbridge.quarantine"))
         user.does(UPDATE, 1)
         user.connection.commit()
         steps.result(10)
