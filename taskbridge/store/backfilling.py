@@ -163,7 +163,10 @@ class _Writer:
             _check_name(connection, self._adopted)
         # Records are looked at in the second phase, and no row.
         each = 1 if self._phase == ROWS else 0
-        rows = [_Row(*row, self.rows + each * number) for number, row in enumerate(found, 1)]
+        rows = [
+            _Row(row.place, row.tenant, row.key, row.counts, row.gone, self.rows + each * number)
+            for number, row in enumerate(found, 1)
+        ]
         return _Page(rows, len(rows) < size)
 
     def _begin_at(self, stands: Any) -> None:

@@ -60,6 +60,8 @@ AT_ONCE: Final = 5_000
 CHARACTERS_AT_ONCE: Final = 16_000_000
 """A statement ends with the record with which its documents are as long, so that none takes too much memory."""
 
+DISCARDED_AT_ONCE: Final = 250
+"""Records that one statement gives up, and so the most that it locks."""
 DISCARD_TIMEOUT: Final = 60.0
 DISCARD_PAUSE: Final = 0.1
 """Seconds until what others have locked is tried again."""
@@ -326,8 +328,8 @@ class Records:
             ids = list(connection.exec_driver_sql(self._query("unmatched_ids"), values).scalars())
         while ids:
             held: list[int] = []
-            for at in range(0, len(ids), PAGE):
-                values = {"source": self._source, "ids": ids[at : at + PAGE]}
+            for at in range(0, len(ids), DISCARDED_AT_ONCE):
+                values = {"source": self._source, "ids": ids[at : at + DISCARDED_AT_ONCE]}
                 with _autocommit(self._engine) as connection, within(connection, None):
                     found = connection.exec_driver_sql(self._query("discard_unmatched"), values).all()
                 given_up += [row.key for row in found if row.key is not None]
