@@ -30,7 +30,7 @@ HELD: Final = "40ms"
 """The longest that a part of several rows may hold them."""
 LOCK_WAIT: Final = "10ms"
 """How long a part waits for somebody else's record at the most."""
-TURN_WAIT: Final = "2s"
+TURN_WAIT: Final = "200ms"
 """How long a part waits, without holding a record, for another backfill or adoption."""
 MOST_LEFT: Final = 1_000
 """Rows that are left for later at the most; with more, the backfill waits until their transactions end."""
@@ -122,7 +122,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
 
 
 class _Writer:
-    """Where a backfill stands: in the database, and in this process, which may be past rows that were left for later."""
+    """Where a backfill stands in the database, and in this process, which may be past rows that were left."""
 
     def __init__(self, engine: Engine, adopted: Adopted) -> None:
         self._engine = engine
@@ -202,7 +202,8 @@ class _Writer:
         if not is_done:
             self._phase, self._reached = RECORDS, (("", ""), self.rows)
         self._kept = self._reached
-        self._store((), is_done=is_done)
+        while not self._store((), is_done=is_done):
+            time.sleep(PAUSE)
         return is_done
 
     def _write(self, rows: Sequence[_Row]) -> None:
