@@ -185,6 +185,7 @@ def test_a_prune_keeps_nobody_waiting_for_what_it_waits_for(
 ) -> None:
     quarantined(engine)
     assert len(Reader(engine).keys("acme")) == 2
+    put_in_quarantine(engine, "acme", "1", "2", pipeline="orders")
     run(engine, "UPDATE taskbridge.quarantine SET revision = 0")
     with engine.begin() as handler:
         # As a run does whose transaction stays open.
