@@ -38,7 +38,7 @@ __all__ = [
     "unadopt_within",
 ]
 
-LOCK_WAIT: Final = 0.1
+LOCK_WAIT: Final = 0.04
 """Seconds to wait for writers, of all partitions together; those that come after it wait as long."""
 PAUSE: Final = 0.4
 """Seconds from a try to the next, in which writers go on."""
@@ -446,8 +446,9 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
     while True:
         try:
             with _part(where) as connection:
-                for statement in (LIMIT, queries(where)("adopt_lock"), *statements):
-                    connection.exec_driver_sql(statement.replace("%", "%%"))
+                # One message, so that writers wait for no round trip of ours.
+                text = ";\n".join((LIMIT, queries(where)("adopt_lock"), *statements))
+                connection.exec_driver_sql(text.replace("%", "%%"))
         except DBAPIError as error:
             if not (is_busy(error) or isinstance(driver_error(error), QueryCanceled)):
                 raise

@@ -1,26 +1,42 @@
-"""Records of the rows that an adopted table had before it was adopted, page by page."""
+"""Records of the rows that an adopted table had before it was adopted, page by page.
+
+A page is read without a lock, and then written in parts that are short, each a transaction in one message. Users write
+the same records in their transactions, in any order, and must neither wait for a backfill nor be the victim of a
+deadlock with it. So a part gives up as soon as it meets a record that somebody else holds, and is cut in halves; a
+single row whose record is held is left for later, while the backfill goes on with the next ones.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import Adopted, known
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, setting
-from taskbridge.store.sessions import is_busy
+from taskbridge.store.sessions import driving, in_one_message
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
 
 PAGE: Final = 2_000
-LOCK_WAIT: Final = 0.2
-"""Seconds to wait for a writer's record: less than Postgres takes to look for deadlocks, so that the writer goes on."""
+AT_ONCE: Final = 250
+"""Rows of one part: they take a few milliseconds, for which users wait that write one of them."""
+HELD: Final = "40ms"
+"""The longest that a part of several rows may hold them."""
+LOCK_WAIT: Final = "10ms"
+"""How long a part waits for somebody else's record at the most."""
+TURN_WAIT: Final = "200ms"
+"""How long a part waits, without holding a record, for another backfill or adoption."""
+MOST_LEFT: Final = 1_000
+"""Rows that are left for later at the most; with more, the backfill waits until their transactions end."""
 PAUSE: Final = 0.1
+"""Seconds until the rows that were left are tried again; twice as long each time, up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE: Final = 2.0
 ROWS: Final = "rows"
 """First each row gets its record; the place is of the unique index."""
 RECORDS: Final = "records"
@@ -40,6 +56,25 @@ class Backfilled(NamedTuple):
     before: bool = False
 
 
+class _Row(NamedTuple):
+    place: Sequence[str]
+    tenant: str
+    key: str
+    counts: bool
+    gone: bool
+    at: int
+    """How many rows were looked at, with this one."""
+
+
+class _Page(NamedTuple):
+    rows: Sequence[_Row]
+    is_last: bool
+
+
+class _StandsElsewhere(Exception):
+    """Somebody else has moved the place of the backfill, or adopted the table again."""
+
+
 def begin_again(engine: Engine, source: str) -> None:
     """Let the next backfill begin at the first row, and write another record of each that has one."""
     with engine.begin() as connection:
@@ -49,8 +84,12 @@ def begin_again(engine: Engine, source: str) -> None:
 def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Backfilled]:
     """Write a thin record of each row that has none, in the order of the unique index; yield after each page.
 
-    A page and the place where it ends are one transaction, so whoever begins again goes on there, and each row has one
-    record. Workers find the records as they find those of any other writer. What is done already is yielded at once.
+    Records and the place where the backfill stands are one transaction, so whoever begins again goes on there, and each
+    row has one record. Workers find the records as they find those of any other writer. What is done already is yielded
+    at once.
+
+    A row whose record an open transaction holds is tried again later, also while that stays open for long; the place is
+    kept before it, and nothing ends without it. While only such rows are left, the same count is yielded again.
 
     Where triggers may have missed changes, since the table was given up meanwhile or after `begin_again`, each row gets
     another record, and records whose row is gone become deleted ones.
@@ -58,32 +97,206 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
     Raises:
         InvalidInput: the source is not adopted, or no longer, or the table has another name since.
     """
-    # Each statement must see what it waited for, whatever the database's default is.
-    engine = engine.execution_options(isolation_level="READ COMMITTED")
-    source, first = {"source": adopted.definition.source}, True
-    # How often a writer was in the way: each time the page is half as large, since a smaller one meets fewer writers.
-    busy = 0
+    first = True
+    writer = _Writer(engine, adopted)
     while True:
-        try:
-            with engine.begin() as connection, within(connection, None):
-                connection.exec_driver_sql(setting("lock_timeout", f"{round(LOCK_WAIT * 1000)}ms", LOCAL))
-                stands = connection.exec_driver_sql(queries(engine)("backfill_begin"), source).one_or_none()
-                if stands is None:
-                    raise InvalidInput(f"no table is adopted as the source {source['source']!r}: adopt it first")
-                done = _next_page(connection, adopted, stands, max(1, size >> busy))
-                # From here on nobody can rename what was read, so that another table of its name is found out.
-                _check_name(connection, adopted)
-        except DBAPIError as error:
-            if not is_busy(error):
-                raise
-            busy = min(busy + 1, 8)
-            time.sleep(PAUSE)
-            continue
-        # Another process may have done the rest since the last page.
-        yield done._replace(before=done.before and first)
-        busy, first = 0, False
-        if done.is_done:
+        page = writer.read(size)
+        if page is None:
+            yield Backfilled(writer.rows, True, writer.again, before=first)
             return
+        first = False
+        try:
+            writer.write_page(page)
+            pause = PAUSE
+            while writer.must_wait(page):
+                yield Backfilled(writer.rows, False, writer.again)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                writer.try_again()
+            is_done = page.is_last and writer.end_phase()
+        except _StandsElsewhere:
+            continue
+        yield Backfilled(writer.rows, is_done, writer.again)
+        if is_done:
+            return
+
+
+class _Writer:
+    """Where a backfill stands in the database, and in this process, which may be past rows that were left."""
+
+    def __init__(self, engine: Engine, adopted: Adopted) -> None:
+        self._engine = engine
+        self._adopted = adopted
+        self._state = ""
+        self._phase = ROWS
+        self._again_below = 0
+        self._left: list[_Row] = []
+        self._kept: tuple[Sequence[str] | None, int] = (None, 0)
+        self._reached: tuple[Sequence[str] | None, int] = (None, 0)
+
+    @property
+    def rows(self) -> int:
+        """How many rows were looked at."""
+        return self._reached[1]
+
+    @property
+    def again(self) -> bool:
+        """Whether rows that have a record get another."""
+        return self._again_below > 0
+
+    def read(self, size: int) -> _Page | None:
+        """Return the next rows, or records; None: the backfill is done."""
+        # Each statement must see what it waited for, whatever the database's default is.
+        committed = self._engine.execution_options(isolation_level="READ COMMITTED")
+        source = self._adopted.definition.source
+        with committed.begin() as connection, within(connection, None):
+            stands = connection.exec_driver_sql(queries(connection)("backfill_begin"), {"source": source}).one_or_none()
+            if stands is None:
+                raise InvalidInput(f"no table is adopted as the source {source!r}: adopt it first")
+            if stands.state != self._state:
+                self._begin_at(stands)
+            if stands.is_done:
+                return None
+            values = {**self._places(), "size": size, "small": 0}
+            found = connection.exec_driver_sql(self._page(), values).all()
+            # From here on nobody can rename what was read, so that another table of its name is found out.
+            _check_name(connection, self._adopted)
+        # Records are looked at in the second phase, and no row.
+        each = 1 if self._phase == ROWS else 0
+        rows = [
+            _Row(row.place, row.tenant, row.key, row.counts, row.gone, self.rows + each * number)
+            for number, row in enumerate(found, 1)
+        ]
+        return _Page(rows, len(rows) < size)
+
+    def _begin_at(self, stands: Any) -> None:
+        self._state, self._again_below, self._left = stands.state, stands.again_below, []
+        of_records = stands.backfill_of == RECORDS and stands.backfill_after is not None
+        self._phase = RECORDS if of_records else ROWS
+        # Of another index, or of other types, the place says nothing.
+        goes_on = of_records or stands.is_done or stands.backfill_columns == _columns(self._adopted)
+        self._kept = (stands.backfill_after, stands.backfilled) if goes_on else (None, 0)
+        self._reached = self._kept
+
+    def write_page(self, page: _Page) -> None:
+        """Write the records of a page, except those that others hold."""
+        for at in range(0, len(page.rows), AT_ONCE):
+            self._write(page.rows[at : at + AT_ONCE])
+
+    def must_wait(self, page: _Page) -> bool:
+        """Whether rows were left that must have their records before the backfill can go on."""
+        return bool(self._left) and (page.is_last or len(self._left) >= MOST_LEFT)
+
+    def try_again(self) -> None:
+        """Write the records of rows that were left, except those that others still hold."""
+        rows, self._left = self._left, []
+        for at in range(0, len(rows), AT_ONCE):
+            some = rows[at : at + AT_ONCE]
+            # The place stays before these until all have their records.
+            if not self._store(some):
+                self._left += some if len(some) == 1 else [row for row in some if not self._store([row])]
+
+    def end_phase(self) -> bool:
+        """Go on with records whose row may be gone, where changes may have been missed; return whether all is done."""
+        is_done = self._phase == RECORDS or not self.again
+        if not is_done:
+            self._phase, self._reached = RECORDS, (("", ""), self.rows)
+        self._kept = self._reached
+        while not self._store((), is_done=is_done):
+            time.sleep(PAUSE)
+        return is_done
+
+    def _write(self, rows: Sequence[_Row]) -> None:
+        kept, self._reached = self._kept, (rows[-1].place, rows[-1].at)
+        if not self._left:
+            self._kept = self._reached
+        if self._store(rows):
+            return
+        self._kept = kept
+        if len(rows) == 1:
+            self._left += rows
+            return
+        half = len(rows) // 2
+        self._write(rows[:half])
+        self._write(rows[half:])
+
+    def _store(self, rows: Sequence[_Row], *, is_done: bool = False) -> bool:
+        """Write records and the place in one transaction; return whether nobody else held one of them."""
+        counting = [row for row in rows if row.counts]
+        place, count = self._kept
+        values = {
+            "source": self._adopted.definition.source,
+            "state": self._state,
+            "phase": self._phase,
+            "place": None if place is None else list(place),
+            "rows": count,
+            "is_done": is_done,
+            "tenants": [row.tenant for row in counting],
+            "keys": [row.key for row in counting],
+            "gone": [row.gone for row in counting],
+        }
+        # One row is held for as long as its commit takes, and while nothing else is waited for.
+        limits = {"lock_timeout": LOCK_WAIT} | ({"statement_timeout": HELD} if len(rows) > 1 else {})
+        statement = "; ".join(
+            (
+                queries(self._engine)("backfill_hold"),
+                *(setting(name, value, LOCAL) for name, value in limits.items()),
+                self._writing(),
+            )
+        )
+        with driving(self._engine) as driver:
+            try:
+                stored = in_one_message(
+                    driver,
+                    statement,
+                    values,
+                    transaction_isolation="read committed",
+                    synchronous_commit="off",
+                    lock_timeout=TURN_WAIT,
+                )
+            except (LockNotAvailable, QueryCanceled, DeadlockDetected):
+                return False
+        if not stored:
+            raise _StandsElsewhere
+        self._state = stored[0][0]
+        return True
+
+    def _places(self) -> dict[str, str]:
+        return {f"place{at}": text for at, text in enumerate(self._reached[0] or ())}
+
+    def _page(self) -> str:
+        adopted = self._adopted
+        if self._phase == RECORDS:
+            parts = {"source": _escaped(literal(adopted.definition.source)), "again_below": str(self._again_below)}
+            return filled("backfill_gone", adopted.schema, {**parts, "row": adopted.document})
+        unique, columns = adopted.table.unique, adopted.table.columns
+        order = ", ".join(f"t.{quoted(column)}" for column in unique)
+        places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
+        parts = {
+            "places": adopted.places_of("t"),
+            "tenant": adopted.tenant_of("t"),
+            "key": adopted.key_of("t"),
+            "counts": adopted.has_tenant_and_key("t"),
+            "order": order,
+            "table": adopted.table.name,
+        }
+        escaped = {name: _escaped(part) for name, part in parts.items()}
+        after = "true" if self._reached[0] is None else f"({_escaped(order)}) > ({', '.join(places)})"
+        return filled("backfill_page", adopted.schema, {**escaped, "after": after})
+
+    def _writing(self) -> str:
+        adopted = self._adopted
+        name, below = ("backfill_again", str(self._again_below)) if self.again else ("backfill_once", "")
+        conflict = filled(name, adopted.schema, {"again_below": below})
+        rows = query("backfill_rows").replace("%", "\0")
+        parts = {
+            "source": literal(adopted.definition.source),
+            "records": adopted.records(rows, conflict),
+            "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
+        }
+        # What stands for a value keeps its percent sign, unlike names.
+        escaped = {name: _escaped(part).replace("\0", "%") for name, part in parts.items()}
+        return filled("backfill_write", adopted.schema, escaped)
 
 
 def _check_name(connection: Connection, adopted: Adopted) -> None:
@@ -91,57 +304,6 @@ def _check_name(connection: Connection, adopted: Adopted) -> None:
     if (now.relation, now.called) != (adopted.table.relation, adopted.table.name):
         what = f"called {now.called}" if now.called else "gone"
         raise InvalidInput(f"{adopted.table.name} is {what} since the backfill began: run it again")
-
-
-def _next_page(connection: Connection, adopted: Adopted, stands: Any, size: int) -> Backfilled:
-    again = stands.again_below > 0
-    if stands.is_done:
-        return Backfilled(stands.backfilled, True, again, before=True)
-    of_records = stands.backfill_of == RECORDS and stands.backfill_after is not None
-    # Of another index, or of other types, the place says nothing.
-    goes_on = of_records or stands.backfill_columns == _columns(adopted)
-    places = {f"place{at}": text for at, text in enumerate(stands.backfill_after or ())} if goes_on else {}
-    if of_records:
-        page = _gone(adopted, stands.again_below)
-        row = connection.exec_driver_sql(page, {**places, "size": size, "small": 0}).one()
-    else:
-        page = _page(adopted, stands.again_below, begins=not places)
-        row = connection.exec_driver_sql(page, {**places, "size": size}).one()
-        if again and row.is_last:
-            values = {"source": adopted.definition.source, "phase": RECORDS}
-            connection.exec_driver_sql(queries(connection)("backfill_turn"), values)
-    return Backfilled(row.backfilled, row.is_last and (of_records or not again), again)
-
-
-def _gone(adopted: Adopted, again_below: int) -> str:
-    parts = {"source": _escaped(literal(adopted.definition.source)), "again_below": str(again_below)}
-    return filled("backfill_gone", adopted.schema, {**parts, "row": adopted.document})
-
-
-def _page(adopted: Adopted, again_below: int, *, begins: bool) -> str:
-    unique, wanted = adopted.table.unique, adopted.definition
-    order = ", ".join(f"t.{quoted(column)}" for column in unique)
-    columns = adopted.table.columns
-    places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
-    after = "true" if begins else f"({_escaped(order)}) > ({', '.join(places)})"
-    there_is_one = "backfill_again" if again_below else "backfill_once"
-    again = filled(there_is_one, adopted.schema, {"again_below": str(again_below)})
-    parts = {
-        "places": adopted.places_of("t"),
-        "tenant": adopted.tenant_of("t"),
-        "key": adopted.key_of("t"),
-        "counts": adopted.has_tenant_and_key("t"),
-        "order": order,
-        "table": adopted.table.name,
-        "records": adopted.records(query("backfill_rows"), again),
-        "source": literal(wanted.source),
-        "phase": literal(ROWS),
-        "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
-        "ends": "NULL::timestamptz" if again_below else "now()",
-        "so_far": "0" if begins else "a.backfilled",
-    }
-    escaped = {name: _escaped(part) for name, part in parts.items()}
-    return filled("backfill_page", adopted.schema, {**escaped, "after": after})
 
 
 def _columns(adopted: Adopted) -> list[str]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine
 
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import Queries, queries
+from taskbridge.store.sessions import SHORT_WAIT, driving, in_one_message
 
 __all__ = ["PRUNED", "STEP", "Holder", "Prune", "Step", "prune"]
 
 PRUNED: Final = ("records", "quarantine", "deliveries")
 """The tables, in the order in which they are pruned."""
 
-STEP: Final = 1_000
-"""Rows that a step looks at, at the most, and so the most that it locks."""
+STEP: Final = 500
+"""Rows that a step looks at, at the most, and so the most that it locks; users that write one of them wait for it."""
+
+PAUSE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,20 @@ def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
 
 def _steps(engine: Engine, statement: str, values: dict[str, Any]) -> Iterator[Step]:
     query, more = queries(engine), True
+    step = f"{query('plan_by_lookups')}; {query(statement)}"
+    settings = {"transaction_isolation": "read committed", "lock_timeout": SHORT_WAIT}
     while more:
-        with engine.begin() as connection, within(connection, None):
-            connection.exec_driver_sql(query("plan_by_lookups"))
-            row = connection.exec_driver_sql(query(statement), values).one()
-        values, more = {**values, "after": row.last}, bool(row.more)
-        held = {Holder(values["source"], *holder): int(records) for *holder, records in row.held}
-        yield Step(statement.removeprefix("prune_"), row.pruned, row.quarantine, row.old - row.pruned, held)
+        # One message: a process that freezes in the middle of it keeps nothing locked.
+        with driving(engine) as driver, within(driver, None):
+            try:
+                ((pruned, quarantine, old, held, last, more),) = in_one_message(driver, step, values, **settings)
+            except LockNotAvailable:
+                # Another process has a message of one of these records, and is about to commit.
+                time.sleep(PAUSE)
+                continue
+        values = {**values, "after": last}
+        holders = {Holder(values["source"], *holder): int(records) for *holder, records in held}
+        yield Step(statement.removeprefix("prune_"), pruned, quarantine, old - pruned, holders)
 
 
 def _readers(connection: Connection, query: Queries, what: Prune) -> dict[str, list[str]]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, rows
+from taskbridge.store.sessions import driving
 
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
+
+AT_ONCE: Final = 500
+"""Records that one statement decides on, at the most, and so the most that it locks."""
+TRIED: Final = 2.0
+"""Seconds for which what runs have locked is tried again."""
+PAUSE: Final = 0.05
 
 
 class QuarantinedRecord(NamedTuple):
@@ -98,8 +105,8 @@ class Quarantine:
         """Let the next sweep of their tenants take `records`, also those that were discarded.
 
         Returns:
-            Tenant and external id of each; one that left quarantine meanwhile is not among them. Whoever calls this
-            notifies the tenants.
+            Tenant and external id of each; one that left quarantine meanwhile is not among them, nor one that a run
+            held all the time. Whoever calls this notifies the tenants.
         """
         return self._mark(pipeline, records, retry=True)
 
@@ -111,13 +118,22 @@ class Quarantine:
         return self._mark(pipeline, records, retry=False)
 
     def _mark(self, pipeline: str, records: Sequence[QuarantinedRecord], *, retry: bool) -> list[tuple[str, str]]:
-        values = {
-            "pipeline": pipeline,
-            "retry": retry,
-            "tenants": [one.tenant for one in records],
-            "external_ids": [one.external_id for one in records],
-            "revisions": [one.revision for one in records],
-        }
-        with driving(self._database) as driver:
-            marked = rows(driver, self._query("quarantine_mark"), values)
-        return [(row["tenant"], row["external_id"]) for row in marked]
+        wanted = [(one.tenant, one.external_id, one.revision) for one in records]
+        marked: list[tuple[str, str]] = []
+        until = monotonic() + TRIED
+        while wanted:
+            held = []
+            for at in range(0, len(wanted), AT_ONCE):
+                tenants, external_ids, revisions = map(list, zip(*wanted[at : at + AT_ONCE], strict=True))
+                values = {"tenants": tenants, "external_ids": external_ids, "revisions": revisions}
+                with driving(self._database) as driver:
+                    found = driver.execute(
+                        self._query("quarantine_mark"), {**values, "pipeline": pipeline, "retry": retry}
+                    ).fetchall()
+                marked += [(tenant, external_id) for tenant, external_id, _, is_marked in found if is_marked]
+                held += [tuple(row[:3]) for row in found if not row[3]]
+            if not held or monotonic() > until:
+                break
+            sleep(PAUSE)
+            wanted = held
+        return marked

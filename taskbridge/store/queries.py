@@ -52,7 +52,7 @@ _SQL: Final = Path(__file__).parent / "sql"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _FRAGMENT: Final = re.compile(
     r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor|new_events|same_burst|adoption_version|columns_called|batch_settings"
-    r"|readers_key|lacks)\}"
+    r"|readers_key|lacks|backfill_state)\}"
 )
 _INDENT: Final = re.compile(r"\n\s+")
 

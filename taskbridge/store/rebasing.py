@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.bounded import driver_of, within
+from taskbridge.store.bounded import within
 from taskbridge.store.queries import LOCAL, queries, setting
+from taskbridge.store.sessions import is_busy
 
 __all__ = ["STEPS", "Rebased", "rebase"]
 
@@ -25,6 +27,9 @@ class Rebased:
     cursors: int
 
 
+LOCK_WAIT: Final = "40ms"
+PAUSE: Final = 0.2
+"""Seconds until the locks are tried again; others go on meanwhile."""
 STEPS: Final = ("waiting for others", "pending records", "records and quarantine", "cursors", "tails and history")
 """What a rebase does one after another."""
 
@@ -83,11 +88,21 @@ def _refuse_company(connection: Connection) -> None:
 
 
 def _lock(connection: Connection, lock_seconds: float) -> None:
-    connection.exec_driver_sql(setting("lock_timeout", round(lock_seconds * 1000), LOCAL))
-    try:
-        driver_of(connection).execute(queries(connection)("rebase_lock"))
-    except LockNotAvailable as error:
-        raise Unavailable(
-            "somebody writes to TaskBridge's tables (pg_locks shows who), so nothing was rebased: end that transaction "
-            "and run `taskbridge rebase` again"
-        ) from error
+    """Lock the tables: whoever comes while this waits for others waits too, so it waits shortly, and often."""
+    until = time.monotonic() + lock_seconds
+    while True:
+        try:
+            with connection.begin_nested():
+                connection.exec_driver_sql(setting("lock_timeout", LOCK_WAIT, LOCAL))
+                connection.exec_driver_sql(queries(connection)("rebase_lock"))
+        except DBAPIError as error:
+            if not is_busy(error):
+                raise
+            if time.monotonic() > until:
+                raise Unavailable(
+                    "somebody writes to TaskBridge's tables (pg_locks shows who), so nothing was rebased: end that "
+                    "transaction and run `taskbridge rebase` again"
+                ) from error
+            time.sleep(PAUSE)
+        else:
+            return

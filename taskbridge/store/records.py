@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from taskbridge.common import tracing
 from taskbridge.common.lost_connections import causes, sqlstate
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.declaring.criteria import Match, Unmatched
-from taskbridge.errors import InvalidInput
+from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.store.bounded import within
 from taskbridge.store.documents import unreadable
-from taskbridge.store.queries import Queries, queries
+from taskbridge.store.queries import LOCAL, Queries, queries, setting
+from taskbridge.store.sessions import SHORT_WAIT, is_busy
 from taskbridge.store.unmatched import PAGE, UnmatchedRecord, read_unmatched
 
 __all__ = [
@@ -57,6 +59,12 @@ AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
 """A statement ends with the record with which its documents are as long, so that none takes too much memory."""
+
+DISCARDED_AT_ONCE: Final = 250
+"""Records that one statement gives up, and so the most that it locks."""
+DISCARD_TIMEOUT: Final = 60.0
+DISCARD_PAUSE: Final = 0.1
+"""Seconds until what others have locked is tried again."""
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -302,14 +310,39 @@ class Records:
         """
         return written(writing_message(self._source, message_id, payload, found), fetching(self._engine))
 
-    def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
+    def discard(
+        self, message_ids: Sequence[str] | None, reason: str | None = None, timeout: float = DISCARD_TIMEOUT
+    ) -> list[str]:
         """Give unmatched records up, those with `message_ids` or all; return their message ids.
 
-        They are unmatched no more, and go with the next prune that they are old enough for.
+        They are unmatched no more, and go with the next prune that they are old enough for. Those that others write
+        are tried again for `timeout` seconds, while nothing is locked.
+
+        Raises:
+            Unavailable: others still write some of them; the rest is given up.
         """
-        values = {"source": self._source, "message_ids": message_ids, "reason": reason}
+        until = time.monotonic() + timeout
+        given_up: list[str] = []
         with _autocommit(self._engine) as connection, within(connection, None):
-            return list(connection.exec_driver_sql(self._query("discard_unmatched"), values).scalars())
+            values = {"source": self._source, "message_ids": message_ids, "reason": reason}
+            ids = list(connection.exec_driver_sql(self._query("unmatched_ids"), values).scalars())
+        while ids:
+            held: list[int] = []
+            for at in range(0, len(ids), DISCARDED_AT_ONCE):
+                values = {"source": self._source, "ids": ids[at : at + DISCARDED_AT_ONCE]}
+                with _autocommit(self._engine) as connection, within(connection, None):
+                    found = connection.exec_driver_sql(self._query("discard_unmatched"), values).all()
+                given_up += [row.key for row in found if row.key is not None]
+                held += [row.id for row in found if row.key is None]
+            if held and time.monotonic() > until:
+                raise Unavailable(
+                    f"{len(given_up):,} were discarded, and others have {len(held):,} in open transactions "
+                    "(pg_stat_activity shows them): run it again when these are over"
+                )
+            if held:
+                time.sleep(DISCARD_PAUSE)
+            ids = held
+        return given_up
 
     def match_again(
         self, match: Matcher, reason: str | None = None, under: Sequence[str] = (), page_size: int = PAGE
@@ -339,14 +372,21 @@ class Records:
         values = {"source": self._source, "under": under, "key": message_id, **_columns(found)}
         try:
             with self._engine.begin() as connection:
+                # Nobody may wait for the message while this waits for the record, which is another row.
+                connection.exec_driver_sql(setting("lock_timeout", SHORT_WAIT, LOCAL))
                 moved = under == self._source or connection.exec_driver_sql(self._query("move_message"), values).first()
                 if moved:
                     return connection.exec_driver_sql(self._query("match_again"), values).first() is not None
-                values |= {"source": under, "message_ids": [message_id], "reason": None}
-                connection.exec_driver_sql(self._query("discard_unmatched"), values)
+            Records(self._engine, under).discard([message_id])
         except IntegrityError:
             # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
             log.warning("source %s: message %r is not matched: its key is taken", self._source, message_id)
+        except OperationalError as error:
+            if not is_busy(error):
+                raise
+            log.warning(
+                "source %s: message %r is not matched: others write it, match it again", self._source, message_id
+            )
         return False
 
 

@@ -191,16 +191,17 @@ def with_second_try(work: Callable[[], T]) -> T:
 def in_one_message(
     driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any], **settings: str
 ) -> list[tuple[Any, ...]]:
-    """Do one statement under these settings of Postgres, as a transaction of its own, and return its rows.
+    """Do a statement under these settings of Postgres, as a transaction of its own, and return its rows.
 
-    All of it is one message, with the values in the text. A pipeline or a transaction is several: a process that
-    freezes between two of them keeps what it has locked, for as long as it is frozen.
+    It may be several, with semicolons between them: the rows are those of the last. All of it is one message, with the
+    values in the text. A pipeline or a transaction is several: a process that freezes between two of them keeps what it
+    has locked, for as long as it is frozen.
     """
     before = "".join(f"{setting(name, value, LOCAL)}; " for name, value in settings.items())
     with psycopg.ClientCursor(driver) as cursor:
         cursor.execute(before + statement, values)
-        for _ in settings:
-            cursor.nextset()
+        while cursor.nextset():
+            pass
         return cursor.fetchall() if cursor.description else []
 
 

@@ -1,3 +1,5 @@
--- Where a backfill goes on; the row is held for its page, so that two backfills take turns. Null: at the beginning.
-SELECT backfill_of, backfill_after, backfill_columns, backfilled, backfilled_at IS NOT NULL AS is_done, again_below
-FROM {schema}.adopted WHERE source = %(source)s AND ended_at IS NULL FOR UPDATE
+-- Where a backfill stands. Null in `backfill_after`: at the beginning.
+SELECT a.backfill_of, a.backfill_after, a.backfill_columns, a.backfilled, a.backfilled_at IS NOT NULL AS is_done, a.again_below,
+       {backfill_state} AS state
+FROM {schema}.adopted a
+WHERE a.source = %(source)s AND a.ended_at IS NULL

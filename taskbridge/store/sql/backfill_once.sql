@@ -1,2 +1,2 @@
--- A part of a page of a backfill: the row has a record, which a trigger wrote.
+-- A part of the writing of a backfill: the row has a record, which a trigger wrote.
 DO NOTHING

@@ -1,5 +1,5 @@
 -- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One
--- that is written anew meanwhile has another `quarantined_at`, and stays.
+-- that is written anew meanwhile has another `quarantined_at`, and stays, as does one that a run has locked: it is not waited for.
 WITH page AS MATERIALIZED (
     SELECT pipeline, tenant, external_id, revision, quarantined_at
     FROM {schema}.quarantine
@@ -18,11 +18,17 @@ WITH page AS MATERIALIZED (
               ON r.source = s.source AND r.tenant = p.tenant AND r.key = p.external_id AND r.revision = p.revision
           WHERE s.pipeline = p.pipeline
       )
-), deleted AS (
-    DELETE FROM {schema}.quarantine q USING done d
+), free AS MATERIALIZED (
+    SELECT q.pipeline, q.tenant, q.external_id
+    FROM done d
+    JOIN {schema}.quarantine q
+        ON q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
+        AND q.revision = d.revision AND q.quarantined_at = d.quarantined_at
     WHERE NOT %(dry_run)s
-      AND q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
-      AND q.revision = d.revision AND q.quarantined_at = d.quarantined_at
+    FOR UPDATE OF q SKIP LOCKED
+), deleted AS (
+    DELETE FROM {schema}.quarantine q USING free d
+    WHERE q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
     RETURNING 1
 )
 SELECT 0 AS pruned,

@@ -3,8 +3,8 @@
 -- criterion matched stays unless it was discarded. The version that a webhook brought goes with its record, unless another
 -- comes at this moment: that one locks the version, and waits for the record next.
 -- A discarded row of quarantine is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has
--- another xid when it is locked, and stays. One that somebody writes at this moment is not waited for: the writer could wait
--- for this transaction next, which is a deadlock.
+-- another xid when it is locked, and stays. Nothing that others have locked is waited for: they could wait for this transaction
+-- next, which is a deadlock. A row of quarantine that stays for it goes with the rows whose record is gone.
 -- Later ids were written later, except in a long transaction. So a page without an old row is the last one for this time,
 -- unless it has rows of one transaction only: after a rebase all rows are of one.
 -- `held`: how many old records of the page each pipeline and tenant holds back, and in which state. Without a reader the
@@ -24,7 +24,7 @@ WITH page AS MATERIALIZED (
         FROM {schema}.quarantine
         WHERE pipeline = ANY (%(readers)s::text[]) AND tenant = p.tenant AND external_id = p.key
           AND revision = p.revision AND discarded_at IS NOT NULL AND retry_at IS NULL
-        FOR UPDATE
+        FOR UPDATE SKIP LOCKED
     ) q
     WHERE p.ours
 ), held AS MATERIALIZED (
@@ -75,9 +75,15 @@ WITH page AS MATERIALIZED (
 ), unversioned AS (
     DELETE FROM {schema}.record_versions v USING versions d
     WHERE v.source = d.source AND v.tenant = d.tenant AND v.key = d.key
+), alone AS MATERIALIZED (
+    SELECT q.pipeline, q.tenant, q.external_id
+    FROM deleted d
+    JOIN {schema}.quarantine q
+        ON q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = d.tenant AND q.external_id = d.key
+    FOR UPDATE OF q SKIP LOCKED
 ), orphans AS (
-    DELETE FROM {schema}.quarantine q USING deleted d
-    WHERE q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = d.tenant AND q.external_id = d.key
+    DELETE FROM {schema}.quarantine q USING alone d
+    WHERE q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
