@@ -38,11 +38,20 @@ __all__ = [
 
 DEFAULTS: Final[dict[str, Any]] = {
     "broker_connection_retry_on_startup": True,
+    # Without a number: Celery gives up after 100, and the worker ends.
+    "broker_connection_max_retries": None,
     "task_ignore_result": True,
     # The order of the queues does not count for messages that a worker has reserved, so it reserves few.
     "worker_prefetch_multiplier": 1,
-    # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
-    "broker_transport_options": {"visibility_timeout": 300},
+    "broker_transport_options": {
+        # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
+        "visibility_timeout": 300,
+        # A connection may be lost without notice. A worker's watch finds that sooner; this is for all other processes,
+        # and longer than a server that is merely slow needs.
+        "socket_timeout": 30,
+        "socket_connect_timeout": 5,
+        "socket_keepalive": True,
+    },
 }
 
 
