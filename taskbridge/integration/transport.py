@@ -19,6 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import Empty
 from typing import Any, Final
@@ -239,6 +240,12 @@ class _Patient:
             return above._receive()
         except ResponseError as error:  # to a PING
             raise Empty from error
+
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Keep the queues of remote control alive; kombu does it again each second where that failed."""
+        above: Any = super()
+        with suppress(ResponseError):
+            above.maybe_refresh_binding_expiry()
 
     def _rest(self, error: ResponseError) -> None:
         self._refusals.refused(error)
