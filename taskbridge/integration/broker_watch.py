@@ -82,7 +82,7 @@ class _Watched:
             self.due, self.heard = math.inf, time.monotonic()
 
 
-def watched(kind: type) -> type:
+def watched(kind: Any) -> type:
     """Return the class of a redis-py connection with what the watch needs."""
     return type(f"Watched{kind.__name__}", (_Watched, kind), {"plain": kind})
 
@@ -95,8 +95,12 @@ def _is_readable(sock: socket.socket) -> bool:
 
 
 def _sockets(*, due_before: float, heard_before: float = -math.inf) -> dict[int, tuple[_Watched, socket.socket, float]]:
-    """Return connections by id, each with its socket and when its answer was due: those whose answer was due before
-    `due_before`, and those without a question that heard nothing after `heard_before`."""
+    """Return silent connections by id, each with its socket and when its answer was due.
+
+    Args:
+        due_before: those whose answer was due before this time.
+        heard_before: besides, those that wait for no answer and had their last one before this time.
+    """
     found = {}
     for reference in _connections.valuerefs():
         one = reference()

@@ -177,18 +177,15 @@ class QoS(redis.QoS):
 class _Patient:
     """What a channel of ours does besides: it waits where Redis refuses what a worker asks."""
 
-    client: Any
-    connection: Any
     unacked_mutex_key: str
     _create_client: Callable[[], Any]
-    _in_poll: Any
 
-    QoS = QoS
     # The app's own options are before these.
-    socket_connect_timeout = BROKER_SECONDS
-    socket_keepalive = True
+    socket_connect_timeout: Any = BROKER_SECONDS
+    socket_keepalive: Any = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self._in_poll: Any = False
         self._refusals = Refusals()
         self._asks_again = 0.0
         super().__init__(*args, **options)
@@ -269,6 +266,7 @@ class _PatientTransport:
 class Channel(_Patient, redis.Channel):
     """kombu's channel, with our `QoS`."""
 
+    QoS = QoS
     connection_class = watched(redis.Channel.connection_class)
     connection_class_ssl = watched(redis.Channel.connection_class_ssl)
 
@@ -282,6 +280,7 @@ class Transport(_PatientTransport, redis.Transport):
 class SentinelChannel(_Patient, redis.SentinelChannel):
     """kombu's channel, with our `QoS`."""
 
+    QoS = QoS
     connection_class = watched(redis.SentinelChannel.connection_class)
     connection_class_ssl = watched(redis.SentinelChannel.connection_class_ssl)
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def too_few_replicas(server: RedisHere) -> Iterator[None]:
 @contextmanager
 def disk_lost(server: RedisHere) -> Iterator[None]:
     """No snapshot can be written, so Redis answers MISCONF, even to PING."""
-    shutil.rmtree(server.client.config_get("dir")["dir"])
+    shutil.rmtree(str(server.client.config_get("dir")["dir"]))
     server.client.config_set("save", "1 1")
     server.client.set("changed", 1)
 
@@ -116,10 +116,8 @@ def script_running(server: RedisHere) -> Iterator[None]:
     """Redis answers BUSY to everything."""
     server.client.config_set("lua-time-limit", 10)
     busy = redis.Redis.from_url(server.url, socket_timeout=0.1, retry=None)
-    try:
+    with suppress(redis.TimeoutError):
         busy.eval("while true do end", 0)
-    except redis.TimeoutError:
-        pass
     yield
     server.client.script_kill()
     busy.close()
