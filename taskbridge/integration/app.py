@@ -15,6 +15,7 @@ from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.integration import is_celery
 from taskbridge.integration.installation import install
+from taskbridge.integration.transport import BOUNDED_CONNECTIONS
 from taskbridge.process.runtime import keys_of, runtime_of
 from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
@@ -43,15 +44,8 @@ DEFAULTS: Final[dict[str, Any]] = {
     "task_ignore_result": True,
     # The order of the queues does not count for messages that a worker has reserved, so it reserves few.
     "worker_prefetch_multiplier": 1,
-    "broker_transport_options": {
-        # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
-        "visibility_timeout": 300,
-        # A connection may be lost without notice. A worker's watch finds that sooner; this is for all other processes,
-        # and longer than a server that is merely slow needs.
-        "socket_timeout": 30,
-        "socket_connect_timeout": 5,
-        "socket_keepalive": True,
-    },
+    # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
+    "broker_transport_options": {"visibility_timeout": 300, **BOUNDED_CONNECTIONS},
 }
 
 

@@ -37,6 +37,7 @@ from taskbridge.process.broker import broker_connection
 from taskbridge.process.translation import translated_errors
 
 __all__ = [
+    "BOUNDED_CONNECTIONS",
     "BROKER_SECONDS",
     "DECLARED_COMMAND",
     "TRANSPORTS",
@@ -50,6 +51,11 @@ __all__ = [
 DECLARED_COMMAND: Final = "taskbridge_pipelines"
 """The command of Celery's remote control by which a worker tells what pipelines it declares."""
 BROKER_SECONDS: Final = 5
+BOUNDED_CONNECTIONS: Final = {"socket_timeout": 30, "socket_connect_timeout": BROKER_SECONDS, "socket_keepalive": True}
+"""Options of an app's broker with which no process waits for ever on a connection that was lost without notice.
+
+A worker's watch finds such a connection sooner. A shorter time-out would also end connections to a slow server.
+"""
 REFUSED_WAIT: Final = 1.0
 """Seconds until the broker is asked again what it refused."""
 
