@@ -89,6 +89,8 @@ class QoS(redis.QoS):
     _delivered: Any
     _flush: Callable[[], None]
     _remove_from_indices: Callable[[str], Any]
+    # Of the process: a connection that replaces another goes on where that was.
+    _refusals = Refusals()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -96,7 +98,6 @@ class QoS(redis.QoS):
         """The messages that Redis has no entries of."""
         self._owed: deque[Callable[[], object]] = deque()
         """Changes of messages that Redis refused, the oldest first."""
-        self._refusals = Refusals()
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Remember a message."""
@@ -185,6 +186,7 @@ class _Patient:
 
     unacked_mutex_key: str
     _create_client: Callable[[], Any]
+    _refusals = Refusals()
 
     # The app's own options are before these.
     socket_connect_timeout: Any = BROKER_SECONDS
@@ -192,7 +194,6 @@ class _Patient:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._in_poll: Any = False
-        self._refusals = Refusals()
         self._asks_again = 0.0
         super().__init__(*args, **options)
         # Whatever Redis answers, the connection can be used.
