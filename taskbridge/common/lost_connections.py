@@ -28,6 +28,7 @@ __all__ = [
     "causes",
     "is_away",
     "is_broker_error",
+    "is_refused",
     "is_switched",
     "loaded_class",
     "sqlstate",
@@ -38,6 +39,8 @@ REDIS_SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, Clust
 """Errors of a server that is not, or not yet, the one to talk to. An open connection leads to it after a switchover."""
 _NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
 """The same errors in the text of a script's error, for which redis-py has no class."""
+_REFUSED: Final = re.compile(r"\b(MISCONF|NOREPLICAS|OOM|BUSY)\b")
+"""Errors of a server that refuses commands for a while."""
 
 POSTGRES_AWAY: Final = ("08", "53", "57P")
 """SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server that stops."""
@@ -58,6 +61,11 @@ def is_away(error: BaseException) -> bool:
 def is_switched(reply: object) -> bool:
     """Whether the reply is an error of a server that is not the one to talk to."""
     return isinstance(reply, REDIS_SWITCHED) or (isinstance(reply, ResponseError) and bool(_NESTED.search(str(reply))))
+
+
+def is_refused(error: object) -> bool:
+    """Whether Redis refuses a command for a reason that has nothing to do with it, and may take it later."""
+    return is_switched(error) or (isinstance(error, ResponseError) and bool(_REFUSED.search(str(error))))
 
 
 def is_broker_error(error: BaseException) -> bool:

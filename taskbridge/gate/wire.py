@@ -40,8 +40,8 @@ Call = tuple[Sequence[str], Sequence[str | float]]
 """Keys and arguments of one call."""
 
 
-TIMEOUT: Final = 10.0
-"""Seconds that a worker waits for an answer of Redis, up to four times."""
+TIMEOUT: Final = 3.0
+"""Seconds that a worker waits for an answer of Redis, up to four times: a connection may be lost without notice."""
 PEOPLES_TIMEOUT: Final = 2.0
 """Seconds that a command or a page waits for an answer of Redis, up to twice."""
 
@@ -64,7 +64,7 @@ def client(url: str, hurried: float | None = None, *, for_people: bool = False) 
     options: dict[str, Any] = {
         "decode_responses": True,
         "socket_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT,
-        "socket_connect_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT / 2,
+        "socket_connect_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT,
         "retry": Retry(NoBackoff(), 1) if tries_once_more else Retry(ExponentialBackoff(cap=1, base=0.05), 3),
         "retry_on_error": list(REDIS_SWITCHED),
     }
@@ -199,6 +199,9 @@ class Wire:
             # A reply that was not read must not become the next call's.
             connection.disconnect()
             self._pool.release(connection)
+            if isinstance(error, redis.TimeoutError) and not issubclass(self._pool.connection_class, _Hurried):
+                # The others may be lost too, and each would be waited for as long.
+                self._drop()
             if isinstance(error, REDIS_AWAY):
                 return None
             raise

@@ -15,6 +15,7 @@ from taskbridge.errors import TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.integration import is_celery
 from taskbridge.integration.installation import install
+from taskbridge.integration.transport import BOUNDED_CONNECTIONS
 from taskbridge.process.runtime import keys_of, runtime_of
 from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
@@ -38,11 +39,13 @@ __all__ = [
 
 DEFAULTS: Final[dict[str, Any]] = {
     "broker_connection_retry_on_startup": True,
+    # Without a number: Celery gives up after 100, and the worker ends.
+    "broker_connection_max_retries": None,
     "task_ignore_result": True,
     # The order of the queues does not count for messages that a worker has reserved, so it reserves few.
     "worker_prefetch_multiplier": 1,
     # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
-    "broker_transport_options": {"visibility_timeout": 300},
+    "broker_transport_options": {"visibility_timeout": 300, **BOUNDED_CONNECTIONS},
 }
 
 

@@ -16,7 +16,7 @@ from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.integration.installation import check_journal, installed_beside
 from taskbridge.integration.remote import ask
-from taskbridge.integration.transport import BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
+from taskbridge.integration.transport import BOUNDED_CONNECTIONS, BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
 from taskbridge.observing.troubles import (
     MOST_COUNTED,
     MOST_RUNNERS,
@@ -288,7 +288,7 @@ def _workers(runtime: Runtime) -> Findings:
     # Celery takes an empty list of workers for all.
     if ours:
         yield from _declarations(runtime, ours)
-    if ours and runtime.publishes_in_gate:
+    if ours and str(runtime.app.conf.broker_url).startswith(("redis", "sentinel")):
         yield from _transports(runtime, ours)
 
 
@@ -346,14 +346,22 @@ def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
 
 
 def _transports(runtime: Runtime, workers: list[str]) -> Findings:
-    """Say which workers keep a transport that their app or its broker's URL has chosen."""
+    """Say which workers keep a transport that their app or its broker's URL has chosen, and which have no time-out."""
     for worker, conf in sorted(ask(runtime.app, "conf", workers, seconds=ANSWER_SECONDS).items()):
         transport = conf.get("broker_transport")
-        if transport not in TRANSPORTS:
+        if runtime.publishes_in_gate and transport not in TRANSPORTS:
             yield Finding(
                 Level.OK,
                 "transport",
                 f"{worker} keeps {transport or 'that of kombu'}: each run's message is written to `unacked`",
+            )
+        if not (conf.get("broker_transport_options") or {}).get("socket_timeout"):
+            yield Finding(
+                Level.WARNING,
+                "transport",
+                f"the app of {worker} sets no socket_timeout for its broker: a process that publishes hangs when a "
+                "connection is lost without notice",
+                f"add to the app's broker_transport_options: {BOUNDED_CONNECTIONS}",
             )
 
 

@@ -8,23 +8,36 @@ has, for the prefetch limit and for a warm shutdown. All other messages are trea
 
 Celery chooses a transport by the setting `broker_transport`. `Transport.Channel` and `Channel.QoS` are there to be
 replaced.
+
+Redis may refuse commands for a while: its disk is full (MISCONF), it has too few replicas (NOREPLICAS), it is a replica
+itself (READONLY). kombu takes such an answer for an error of the program, and the worker ends. Here it waits.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty
 from typing import Any, Final
 
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import VersionMismatch
 from kombu.transport import redis, virtual
+from redis.exceptions import ResponseError
 
+from taskbridge.common.texts import error_line
 from taskbridge.gate.message import RUN_TASK
+from taskbridge.integration.broker_watch import watched
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.translation import translated_errors
 
 __all__ = [
+    "BOUNDED_CONNECTIONS",
     "BROKER_SECONDS",
     "DECLARED_COMMAND",
     "TRANSPORTS",
@@ -38,6 +51,34 @@ __all__ = [
 DECLARED_COMMAND: Final = "taskbridge_pipelines"
 """The command of Celery's remote control by which a worker tells what pipelines it declares."""
 BROKER_SECONDS: Final = 5
+BOUNDED_CONNECTIONS: Final = {"socket_timeout": 30, "socket_connect_timeout": BROKER_SECONDS, "socket_keepalive": True}
+"""Options of an app's broker with which no process waits for ever on a connection that was lost without notice.
+
+A worker's watch finds such a connection sooner. A shorter time-out would also end connections to a slow server.
+"""
+REFUSED_WAIT: Final = 1.0
+"""Seconds until the broker is asked again what it refused."""
+
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """Logs when the broker begins to refuse commands, and when it takes them again."""
+
+    def __init__(self) -> None:
+        self._refuses = False
+
+    def refused(self, error: ResponseError) -> None:
+        """Note that it refused a command."""
+        if not self._refuses:
+            log.warning("the broker refuses commands, and this worker waits for it: %s", error_line(error))
+        self._refuses = True
+
+    def taken(self) -> None:
+        """Note that it took a command of the kind that it refused."""
+        if self._refuses:
+            log.warning("the broker takes commands again")
+        self._refuses = False
 
 
 class QoS(redis.QoS):
@@ -47,53 +88,89 @@ class QoS(redis.QoS):
     channel: Any
     _delivered: Any
     _flush: Callable[[], None]
+    _remove_from_indices: Callable[[str], Any]
+    # Of the process: a connection that replaces another goes on where that was.
+    _refusals = Refusals()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._runs: set[str] = set()
+        self._only_here: set[str] = set()
+        """The messages that Redis has no entries of."""
+        self._owed: deque[Callable[[], object]] = deque()
+        """Changes of messages that Redis refused, the oldest first."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Remember a message."""
-        if message.headers.get("task") == RUN_TASK:
-            self._runs.add(delivery_tag)
-            virtual.QoS.append(self, message, delivery_tag)
-        else:
-            super().append(message, delivery_tag)
+        if message.headers.get("task") != RUN_TASK:
+            try:
+                super().append(message, delivery_tag)
+            except ResponseError as error:
+                # It is in no queue any more, so it must not be dropped.
+                self._refusals.refused(error)
+            else:
+                return
+        self._only_here.add(delivery_tag)
+        virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
         """Forget a message."""
-        if delivery_tag in self._runs:
-            self._runs.discard(delivery_tag)
-            virtual.QoS.ack(self, delivery_tag)
-        else:
-            super().ack(delivery_tag)
+        if delivery_tag not in self._only_here:
+            self._change(self._remove_from_indices(delivery_tag).execute)
+        self._forget(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Forget a message, and with `requeue` put it back."""
-        if delivery_tag not in self._runs:
-            super().reject(delivery_tag, requeue=requeue)
+        if not requeue:
+            self.ack(delivery_tag)
             return
-        if requeue:
-            self._put_back([self._delivered[delivery_tag]])
-        self.ack(delivery_tag)
+        if delivery_tag in self._only_here:
+            self._change(partial(self._put_back, [self._delivered[delivery_tag]]))
+        else:
+            self._change(partial(self.restore_by_tag, delivery_tag, leftmost=True))
+        self._forget(delivery_tag)
+
+    def restore_visible(self, *args: Any, **options: Any) -> None:
+        """Put back messages of workers that died; make changes that were refused."""
+        self._change(partial(super().restore_visible, *args, **options))
 
     def restore_unacked(self, client: Any = None) -> Any:
         """Put back all messages that the worker has, each into its queue.
 
-        Where the connection was lost and given up, they stay away: a run comes again by its deadline, and any other
-        message after the visibility timeout.
+        Where the connection was lost and given up, or Redis refuses it, they stay away: a run comes again by its
+        deadline, and any other message after the visibility timeout.
         """
         self._flush()
+        only_here = [message for tag, message in self._delivered.items() if tag in self._only_here]
+        for tag in self._only_here:
+            self._delivered.pop(tag, None)
+        self._only_here.clear()
         if self.channel.connection.client is None:
             # kombu would raise AttributeError here, and that ends a worker, as no error of a connection does.
-            self._runs.clear()
             self._delivered.clear()
-            return None
-        self._put_back([message for tag, message in self._delivered.items() if tag in self._runs])
-        for tag in self._runs:
-            self._delivered.pop(tag, None)
-        self._runs.clear()
-        return super().restore_unacked(client)
+            return
+        self._change(partial(self._put_back, only_here))
+        self._change(partial(super().restore_unacked, client))
+        self._delivered.clear()
+
+    def _forget(self, delivery_tag: str) -> None:
+        self._only_here.discard(delivery_tag)
+        virtual.QoS.ack(self, delivery_tag)
+
+    def _change(self, change: Callable[[], object]) -> None:
+        """Change messages in Redis, after what it refused before; what it refuses now is done with a later change."""
+        self._owed.append(change)
+        try:
+            while self._owed:
+                self._owed[0]()
+                self._owed.popleft()
+        except ResponseError as error:
+            self._refusals.refused(error)
+        except BaseException:
+            # The connection is lost, and with it this object.
+            self._owed.clear()
+            raise
+        else:
+            self._refusals.taken()
 
     def _put_back(self, messages: list[Any]) -> None:
         """Put messages where the next ones are taken from, so that the oldest is the first."""
@@ -104,25 +181,118 @@ class QoS(redis.QoS):
             pipe.execute()
 
 
-class Channel(redis.Channel):
+class _Patient:
+    """What a channel of ours does besides: it waits where Redis refuses what a worker asks."""
+
+    unacked_mutex_key: str
+    _create_client: Callable[[], Any]
+    _refusals = Refusals()
+
+    # The app's own options are before these.
+    socket_connect_timeout: Any = BROKER_SECONDS
+    socket_keepalive: Any = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._in_poll: Any = False
+        self._asks_again = 0.0
+        super().__init__(*args, **options)
+        # Whatever Redis answers, the connection can be used.
+        self.connection_errors = redis.Transport.connection_errors
+
+    def wait_until_writable(self) -> None:
+        """Wait as long as Redis refuses to write; a worker that is told to stop does."""
+        from celery.worker.state import maybe_shutdown  # noqa: PLC0415 - only workers need it
+
+        while True:
+            try:
+                # As kombu does it at this time. It ends by itself, and changes nothing where another worker has it.
+                self._create_client().set(self.unacked_mutex_key, "", nx=True, px=1)
+            except ResponseError as error:
+                self._refusals.refused(error)
+                maybe_shutdown()
+                time.sleep(REFUSED_WAIT)
+            else:
+                self._refusals.taken()
+                return
+
+    def _brpop_start(self, *args: Any, **options: Any) -> None:
+        if time.monotonic() < self._asks_again:
+            return
+        above: Any = super()
+        try:
+            above._brpop_start(*args, **options)
+        except ResponseError as error:  # to the PING before it
+            self._in_poll = None
+            self._rest(error)
+
+    def _brpop_read(self, **options: Any) -> Any:
+        above: Any = super()
+        try:
+            taken = above._brpop_read(**options)
+        except Empty:
+            self._refusals.taken()
+            raise
+        except ResponseError as error:
+            self._rest(error)
+            raise Empty from error
+        self._refusals.taken()
+        return taken
+
+    def _receive(self) -> Any:
+        above: Any = super()
+        try:
+            return above._receive()
+        except ResponseError as error:  # to a PING
+            raise Empty from error
+
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Keep the queues of remote control alive; kombu does it again each second where that failed."""
+        above: Any = super()
+        with suppress(ResponseError):
+            above.maybe_refresh_binding_expiry()
+
+    def _rest(self, error: ResponseError) -> None:
+        self._refusals.refused(error)
+        self._asks_again = time.monotonic() + REFUSED_WAIT
+
+
+class _PatientTransport:
+    """What a transport of ours does besides: no answer of Redis ends a worker."""
+
+    cycle: Any
+    connection_errors = (*redis.Transport.connection_errors, ResponseError)
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let a worker's event loop use this connection, once Redis takes what it needs for a start."""
+        for channel in list(self.cycle._channels):
+            channel.wait_until_writable()
+        above: Any = super()
+        above.register_with_event_loop(connection, loop)
+
+
+class Channel(_Patient, redis.Channel):
     """kombu's channel, with our `QoS`."""
 
     QoS = QoS
+    connection_class = watched(redis.Channel.connection_class)
+    connection_class_ssl = watched(redis.Channel.connection_class_ssl)
 
 
-class Transport(redis.Transport):
+class Transport(_PatientTransport, redis.Transport):
     """`redis://` and `rediss://`."""
 
     Channel = Channel
 
 
-class SentinelChannel(redis.SentinelChannel):
+class SentinelChannel(_Patient, redis.SentinelChannel):
     """kombu's channel, with our `QoS`."""
 
     QoS = QoS
+    connection_class = watched(redis.SentinelChannel.connection_class)
+    connection_class_ssl = watched(redis.SentinelChannel.connection_class_ssl)
 
 
-class SentinelTransport(redis.SentinelTransport):
+class SentinelTransport(_PatientTransport, redis.SentinelTransport):
     """`sentinel://`."""
 
     Channel = SentinelChannel

@@ -16,7 +16,7 @@ from typing import Any, Final
 from celery import bootsteps
 from celery.worker import state as worker_state
 
-from taskbridge.common.lost_connections import REDIS_AWAY
+from taskbridge.common.lost_connections import REDIS_AWAY, is_refused
 from taskbridge.common.texts import error_line
 from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
@@ -41,9 +41,9 @@ def fire_due(runtime: Runtime) -> float:
             continue
         try:
             due = _fire(runtime, pipeline)
-        except REDIS_AWAY:
-            raise  # the other pipelines need the same Redis
         except Exception as error:
+            if isinstance(error, REDIS_AWAY) or is_refused(error):
+                raise  # the other pipelines need the same Redis
             log.warning("%s: its deadlines wait: %s", pipeline, error_line(error))
             runtime.resting[pipeline] = time.monotonic() + AFTER_ERROR
             continue
@@ -148,11 +148,16 @@ class TickerStep(bootsteps.StartStopStep):
         self.stop(worker)
 
     def _loop(self, name: str, look: Callable[[], float]) -> None:
-        wait = 0.0
+        wait, failed = 0.0, ""
         while not self._stopping.wait(wait):
             try:
                 wait = look()
             except Exception as error:
                 # Redis or Postgres is away. Whatever is due stays due.
-                log.warning("%s: %s", name, error_line(error))
-                wait = AFTER_ERROR
+                if (text := error_line(error)) != failed:
+                    log.warning("%s: %s", name, text)
+                wait, failed = AFTER_ERROR, text
+            else:
+                if failed:
+                    log.warning("%s: works again", name)
+                failed = ""

@@ -124,16 +124,20 @@ def test_the_doctor_reads_what_workers_with_another_serializer_answer(
     ours = make_app(deployment.settings).app
     monkeypatch.setenv("TASKBRIDGE_PIPELINES", "tests.pipelines")
     with deployment.worker("-n", "shop@test", app=SHOP, TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone"):
-        found = [one for app in (ours, shop.app) for one in examine(runtime_of(app)) if one.check == "workers"]
+        all_found = [one for app in (ours, shop.app) for one in examine(runtime_of(app))]
         pong = ask(ours, "ping", ["shop@test"], seconds=5)
     first, following = runtime_of(ours).keys.queues
     runtime_of(ours).close()
     served = [f"1 serve {queue}" for queue in (first, following)]
+    found = [one for one in all_found if one.check == "workers"]
     assert [one.text for one in found if one.level == Level.OK] == [*served, *served]
     lacking = [one.text for one in found if one.level != Level.OK]
     assert len(lacking) == 2
     assert all(one.startswith("shop@test does not declare ") for one in lacking)
     assert pong == {"shop@test": {"ok": "pong"}}, "as `up` asks"
+    unbounded = [one for one in all_found if one.text.startswith("the app of shop@test sets no socket_timeout")]
+    assert len(unbounded) == 2
+    assert "socket_keepalive" in unbounded[0].remedy
 
 
 class Harmful:

@@ -33,7 +33,8 @@ def nobody_accepts() -> Iterator[str]:
 class BlackHole:
     """An address before a server that passes on what comes, until it is `open`: from then on all is swallowed.
 
-    Answers are passed on `answers_after` seconds later.
+    `lose_connections` swallows what the present connections carry, and passes new ones. Answers are passed on
+    `answers_after` seconds later.
     """
 
     def __init__(self, url: str, *, answers_after: float = 0.0) -> None:
@@ -46,6 +47,7 @@ class BlackHole:
         self.url = urlunsplit(parts._replace(netloc=f"{place}:{self._listener.getsockname()[1]}"))
         self.open = threading.Event()
         self._sockets = [self._listener]
+        self._lost = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -55,14 +57,20 @@ class BlackHole:
                 far = socket.create_connection(self._target)
                 self._sockets += [near, far]
                 for source, sink, seconds in ((near, far, 0.0), (far, near, self._answers_after)):
-                    threading.Thread(target=self._carry, args=(source, sink, seconds), daemon=True).start()
+                    route = (source, sink, seconds, self._lost)
+                    threading.Thread(target=self._carry, args=route, daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket, seconds: float) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket, seconds: float, lost: threading.Event) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
                 time.sleep(seconds)
-                if not self.open.is_set():
+                if not self.open.is_set() and not lost.is_set():
                     sink.sendall(data)
+
+    def lose_connections(self) -> None:
+        """Lose the present connections without a word: their ends are told nothing, and new ones are passed on."""
+        lost, self._lost = self._lost, threading.Event()
+        lost.set()
 
     def close(self) -> None:
         for one in self._sockets:
