@@ -24,6 +24,7 @@ __all__ = [
     "let_statements_take",
     "of_the_socket",
     "open_session",
+    "take_styles",
     "within",
 ]
 
@@ -112,7 +113,7 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
     opened = monotonic()
     connection = Bounded.connect(*arguments, **parameters)
     connection.opened = opened
-    _take_styles(connection)
+    take_styles(connection)
     if statement_timeout is None:
         return connection
     connection.autocommit = True
@@ -128,7 +129,7 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
     return connection
 
 
-def _take_styles(connection: Bounded) -> None:
+def take_styles(connection: Bounded) -> None:
     """Let the session write dates and intervals as psycopg reads them: a role or a database may have other styles."""
     status = connection.pgconn.parameter_status
     # With the style of dates comes their order, as in `ISO, DMY`.
