@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Container, Generator, Iterator, Seque
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from decimal import localcontext
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -489,7 +490,7 @@ def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: l
 
     def call() -> Any:
         # The time limit is inside, so that its error cannot interrupt what is around the call.
-        with _traced(run, batch), around(batch, after_commit), _limited(run):
+        with localcontext(), _traced(run, batch), around(batch, after_commit), _limited(run):
             returned = _finish(run, run.pipeline.handler(batch), batch)
             transaction.flush()
         return returned

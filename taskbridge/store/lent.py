@@ -173,6 +173,9 @@ class _Turn:
             self._thread = get_ident()
         return acquired
 
+    def locked(self) -> bool:
+        return self._lock.locked()
+
     def release(self) -> None:
         self._thread = None
         self._lock.release()

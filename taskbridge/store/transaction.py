@@ -301,11 +301,14 @@ class Transaction:
             connection.invalidate()
             raise
         _take_in(connection, own)
+        if own.info.encoding != "utf-8":
+            # psycopg encodes all of a pipeline before the settings are reset.
+            own.execute(setting("client_encoding", "UTF8", LOCAL))
 
     def _advance(self, own: Bounded, move: Move) -> _Moved:
         """Move the cursor, under our own role and settings, in one round trip."""
         noted = is_noted(self._engine, self._note.reason)
-        left = found = readers = saved = None
+        left = found = readers = saved = failed = None
         try:
             with own.pipeline():
                 if self._lent is not None:
@@ -314,41 +317,60 @@ class Transaction:
                     readers = self._look_for_readers(own)
                 saved = own.execute(self._query("save_point"))
                 advanced = own.execute(*_advancing(self._engine, move, noted=noted))
-        except psycopg.Error as error:
+        except _MAY_BE_THE_HISTORY as error:
             # Only the advance itself may be the history's fault.
-            if not noted or not isinstance(error, _MAY_BE_THE_HISTORY) or saved is None or not saved.statusmessage:
+            if not noted or saved is None or not saved.statusmessage:
                 raise
-            failed: psycopg.Error | None = error
-        else:
-            failed = None
+            failed = error
+        commits = self._check(left, readers)
+        if failed is not None:
+            advanced, failed = self._advance_again(own, move, failed)
+        row = advanced.fetchone()
+        if row is None:
+            raise CursorLost
+        *_, usual = _row(found) or ("",)
+        chosen = commits if move.values["records"] and commits != usual else ""
+        return _Moved(bool(row[0]), chosen, failed)
+
+    def _check(self, left: psycopg.Cursor[Any] | None, readers: psycopg.Cursor[Any] | None) -> str:
+        """Return the `synchronous_commit` that the handler left.
+
+        Raises:
+            HandlerMistake: it ended the transaction.
+            OtherReader: another pipeline reads the source by now.
+        """
         token, commits = _row(left) or (self._key.token, "")
         if token != self._key.token:
             raise HandlerMistake(ENDED_TRANSACTION)
         if _row(readers) == (True,):
             log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
             raise OtherReader
-        if failed is not None:
-            again = _has_row(move, failed)
-            own.execute(self._query("undo_advance"))
+        return str(commits)
+
+    def _advance_again(
+        self, own: Bounded, move: Move, failed: psycopg.Error
+    ) -> tuple[psycopg.Cursor[Any], psycopg.Error | None]:
+        """Move the cursor as the run history lets it, after an advance that failed; return the error that keeps it out."""
+        own.execute(self._query("undo_advance"))
+        if _has_row(move, failed):
             move = move._replace(values={**move.values, "again": True})
-            advanced = own.execute(*_advancing(self._engine, move, noted=again))
-            failed = None if again else failed
-        row = advanced.fetchone()
-        if row is None:
-            raise CursorLost
-        *_, own_commits = _row(found) or ("",)
-        chosen = commits if move.values["records"] and commits != own_commits else ""
-        return _Moved(bool(row[0]), chosen, failed)
+            return own.execute(*_advancing(self._engine, move, noted=True)), None
+        return own.execute(*_advancing(self._engine, move, noted=False)), failed
 
     def _reset(self, own: Bounded) -> tuple[psycopg.Cursor[Any], psycopg.Cursor[Any]]:
-        """Let what the handler deferred run under its settings, and what follows under ours."""
-        left = own.execute(self._query("as_left"))
-        own.execute(self._query("fire_deferred"))
-        for name in ("session_authorization", "role"):
-            own.execute(setting(name, None))
-        own.execute(self._query("reset_settings"))
+        """Let what the handler deferred run under its role and settings, and what follows under ours.
+
+        The limits are ours for both: a limit of the handler's that is over would end the advance.
+        """
         seconds = own.own_answer_timeout
         limit = f"{round((seconds - GRACE) * 1000)}ms" if seconds else None
+        own.execute(setting("statement_timeout", limit, LOCAL))
+        own.execute(setting("lock_timeout", None, LOCAL))
+        left = own.execute(self._query("as_left"))
+        own.execute(self._query("fire_deferred"))
+        own.execute(setting("session_authorization", None))
+        own.execute(setting("role", None))
+        own.execute(self._query("reset_settings"))
         values = {"session": session_name(self._key), "limit": limit}
         return left, own.execute(self._query("announce_again"), values)
 
