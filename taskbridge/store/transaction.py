@@ -308,7 +308,8 @@ class Transaction:
     def _advance(self, own: Bounded, move: Move) -> _Moved:
         """Move the cursor, under our own role and settings, in one round trip."""
         noted = is_noted(self._engine, self._note.reason)
-        left = found = readers = saved = failed = None
+        left = found = readers = saved = None
+        failed: psycopg.Error | None = None
         try:
             with own.pipeline():
                 if self._lent is not None:
@@ -350,7 +351,7 @@ class Transaction:
     def _advance_again(
         self, own: Bounded, move: Move, failed: psycopg.Error
     ) -> tuple[psycopg.Cursor[Any], psycopg.Error | None]:
-        """Move the cursor as the run history lets it, after an advance that failed; return the error that keeps it out."""
+        """Move the cursor as the run history lets it, after an advance that failed; return what kept it out."""
         own.execute(self._query("undo_advance"))
         if _has_row(move, failed):
             move = move._replace(values={**move.values, "again": True})
