@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import psycopg
-from psycopg.errors import LockNotAvailable, QueryCanceled, UniqueViolation
+from psycopg.errors import InvalidSqlStatementName, LockNotAvailable, QueryCanceled, UniqueViolation
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
 
@@ -67,6 +67,9 @@ _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
     "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
+)
+DEALLOCATED: Final = (
+    "the handler deallocated prepared statements that are not its own (`DEALLOCATE ALL`): name those that it prepared"
 )
 
 
@@ -318,6 +321,8 @@ class Transaction:
                     readers = self._look_for_readers(own)
                 saved = own.execute(self._query("save_point"))
                 advanced = own.execute(*_advancing(self._engine, move, noted=noted))
+        except InvalidSqlStatementName as error:
+            raise HandlerMistake(DEALLOCATED) from error
         except _MAY_BE_THE_HISTORY as error:
             # Only the advance itself may be the history's fault.
             if not noted or saved is None or not saved.statusmessage:
