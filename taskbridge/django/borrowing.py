@@ -7,7 +7,7 @@ project's own connection is not touched: it takes its place again when the call 
 
 What Django sets on a connection (adapters, class of cursors, prepared statements) it sets on a view of the session. So
 does a backend that prepares its connections in `get_new_connection`, as GeoDjango's for PostGIS does. What Django sets
-in the session (time zone, role, search path) ends with the call or with the transaction.
+in the session (time zone, role, search path) ends with the transaction.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
-import psycopg
 from django.db import connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.transaction import Atomic
-from psycopg.adapt import AdaptersMap
-from psycopg.pq import TransactionStatus
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.running.around import Hook
 from taskbridge.store.bounded import Bounded, driver_of
-from taskbridge.store.queries import query, setting
+from taskbridge.store.lent import View
+from taskbridge.store.queries import query
 
-__all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "View", "borrowing"]
+__all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "borrowing"]
 
 IS_OVER: Final = (
     "the batch is over: its handler kept Django's connection, which was the batch's: ask "
@@ -47,28 +45,6 @@ REMEDY: Final = (
     "name the alias of TaskBridge's database in TASKBRIDGE_DATABASE, or None, and handlers write into Django's "
     "databases at least once"
 )
-
-
-class View(Bounded):
-    """A session's second face, with adapters and cursors of its own."""
-
-    def __init__(self, session: psycopg.Connection[Any], adapters: AdaptersMap | None = None) -> None:
-        handlers = session.pgconn.notice_handler, session.pgconn.notify_handler
-        super().__init__(session.pgconn)
-        # A connection sets handlers of its own on the link to the server, and the session's are to stay.
-        session.pgconn.notice_handler, session.pgconn.notify_handler = handlers
-        self.answer_timeout = session.answer_timeout if isinstance(session, Bounded) else None
-        # Its names for prepared statements would be those of the session's.
-        self.prepare_threshold = None
-        self._own = AdaptersMap(adapters or psycopg.adapters)
-
-    def __del__(self, *_: Any) -> None:
-        """Nothing is left open by it."""
-
-    @property
-    def adapters(self) -> AdaptersMap:
-        """Those that were given, else psycopg's."""
-        return self._own
 
 
 class Borrowed:
@@ -125,15 +101,9 @@ class Borrowed:
         Raises:
             HandlerMistake: an error was caught, after which nothing can be committed.
         """
-        view, self.connection, self.batch = self.connection, None, None
-        if failed:
-            return
-        if self.needs_rollback:
+        self.connection, self.batch = None, None
+        if not failed and self.needs_rollback:
             raise HandlerMistake(CAUGHT) from self.rollback_exc
-        has_role = view is not None and self.settings_dict["OPTIONS"].get("assume_role")
-        if has_role and view.info.transaction_status is TransactionStatus.INTRANS:
-            # What follows is TaskBridge's own.
-            view.execute(setting("role", None))
 
 
 class Lent(DatabaseWrapper):
@@ -201,8 +171,8 @@ def borrowing(batch: Batch, after_commit: Callable[[Hook], None]) -> Iterator[No
     wrapper.batch, wrapper.original = batch, original
     # As inside of `atomic`; durable blocks look at the stack.
     wrapper.in_atomic_block, wrapper.atomic_blocks = True, [Atomic(alias, savepoint=False, durable=False)]
-    # Whoever looks at queries sees these too.
-    wrapper.execute_wrappers, wrapper.queries_log = original.execute_wrappers, original.queries_log
+    # Whoever looks at queries sees these too. A wrapper that the handler adds ends with the call.
+    wrapper.execute_wrappers, wrapper.queries_log = [*original.execute_wrappers], original.queries_log
     wrapper.force_debug_cursor = original.force_debug_cursor
     connections[alias] = wrapper
     failed = True

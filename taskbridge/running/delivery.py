@@ -8,7 +8,10 @@ import math
 import time
 from collections.abc import AsyncIterator, Container, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from decimal import localcontext
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -476,13 +479,24 @@ def _batch(run: Run, records: tuple[Record, ...], transaction: Transaction) -> B
 
 
 def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> dict[str, str]:
-    """Call the handler, note its pace, and return what it rejected; `hooks` gets the hooks for after the commit."""
+    """Call the handler, note its pace, and return what it rejected; `hooks` gets the hooks for after the commit.
+
+    What the handler sets in context variables, decimal's context among them, ends with the call and its hooks.
+    """
     started, returned = time.monotonic(), None
-    try:
+
+    def after_commit(hook: Hook) -> None:
+        hooks.append(partial(copy_context().run, hook))
+
+    def call() -> Any:
         # The time limit is inside, so that its error cannot interrupt what is around the call.
-        with _traced(run, batch), around(batch, hooks.append), _limited(run):
+        with localcontext(), _traced(run, batch), around(batch, after_commit), _limited(run):
             returned = _finish(run, run.pipeline.handler(batch), batch)
             transaction.flush()
+        return returned
+
+    try:
+        returned = copy_context().run(call)
         if isinstance(returned, RetryAfter):
             raise returned
     except BaseException as error:

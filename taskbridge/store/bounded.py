@@ -26,6 +26,7 @@ __all__ = [
     "let_statements_take",
     "of_the_socket",
     "open_session",
+    "take_styles",
     "within",
 ]
 
@@ -170,13 +171,7 @@ def _take_settings(connection: Bounded, statement_timeout: float | None, options
 
     A role or a database may have other styles. Returns the limit in seconds; the URL's own among its `options` wins.
     """
-    status = connection.pgconn.parameter_status
-    # With the style of dates comes their order, as in `ISO, DMY`.
-    settings = [
-        setting(name, style)
-        for name, style in _STYLES.items()
-        if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
-    ]
+    settings = _styles_to_set(connection)
     # As Postgres reads the name: in any case, and a hyphen is an underscore.
     has_own = statement_timeout is not None and "statement_timeout" in options.lower().replace("-", "_")
     if statement_timeout is not None and not has_own:
@@ -187,6 +182,24 @@ def _take_settings(connection: Bounded, statement_timeout: float | None, options
         return statement_timeout
     found = connection.execute(query("statement_timeout")).fetchone()
     return int(found[0]) / 1000 if found else 0
+
+
+def take_styles(connection: Bounded) -> None:
+    """Let the session write dates and intervals as psycopg reads them, after its settings were reset."""
+    if settings := _styles_to_set(connection):
+        connection.autocommit = True
+        connection.execute("; ".join(settings))
+        connection.autocommit = False
+
+
+def _styles_to_set(connection: Bounded) -> list[str]:
+    status = connection.pgconn.parameter_status
+    # With the style of dates comes their order, as in `ISO, DMY`.
+    return [
+        setting(name, style)
+        for name, style in _STYLES.items()
+        if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
+    ]
 
 
 def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:

@@ -33,7 +33,7 @@ from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import described, dropped, known
 from taskbridge.store.bounded import NoSession, let_statements_take, within
 from taskbridge.store.documents import decoded
-from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
+from taskbridge.store.history import NOT_NOTED, RunNote, blame, is_noted
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.sessions import (
@@ -504,7 +504,7 @@ class Cursors:
                 settings = {"lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}
                 in_one_message(driver, self._query("note_failure"), values, **settings)
         except (DBAPIError, psycopg.Error) as error:
-            let_rest(self._engine, error)
+            blame(self._engine, error)
 
     def limit(self, key: RunKey, bisection: Bisection) -> None:
         """Keep how many records the next batch may have.

@@ -11,6 +11,7 @@ from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.errors import ConfigurationError
 from taskbridge.store.address import UNREADABLE, parameters_of
 from taskbridge.store.bounded import Bounded, of_the_socket, open_session
+from taskbridge.store.lent import Lent
 from taskbridge.store.queries import SCHEMA_OPTION
 from taskbridge.store.sessions import Watched
 
@@ -68,11 +69,11 @@ def connect(
 
     event.listen(engine, "do_connect", open_one)
     event.listen(engine, "checkout", lend)
-    event.listen(engine, "checkin", _as_it_was_opened)
+    event.listen(engine, "checkin", _close_lent)
     return engine
 
 
-def _as_it_was_opened(connection: Any, _record: Any) -> None:
-    """Let the next user wait as long as any: whoever closed the connection may have had another limit."""
-    if isinstance(connection, Bounded):
-        connection.answer_timeout = connection.own_answer_timeout
+def _close_lent(connection: Any, record: Any) -> None:
+    """Close a session that its handler gave back to the pool: nobody has reset it."""
+    if isinstance(connection, Lent):
+        record.invalidate()

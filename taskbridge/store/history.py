@@ -15,18 +15,20 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+import psycopg
+from psycopg.errors import LockNotAvailable, QueryCanceled
 from sqlalchemy import Engine
 
 from taskbridge.common.histogram import BOUNDS_MS
 from taskbridge.common.texts import error_line
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving
+from taskbridge.store.sessions import SHORT_WAIT, driver_error, driving, in_one_message
 
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["NOT_NOTED", "RunNote", "is_noted", "keep_runs", "let_rest", "sum_runs"]
+__all__ = ["NOT_NOTED", "RunNote", "blame", "is_noted", "keep_runs", "sum_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +65,30 @@ def is_noted(engine: Engine, reason: str | None) -> bool:
     return reason is not None and monotonic() >= _rests_until.get(engine, 0.0)
 
 
-def let_rest(engine: Engine, error: Exception) -> None:
-    """Note nothing for a while, since the history could not be written."""
-    _rests_until[engine] = monotonic() + RESTS
-    log.error("the run history cannot be written, and is not for %.0f s: %s", RESTS, error_line(error))
+def blame(engine: Engine, error: Exception) -> None:
+    """Note nothing for a while, if the history is to blame for the error of a statement.
+
+    The statement went well without the history, or is about nothing else. What may have another reason (a lock, a time
+    limit, a server that is away) proves nothing, unless the history is found locked.
+    """
+    cause = driver_error(error)
+    timed_out = isinstance(cause, (LockNotAvailable, QueryCanceled))
+    if _is_held(engine) if timed_out else not isinstance(cause, psycopg.OperationalError):
+        _rests_until[engine] = monotonic() + RESTS
+        log.error("the run history cannot be written, and is not for %.0f s: %s", RESTS, error_line(error))
+    else:
+        log.warning("a run is not in the run history: %s", error_line(error))
+
+
+def _is_held(engine: Engine) -> bool:
+    try:
+        with driving(engine) as driver:
+            in_one_message(driver, queries(engine)("hold_history"), {}, lock_timeout=SHORT_WAIT)
+    except LockNotAvailable:
+        return True
+    except psycopg.Error:
+        return False
+    return False
 
 
 def keep_runs(database: Database, days: int) -> None:

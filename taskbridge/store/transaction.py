@@ -9,9 +9,9 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import psycopg
+from psycopg.errors import InvalidSqlStatementName, LockNotAvailable, QueryCanceled, UniqueViolation
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
@@ -19,8 +19,9 @@ from taskbridge.common.texts import storable
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import Bounded, NoAnswer, driver_of
-from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, let_rest
+from taskbridge.store.bounded import GRACE, Bounded, NoAnswer, driver_of
+from taskbridge.store.history import NOT_NOTED, RunNote, blame, is_noted
+from taskbridge.store.lent import BATCH_IS_OVER, Lent, end_lent
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import LOCAL, compact, queries, query, schema_of, setting
 from taskbridge.store.sessions import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_BISECTION",
-    "BegunTwice",
     "ComesAgain",
     "CursorLost",
     "Move",
@@ -55,8 +55,8 @@ log = logging.getLogger(__name__)
 
 NO_BISECTION: Final = Bisection()
 _MAY_BE_THE_HISTORY: Final = (
-    psycopg.errors.LockNotAvailable,
-    psycopg.errors.QueryCanceled,
+    LockNotAvailable,
+    QueryCanceled,
     psycopg.ProgrammingError,
     psycopg.IntegrityError,
     psycopg.DataError,
@@ -69,9 +69,8 @@ ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
     "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
 )
-BATCH_IS_OVER: Final = (
-    "the batch is over: a thread or a coroutine that its handler left behind cannot use `batch.connection` any more; "
-    "wait for it in the handler, or give it a connection of its own"
+DEALLOCATED: Final = (
+    "the handler deallocated prepared statements that are not its own (`DEALLOCATE ALL`): name those that it prepared"
 )
 
 
@@ -93,10 +92,6 @@ class OtherReader(ComesAgain):
     """
 
 
-class BegunTwice(ComesAgain):
-    """The token was begun a second time, as where Redis lost what it knew of the first, and one of them has failed."""
-
-
 class NoneFree(ComesAgain):
     """Postgres, or a pooler in front of it, has no session left for what the handler does."""
 
@@ -114,6 +109,18 @@ class Quarantined(NamedTuple):
 
 Advanced: TypeAlias = "bool | Exception | None"
 """What came of an advance: whether to call `note_success`, why the cursor did not move, or nothing that is known."""
+
+
+class _Moved(NamedTuple):
+    """A cursor that moved in a transaction that is open. `asked`: whether to call `note_success`.
+
+    `commits`: the handler's own `synchronous_commit`, where the commit is to have it. `without_history`: why the run
+    history has no row of it.
+    """
+
+    asked: bool
+    commits: str
+    without_history: Exception | None
 
 
 class Move(NamedTuple):
@@ -147,8 +154,10 @@ class Transaction:
         self._idle_timeout = idle_timeout
         self._timeout = timeout
         self._note = note
-        self._own_answer_timeout: float | None = None
         self._connection: Connection | None = None
+        self._own: Bounded | None = None
+        self._lent: Lent | None = None
+        self._ended = False
         self._transaction: RootTransaction | None = None
         self._session: BatchSession | None = None
         self._began = True
@@ -157,8 +166,8 @@ class Transaction:
 
     @property
     def used(self) -> bool:
-        """Whether somebody asked for the connection."""
-        return self._connection is not None
+        """Whether the handler asked for the connection."""
+        return self._lent is not None
 
     @property
     def waits(self) -> bool:
@@ -177,6 +186,17 @@ class Transaction:
         """
         if self._over.is_set():
             raise HandlerMistake(BATCH_IS_OVER)
+        connection, own = self._open()
+        if self._over.is_set():
+            # Another thread closed it meanwhile, and saw no connection.
+            self.close()
+            raise HandlerMistake(BATCH_IS_OVER)
+        if self._lent is None:
+            self._lent = _hand_out(connection, own, self._timeout)
+        return connection
+
+    def _open(self) -> tuple[Connection, Bounded]:
+        """Return SQLAlchemy's connection and psycopg's, in the batch's transaction."""
         if self._connection is None:
             try:
                 self._begin()
@@ -190,12 +210,9 @@ class Transaction:
                 # A server that restarted broke every connection that lies in the pool.
                 distrust(self._engine)
                 self._begin()
-            if self._over.is_set():
-                # Another thread closed it meanwhile, and saw no connection.
-                self.close()
-                raise HandlerMistake(BATCH_IS_OVER)
         assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
-        return self._connection
+        assert self._own is not None  # noqa: S101 - the same
+        return self._connection, self._own
 
     def open_session(self) -> BatchSession:
         """Return the ORM session on the transaction's connection, opening both at the first call.
@@ -221,8 +238,8 @@ class Transaction:
         connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
         try:
             transaction = connection.begin()
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type
+            driver = driver_of(connection)
+            assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine is ours
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of its role, not those of ours.
                 driver.execute(setting("statement_timeout", None, LOCAL))
@@ -238,18 +255,7 @@ class Transaction:
             connection.invalidate()
             connection.close()
             raise
-        if isinstance(driver, Bounded) and driver.answer_timeout is not None:
-            self._own_answer_timeout, driver.answer_timeout = driver.answer_timeout, self._timeout
-        self._connection, self._transaction, self._began = connection, transaction, True
-
-    def _limit_own_statements(self) -> None:
-        """From here on the statements are ours, and not the handler's."""
-        connection = self._connection
-        if connection is None or self._own_answer_timeout is None or connection.closed or connection.invalidated:
-            return
-        driver = connection.connection.driver_connection
-        if isinstance(driver, Bounded):
-            driver.answer_timeout = self._own_answer_timeout
+        self._connection, self._own, self._transaction, self._began = connection, driver, transaction, True
 
     def move(self, page: Page, *, bisection: Bisection = NO_BISECTION, first_event_ms: int | None = None) -> Move:
         """Return the statement that moves the cursor past `page`."""
@@ -270,8 +276,7 @@ class Transaction:
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
-            HandlerMistake: the handler ended the transaction.
-            BegunTwice: the run history has a row of the token already; all is rolled back.
+            HandlerMistake: the handler ended the transaction, or the connection is still in use.
             OtherReader: what the handler wrote may be missed; all is rolled back.
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
@@ -280,44 +285,129 @@ class Transaction:
         move = Move(self._key, self._moving(page, bisection, first_event_ms, rejected))
         if not self.used and not leaving and not reasons:
             return advance(self._engine, move)
-        connection = self.connect()
+        connection, own = self._open()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
-        self._limit_own_statements()
-        if self._muted and self._has_other_readers(connection):
-            connection.rollback()
+        self._take_back(connection, own)
+        moved = self._advance(own, move)
+        if leaving:
+            own.execute(self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving})
+        if to_quarantine is not None and reasons:
+            self._quarantine(own, page, to_quarantine)
+        self._commit(connection, own, moved)
+        if moved.without_history is not None:
+            blame(self._engine, moved.without_history)
+        return moved.asked
+
+    def _take_back(self, connection: Connection, own: Bounded) -> None:
+        """End the handler's use of the session.
+
+        Raises:
+            HandlerMistake: it is still in use, so it is closed.
+        """
+        if self._lent is None or self._lent.is_over:
+            return
+        try:
+            self._lent.end()
+        except HandlerMistake:
+            connection.invalidate()
+            raise
+        _take_in(connection, own)
+        if own.info.encoding != "utf-8":
+            # psycopg encodes all of a pipeline before the settings are reset.
+            own.execute(setting("client_encoding", "UTF8", LOCAL))
+
+    def _advance(self, own: Bounded, move: Move) -> _Moved:
+        """Move the cursor, under our own role and settings, in one round trip."""
+        noted = is_noted(self._engine, self._note.reason)
+        left = found = readers = saved = None
+        failed: psycopg.Error | None = None
+        try:
+            with own.pipeline():
+                if self._lent is not None:
+                    left, found = self._reset(own)
+                if self._muted:
+                    readers = self._look_for_readers(own)
+                saved = own.execute(self._query("save_point"))
+                advanced = own.execute(*_advancing(self._engine, move, noted=noted))
+        except InvalidSqlStatementName as error:
+            raise HandlerMistake(DEALLOCATED) from error
+        except _MAY_BE_THE_HISTORY as error:
+            # Only the advance itself may be the history's fault.
+            if not noted or saved is None or not saved.statusmessage:
+                raise
+            failed = error
+        commits = self._check(left, readers)
+        if failed is not None:
+            advanced, failed = self._advance_again(own, move, failed)
+        row = advanced.fetchone()
+        if row is None:
+            raise CursorLost
+        *_, usual = _row(found) or ("",)
+        chosen = commits if move.values["records"] and commits != usual else ""
+        return _Moved(bool(row[0]), chosen, failed)
+
+    def _check(self, left: psycopg.Cursor[Any] | None, readers: psycopg.Cursor[Any] | None) -> str:
+        """Return the `synchronous_commit` that the handler left.
+
+        Raises:
+            HandlerMistake: it ended the transaction.
+            OtherReader: another pipeline reads the source by now.
+        """
+        token, commits = _row(left) or (self._key.token, "")
+        if token != self._key.token:
+            raise HandlerMistake(ENDED_TRANSACTION)
+        if _row(readers) == (True,):
             log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
             raise OtherReader
-        noted = is_noted(self._engine, self._note.reason)
-        try:
-            moved = connection.exec_driver_sql(*_advancing(self._engine, move, noted=noted)).first()
-        except DBAPIError as error:
-            # The transaction cannot go on. If the history is at fault, the next try does without it.
-            if noted and _has_row(move, error.orig):
-                raise BegunTwice from error
-            if noted and isinstance(error.orig, (*_MAY_BE_THE_HISTORY, NoAnswer)):
-                let_rest(self._engine, error)
-            raise
-        if moved is None or moved.batch != self._key.token:
-            connection.rollback()
-            raise CursorLost if moved is None else HandlerMistake(ENDED_TRANSACTION)
-        if leaving:
-            connection.exec_driver_sql(
-                self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving}
-            )
-        if to_quarantine is not None and reasons:
-            self._quarantine(page, to_quarantine)
-        connection.commit()
-        return bool(moved.asked)
+        return str(commits)
 
-    def _has_other_readers(self, connection: Connection) -> bool:
-        """Return whether another pipeline reads the source by now; none begins to, until the commit."""
-        driver = driver_of(connection)
+    def _advance_again(
+        self, own: Bounded, move: Move, failed: psycopg.Error
+    ) -> tuple[psycopg.Cursor[Any], psycopg.Error | None]:
+        """Move the cursor as the run history lets it, after an advance that failed; return what kept it out."""
+        own.execute(self._query("undo_advance"))
+        if _has_row(move, failed):
+            move = move._replace(values={**move.values, "again": True})
+            return own.execute(*_advancing(self._engine, move, noted=True)), None
+        return own.execute(*_advancing(self._engine, move, noted=False)), failed
+
+    def _reset(self, own: Bounded) -> tuple[psycopg.Cursor[Any], psycopg.Cursor[Any]]:
+        """Let what the handler deferred run under its role and settings, and what follows under ours.
+
+        The limits are ours for both: a limit of the handler's that is over would end the advance.
+        """
+        seconds = own.own_answer_timeout
+        limit = f"{round((seconds - GRACE) * 1000)}ms" if seconds else None
+        own.execute(setting("statement_timeout", limit, LOCAL))
+        own.execute(setting("lock_timeout", None, LOCAL))
+        left = own.execute(self._query("as_left"))
+        own.execute(self._query("fire_deferred"))
+        own.execute(setting("session_authorization", None))
+        own.execute(setting("role", None))
+        own.execute(self._query("reset_settings"))
+        values = {"session": session_name(self._key), "limit": limit}
+        return left, own.execute(self._query("announce_again"), values)
+
+    def _look_for_readers(self, own: Bounded) -> psycopg.Cursor[Any]:
+        """Ask whether another pipeline reads the source by now; none begins to, until the commit."""
         values = {"pipeline": self._key.pipeline, "source": self._source, "idle_timeout": self._idle_timeout}
-        with driver.pipeline():
-            driver.execute(self._query("hold_readers"), values)
-            found = driver.execute(self._query("other_readers"), values)
-        return found.fetchone() == (True,)
+        own.execute(self._query("hold_readers"), values)
+        return own.execute(self._query("other_readers"), values)
+
+    def _commit(self, connection: Connection, own: Bounded, moved: _Moved) -> None:
+        if self._lent is None:
+            connection.commit()
+            return
+        waits = [setting("synchronous_commit", moved.commits, LOCAL)] if moved.commits else []
+        self._end(connection, own, *waits, self._query("commit"))
+
+    def _end(self, connection: Connection, own: Bounded, *ends: str) -> None:
+        """End the transaction of a session that was lent, which is new afterwards or closed."""
+        again = end_lent(own, *ends)
+        self._ended = True
+        if not again:
+            connection.invalidate()
 
     def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None, rejected: int) -> dict[str, Any]:
         at_xid, at_id = page.position
@@ -336,9 +426,9 @@ class Transaction:
             "idle_timeout": self._idle_timeout,
         }
 
-    def _quarantine(self, page: Page, quarantined: Quarantined) -> None:
+    def _quarantine(self, own: Bounded, page: Page, quarantined: Quarantined) -> None:
         records = [record for record in page.records if record.external_id in quarantined.reasons]
-        self.connect().exec_driver_sql(
+        own.execute(
             self._query("quarantine_records"),
             {
                 **self._key._asdict(),
@@ -357,20 +447,51 @@ class Transaction:
         It does where the handler was interrupted inside a statement, and where that got no answer in time.
         """
         self._over.set()
-        connection = self._connection
-        if connection is None:
+        connection, own = self._connection, self._own
+        if connection is None or own is None:
             return False
-        if at_work := _is_at_work(connection):
-            connection.invalidate()
-        self._limit_own_statements()
-        if self._session is not None:
-            with suppress(SQLAlchemyError, psycopg.Error):
-                self._session.end()
+        at_work = _is_at_work(connection)
         # Where the session is gone, so is its transaction; what went wrong before says more than this.
-        with suppress(DBAPIError, psycopg.Error):
+        with suppress(Exception):
+            if at_work:
+                connection.invalidate()
+            elif not connection.closed:
+                self._take_back(connection, own)
+        with suppress(Exception):
+            if self._session is not None:
+                self._session.end()
+        with suppress(Exception):
+            if self._lent is not None and self._lent.is_over and not self._ended:
+                self._end(connection, own, self._query("rollback"))
+        with suppress(Exception):
+            if self._lent is not None and not self._ended:
+                connection.invalidate()
+        with suppress(Exception):
             connection.close()
         self._connection = None
         return at_work
+
+
+def _hand_out(connection: Connection, own: Bounded, seconds: float) -> Lent:
+    """Put a connection object for the handler into the place of the session's own."""
+    lent = Lent(own, seconds)
+    if (prepare := connection.dialect.on_connect()) is not None:
+        prepare(lent)
+    pooled: Any = connection.connection
+    pooled.dbapi_connection = pooled._connection_record.dbapi_connection = lent
+    return lent
+
+
+def _take_in(connection: Connection, own: Bounded) -> None:
+    """Let the pool have the session's own connection object again; SQLAlchemy's connection keeps what was lent."""
+    pooled: Any = connection.connection
+    pooled._connection_record.dbapi_connection = own
+    pooled.info.clear()
+    pooled.record_info.clear()
+
+
+def _row(cursor: psycopg.Cursor[Any] | None) -> tuple[Any, ...] | None:
+    return None if cursor is None else cursor.fetchone()
 
 
 def advance(engine: Engine, move: Move) -> bool:
@@ -390,7 +511,7 @@ def advance(engine: Engine, move: Move) -> bool:
         if _has_row(move, error):
             return advance(engine, move._replace(values={**move.values, "again": True}))
         asked = _advance(engine, move, noted=False)
-        let_rest(engine, error)
+        blame(engine, error)
         return asked
 
 
@@ -404,7 +525,7 @@ def _advance(engine: Engine, move: Move, *, noted: bool) -> bool:
 
 def _has_row(move: Move, error: BaseException | None) -> bool:
     """Whether an advance failed since the history has a row of the token that `again` did not expect."""
-    return isinstance(error, psycopg.errors.UniqueViolation) and not move.values["again"]
+    return isinstance(error, UniqueViolation) and not move.values["again"]
 
 
 def _advancing(engine: Engine, move: Move, *, noted: bool) -> tuple[str, dict[str, Any]]:

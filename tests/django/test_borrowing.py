@@ -303,7 +303,7 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
     look = "SELECT current_setting('TimeZone'), current_user, current_setting('search_path'), '{\"a\": 1}'::jsonb"
 
     def handler(batch: Batch) -> None:
-        sessions.append(driver_of(batch.connection))
+        sessions.append(driver_of(batch.connection).pgconn)
         seen.append(batch.connection.exec_driver_sql(look).one())
         OBJECTS.create(number="1", at=moment, details={"a": [1]})
         with connection.cursor() as cursor:
@@ -323,7 +323,7 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
     assert during == ("Asia/Tokyo", "django_shop", "public,pg_catalog", '{"a": 1}')
     assert of_taskbridge == {"a": 1}
     with drill.runtime.engine.connect() as later:
-        assert driver_of(later) is sessions[0]
+        assert driver_of(later).pgconn is sessions[0]
         assert later.exec_driver_sql(look).one() == before
         assert type(driver_of(later).cursor()).__module__.startswith("psycopg")
     assert drill.states() == {"handled": 1}

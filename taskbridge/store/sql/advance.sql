@@ -1,8 +1,7 @@
 -- A batch was handled: move its cursor past it; see `moves_cursor.sql`. Should the process freeze between this statement
 -- and its commit, the server ends the session after the runner TTL, when the run counts as dead anyway, instead of
--- keeping the cursor's row locked. `batch` is the mark that `announce.sql` set, where there is a transaction around this
--- statement. Without records the commit does not wait for the disk: all that a crash can take with it is a row of the history,
--- whose events the next row has then.
+-- keeping the cursor's row locked. Without records the commit does not wait for the disk: all that a crash can take with it is
+-- a row of the history, whose events the next row has then.
 WITH m AS (SELECT
     %(pipeline)s::text AS pipeline,
     %(tenant)s::text AS tenant,
@@ -28,6 +27,5 @@ WITH m AS (SELECT
 {moves_cursor}
 SELECT asked, pipeline, tenant,
     set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
-    set_config('synchronous_commit', CASE WHEN %(records)s = 0 THEN 'off' ELSE current_setting('synchronous_commit') END, true),
-    current_setting('taskbridge.batch', true) AS batch
+    set_config('synchronous_commit', CASE WHEN %(records)s = 0 THEN 'off' ELSE current_setting('synchronous_commit') END, true)
 FROM moved

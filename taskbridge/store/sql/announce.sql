@@ -1,5 +1,5 @@
 -- At the beginning of a batch's transaction. The session gets the name of its run, so that a successor can end it, and may not
--- be idle for ever. The mark `batch` ends with the transaction: so `advance.sql` sees whether the handler ended it. Where the
+-- be idle for ever. The mark `batch` ends with the transaction: so `as_left.sql` sees whether the handler ended it. Where the
 -- source is an adopted table, what the handler writes into its own tenant's rows makes no records (`muted`), so that it does
 -- not wake itself. Where several pipelines read the source, the others have to see it, so nothing is muted;
 -- `other_readers.sql` looks again.

@@ -1,0 +1,242 @@
+"""The session of a batch as its handler sees it, and how the session becomes new again afterwards.
+
+A handler works on a connection object of its own (`Lent`), so what it sets on the driver's connection ends with the
+batch. What it sets in the session is reset in the message that ends the transaction (`end_lent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock, get_ident
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import generators
+from psycopg.abc import PQGen
+from psycopg.adapt import AdaptersMap
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
+
+from taskbridge.errors import HandlerMistake
+from taskbridge.store.bounded import GRACE, Bounded, take_styles
+from taskbridge.store.queries import filled, query, quoted, setting
+
+__all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent"]
+
+T = TypeVar("T")
+
+BATCH_IS_OVER: Final = (
+    "the batch is over: a thread or a coroutine that its handler left behind cannot use `batch.connection` any more; "
+    "wait for it in the handler, or give it a connection of its own"
+)
+STILL_IN_USE: Final = (
+    "`batch.connection` is still in use: read `stream()` and `copy()` to their end or close them, leave `pipeline()` "
+    "blocks, and wait for threads that you started"
+)
+_FIRST_NAME: Final = 1_000_000
+"""Number of the first statement that a handler's connection prepares; the session's own begin at 0."""
+
+
+class View(Bounded):
+    """A second connection object for a session, with adapters and cursors of its own.
+
+    Args:
+        session: the first one; whoever holds its lock keeps this one waiting too.
+        adapters: copied; None: psycopg's.
+    """
+
+    _takes_messages = False
+    """Whether notices and notifications of the session come to it, and no longer to the first one."""
+
+    def __init__(self, session: psycopg.Connection[Any], adapters: AdaptersMap | None = None) -> None:
+        self._messages = session.pgconn.notice_handler, session.pgconn.notify_handler
+        super().__init__(session.pgconn)
+        if not self._takes_messages:
+            self._return_messages()
+        self._session = session
+        self.lock = session.lock
+        self.answer_timeout = session.answer_timeout if isinstance(session, Bounded) else None
+        # Its names for prepared statements would be those of the session's.
+        self.prepare_threshold = None
+        self._own_adapters = AdaptersMap(adapters or psycopg.adapters)
+
+    def __del__(self, *_: Any) -> None:
+        """Nothing is left open by it."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """Its own."""
+        return self._own_adapters
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        """Wait as `Bounded` does.
+
+        Raises:
+            HandlerMistake: the session was lent for a batch that is over.
+        """
+        if isinstance(self._session, Lent) and self._session.is_over:
+            raise HandlerMistake(BATCH_IS_OVER)
+        return super().wait(gen, interval, timeout)
+
+    def _return_messages(self) -> None:
+        self.pgconn.notice_handler, self.pgconn.notify_handler = self._messages
+
+
+class Lent(View):
+    """The connection object that a handler has. After `end` it does nothing, whoever has kept it.
+
+    Args:
+        session: the session's own connection object.
+        seconds: how long a statement may take to be answered, and a thread wait for another one's.
+    """
+
+    _takes_messages = True
+
+    def __init__(self, session: Bounded, seconds: float) -> None:
+        super().__init__(session, session.adapters)
+        self.is_over = False
+        # psycopg only enters and leaves it.
+        self.lock = _Turn(seconds)  # type: ignore[assignment]
+        if self.answer_timeout is not None:
+            self.answer_timeout = seconds
+        self.prepare_threshold = session.prepare_threshold
+        self._prepared._prepared_idx = _FIRST_NAME
+
+    def end(self) -> None:
+        """Let nobody use it any more.
+
+        Raises:
+            HandlerMistake: a thread uses it, or a result was not read to its end. Then the session must be closed.
+        """
+        if not self.lock.acquire(blocking=False):
+            raise HandlerMistake(STILL_IN_USE)
+        try:
+            if self.pgconn.pipeline_status != PipelineStatus.OFF or (
+                self.pgconn.transaction_status == TransactionStatus.ACTIVE
+            ):
+                raise HandlerMistake(STILL_IN_USE)
+            self.is_over = True
+            self._return_messages()
+        finally:
+            self.lock.release()
+
+    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        """Wait as `View` does."""
+        if self.is_over:
+            raise HandlerMistake(BATCH_IS_OVER)
+        return super().wait(gen, interval, timeout)
+
+    def rollback(self) -> None:
+        """Roll back; nothing happens after the end, when SQLAlchemy gives the session back to its pool."""
+        if not self.is_over:
+            super().rollback()
+
+    def close(self) -> None:
+        """Close the session, unless it is somebody else's by now."""
+        if not self.is_over:
+            super().close()
+
+    def cancel(self) -> None:
+        """Cancel the session's statement, unless it is somebody else's by now."""
+        if not self.is_over:
+            super().cancel()
+
+    def cancel_safe(self, *, timeout: float = 30.0) -> None:
+        """Cancel the session's statement, unless it is somebody else's by now."""
+        if not self.is_over:
+            super().cancel_safe(timeout=timeout)
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        # psycopg forgets all that it prepared after a rollback or a DROP. Here "all" would be the session's own too;
+        # `end_lent` finds what is left.
+        if name is not None:
+            yield from super()._deallocate(name)
+
+
+class _Turn:
+    """The lock of a connection. psycopg's own would be waited for without end where `stream()` was not read to its end.
+
+    Raises:
+        HandlerMistake: on entering: this thread has it already, or it did not come free in time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._lock = Lock()
+        self._seconds = seconds
+        self._thread: int | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        acquired = self._lock.acquire(blocking, timeout)
+        if acquired:
+            self._thread = get_ident()
+        return acquired
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def release(self) -> None:
+        self._thread = None
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        if self._thread == get_ident() or not self.acquire(timeout=self._seconds):
+            raise HandlerMistake(STILL_IN_USE)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def end_lent(session: Bounded, *ends: str) -> bool:
+    """End the transaction of a session that was lent, and make the session as it was opened, in one message.
+
+    `ends`: the statements that end the transaction. What the handler prepared costs another message.
+
+    Returns whether the session may be used again. If not, and after an error, it has to be closed.
+
+    Raises:
+        psycopg.Error: the transaction did not end as it should, or nothing is known of it.
+    """
+    limit = session.own_answer_timeout
+    # What the session set when it was opened.
+    own = [setting("statement_timeout", round((limit - GRACE) * 1000))] if limit else []
+    results = _exchange(session, [*ends, query("reset_session"), *own, query("prepared")], len(ends))
+    if results[-1].status != ExecStatus.TUPLES_OK:
+        return False
+    there = {_text(results[-1], row) for row in range(results[-1].ntuples)}
+    known = {name.decode() for name in session._prepared._names.values()}
+    if not known <= there:
+        # psycopg would execute what the handler has deallocated.
+        return False
+    try:
+        if foreign := [filled("deallocate", "", {"name": quoted(name)}) for name in sorted(there - known)]:
+            _exchange(session, foreign, len(foreign))
+        take_styles(session)
+    except psycopg.Error:
+        return False
+    return True
+
+
+def _text(result: PGresult, row: int) -> str:
+    return (result.get_value(row, 0) or b"").decode()
+
+
+def _exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[PGresult]:
+    """Send statements as one message; return what came of each, up to the first that failed.
+
+    Raises:
+        psycopg.Error: one of the first `needed` statements failed, or there was no answer.
+    """
+
+    def exchanging() -> PQGen[list[PGresult]]:
+        session.pgconn.send_query("; ".join(statements).encode())
+        results: list[PGresult] = yield from generators.execute(session.pgconn)
+        if len(results) <= needed and results[-1].status == ExecStatus.FATAL_ERROR:
+            raise error_from_result(results[-1])
+        return results
+
+    with session.lock:
+        return session.wait(exchanging())

@@ -1,0 +1,2 @@
+-- Forget a prepared statement of a handler's.
+DEALLOCATE {name}

@@ -1,0 +1,2 @@
+-- The advance failed; what the handler wrote stays.
+ROLLBACK TO SAVEPOINT taskbridge
