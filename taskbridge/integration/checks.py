@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kombu.exceptions import ChannelError
+from redis.exceptions import NoPermissionError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
@@ -171,7 +172,16 @@ def _adopted(runtime: Runtime) -> Findings:
 
 def _redis(runtime: Runtime) -> Findings:
     runtime.gate.check_version()
-    info: dict[str, Any] = runtime.redis.info()
+    try:
+        info: dict[str, Any] = runtime.redis.info()
+    except NoPermissionError:
+        yield Finding(
+            Level.WARNING,
+            "Redis",
+            "INFO is refused to this user, so its version, role and eviction policy are unknown",
+            "grant +info, or see for yourself that it is a primary with maxmemory-policy noeviction",
+        )
+        return
     version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else info["redis_version"]
     if info.get("cluster_enabled"):
         yield Finding(

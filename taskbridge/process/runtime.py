@@ -137,22 +137,27 @@ class Runtime(LightRuntime):
 
     def make_gate(self, kind: type[G], client: Redis | None = None, publish: Publish | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
-        settings, conf = self.settings, self.app.conf
-        prefix = conf.broker_transport_options.get("global_keyprefix", "")
-        at_once = self.publishes_in_gate
+        settings, prefix = self.settings, self._queue_prefix
         return kind(
             client or self.redis,
             self.keys,
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
-            message=message.lua_message(self.app, prefix) if at_once else None,
-            publish=None if at_once else publish or self.publish,
-            queue_prefix=prefix,
+            message=None if prefix is None else message.lua_message(self.app, prefix),
+            publish=(publish or self.publish) if prefix is None else None,
+            queue_prefix=prefix or "",
         )
 
     @property
     def publishes_in_gate(self) -> bool:
         """Whether the gate's scripts publish runs themselves: its Redis is the broker."""
-        return not self.eager and message.same_server(self.settings.redis_url, self.app.conf.broker_write_url)
+        return self._queue_prefix is not None
+
+    @property
+    def _queue_prefix(self) -> str | None:
+        """What kombu puts before a queue's name in the gate's Redis; None where runs are published the ordinary way."""
+        if self.eager:
+            return None
+        return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
 
     @property
     def database(self) -> Engine:
