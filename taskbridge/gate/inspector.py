@@ -298,6 +298,14 @@ class Inspector:
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
         return list(tenants)
 
+    def owner(self) -> tuple[str, str] | None:
+        """Return the database whose deployment has the gate and how people call it, as `Gate.own` got both."""
+        text: Any = self._client.get(self._keys.owner)
+        if text is None:
+            return None
+        _, database, label = text.split(" ", 2)
+        return database, label
+
     def check_version(self) -> None:
         """Raise Unavailable, with the remedy, where the server is older than Redis 6.2.
 

@@ -20,11 +20,13 @@ from taskbridge.gate.scripts import read
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "shared_prefix"]
+__all__ = ["PROBE", "RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "shared_prefix"]
 
 RUN_TASK: Final = "taskbridge.run"
 RUN_TASK_TEXT: Final = json.dumps({"task": RUN_TASK})[1:-1]
 """How the text of a run's message names its task."""
+PROBE: Final = "taskbridge.probe"
+"""What stands in a probe's message where that of a run has its pipeline; no pipeline can have this name."""
 
 # Marks where a script fills in, and the Lua expression that goes there. A marker is a whole JSON string with a NUL in
 # it, so nothing else in the message can look like one.

@@ -255,6 +255,8 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
             runtime.gate.check_version()
         runtime.check(redis=False)
         with translated_errors():
+            runtime.own_gate()
+        with translated_errors():
             check_journal(runtime)
         _answer_doctor()
     except TaskBridgeError as error:
