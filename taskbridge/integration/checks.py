@@ -111,7 +111,6 @@ def examine(runtime: Runtime) -> list[Finding]:
     redis = usable(_redis, "Redis")
     if postgres and redis:
         usable(_owner, "gate")
-    if postgres and redis:
         usable(_clocks, "clocks")
     pipelines = usable(_pipelines, "pipelines")
     broker = usable(_queues, "broker")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError
 from taskbridge.gate import Queue
+from taskbridge.gate.constants import Constant
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.queue_order import QueueOrder
@@ -237,6 +239,22 @@ def check_journal(runtime: Runtime) -> None:
         raise ConfigurationError(*NOT_FOR_THE_JOURNAL)
 
 
+def _own_gate(runtime: Runtime) -> None:
+    """Take the gate; wait for it as long as workers of another database may have left it.
+
+    Raises:
+        ForeignGate: they still run.
+    """
+    until = time.monotonic() + Constant.OWNER_MS / 1000 + 1
+    while True:
+        try:
+            return runtime.own_gate()
+        except ForeignGate:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.5)
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
@@ -255,7 +273,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
             runtime.gate.check_version()
         runtime.check(redis=False)
         with translated_errors():
-            runtime.own_gate()
+            _own_gate(runtime)
         with translated_errors():
             check_journal(runtime)
         _answer_doctor()

@@ -32,7 +32,7 @@ AT_ONCE: Final = 200
 HANDED_ARRIVES: Final = 0.2
 """Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
-OWNS_EVERY: Final = 3.0
+OWNS_EVERY: Final = 2.0
 """Seconds between two times that a worker says whose the gate is; see `Constant.OWNER_MS`."""
 
 
@@ -106,7 +106,8 @@ def keep_gate(runtime: Runtime) -> float:
         runtime.own_gate()
     except ForeignGate as error:
         log.critical("this worker ends: %s", error)
-        worker_state.should_stop = error.exit_status
+        state: Any = worker_state
+        state.should_stop = error.exit_status
     return OWNS_EVERY
 
 

@@ -154,13 +154,12 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
 def test_the_rights_of_the_page_keep_workers_alive_that_are_started_without_options(
     rights: Rights, producer: Any
 ) -> None:
-    deployment, admin = rights.deployment, rights.deployment.redis
+    deployment = rights.deployment
+    admin: Any = deployment.redis
     careful = f"careful_{rights.suffix}"
-    admin.acl_setuser(
-        careful, enabled=True, passwords=[f"+{PASSWORD}"], keys=["*"], channels=["*"], categories=["+@all", "-@dangerous"]
-    )
+    admin.execute_command(*f"ACL SETUSER {careful} on >{PASSWORD} ~* &* +@all -@dangerous".split())
     careful_url = make_url(deployment.settings.redis_url).set(username=careful, password=PASSWORD)
-    variables = {
+    variables: dict[str, Any] = {
         "TASKBRIDGE_REDIS_URL": rights.redis_url("worker"),
         "TASKBRIDGE_POSTGRES_URL": rights.postgres_url("worker"),
         "TASKBRIDGE_PIPELINES": "tests.pipelines_of_rights",
