@@ -94,8 +94,8 @@ class ForeignGate(ConfigurationError):
     def __init__(self, owner: str) -> None:
         super().__init__(
             f"this Redis database and key prefix belong to another deployment, whose records are in {owner}",
-            "set TASKBRIDGE_KEY_PREFIX, or another database in TASKBRIDGE_REDIS_URL, for one of the two; if your records "
-            "have moved, stop the workers that still use the former database",
+            "set TASKBRIDGE_KEY_PREFIX, or another database in TASKBRIDGE_REDIS_URL, for one of the two; "
+            "if your records have moved, stop the workers that still use the former database",
         )
 
 
