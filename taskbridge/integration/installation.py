@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery, signals
 from kombu import Exchange
 from kombu import Queue as KombuQueue
+from redis import RedisError
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError
@@ -242,13 +243,18 @@ def check_journal(runtime: Runtime) -> None:
 def _own_gate(runtime: Runtime) -> None:
     """Take the gate; wait for it as long as workers of another database may have left it.
 
+    Where Redis takes no writes for a while, the worker's thread takes it later.
+
     Raises:
         ForeignGate: they still run.
     """
     until = time.monotonic() + Constant.OWNER_MS / 1000 + 1
     while True:
         try:
-            return runtime.own_gate()
+            runtime.own_gate()
+            return
+        except RedisError:
+            return
         except ForeignGate:
             if time.monotonic() > until:
                 raise
