@@ -389,7 +389,7 @@ class Gate(Inspector):
     def answered(self, token: str) -> str | None:
         """Return the worker that took a probe, once; None: none did yet."""
         worker: Any = self._client.getdel(self._keys.probe(token))
-        return worker
+        return None if worker is None else str(worker)
 
     def own(self, database: str, label: str, began_ms: int = 0) -> tuple[str, int]:
         """Take the gate for the deployment of a database, or keep it.

@@ -210,9 +210,9 @@ def _redis(runtime: Runtime) -> Findings:
 
 
 def _owner(runtime: Runtime) -> Findings:
+    """Find that workers of another database use the gate, which raises that; else there is nothing to say."""
     runtime.check_owner()
-    owned = "this deployment's" if runtime.gate.owner() else "nobody's: no worker of any deployment runs"
-    yield Finding(Level.OK, "gate", owned)
+    return iter(())
 
 
 def _clocks(runtime: Runtime) -> Findings:
