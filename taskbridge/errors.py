@@ -8,6 +8,7 @@ TaskBridgeError
 │   ├── InvalidInput
 │   └── InvalidConnection
 ├── ConfigurationError
+│   ├── ForeignGate
 │   └── MissingExtra
 ├── HandlerMistake
 ├── Unavailable
@@ -26,6 +27,7 @@ __all__ = [
     "AlreadyRunning",
     "ConfigurationError",
     "ForeignCluster",
+    "ForeignGate",
     "HandlerMistake",
     "InvalidConnection",
     "InvalidInput",
@@ -84,6 +86,17 @@ class InvalidConnection(UsageError):
 
 class ConfigurationError(TaskBridgeError):
     """A setting that is missing or wrong, or a pipeline module that does not import."""
+
+
+class ForeignGate(ConfigurationError):
+    """The gate, a database of Redis with a key prefix, belongs to the deployment of another database of Postgres."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(
+            f"this Redis database and key prefix belong to another deployment, whose records are in {owner}",
+            "set TASKBRIDGE_KEY_PREFIX, or another database in TASKBRIDGE_REDIS_URL, for one of the two; "
+            "if your records have moved, stop the workers that still use the former database",
+        )
 
 
 class MissingExtra(ConfigurationError, ImportError):

@@ -54,19 +54,26 @@ def worker_command(*options: str, app: str = "taskbridge") -> list[str]:
     return [sys.executable, "-m", "celery", *_arguments(app, options)]
 
 
-def _arguments(app: str, options: Sequence[str]) -> list[str]:
-    return ["-A", app, "worker", "--without-mingle", "--without-gossip", *options]
+def _arguments(app: str, options: Sequence[str], *, greets: bool = False) -> list[str]:
+    return ["-A", app, "worker", *(() if greets else ("--without-mingle", "--without-gossip")), *options]
 
 
 class Worker:
     """One `celery -A taskbridge worker`, or of another app, in a session of its own."""
 
     def __init__(
-        self, environment: dict[str, str], log: Path, options: Sequence[str], *, app: str = "taskbridge"
+        self,
+        environment: dict[str, str],
+        log: Path,
+        options: Sequence[str],
+        *,
+        app: str = "taskbridge",
+        greets: bool = False,
     ) -> None:
         self.log = log
         log.touch()
-        self.process = Forked(CELERY, _arguments(app, ("--loglevel", "INFO", *options)), environment, ROOT, log)
+        arguments = _arguments(app, ("--loglevel", "INFO", *options), greets=greets)
+        self.process = Forked(CELERY, arguments, environment, ROOT, log)
 
     def wait_until_ready(self) -> None:
         wait_until(
@@ -135,16 +142,21 @@ class Deployment:
         self,
         *options: str,
         app: str = "taskbridge",
+        greets: bool = False,
         handler_seconds: float = 0.0,
         batch_size: int = 500,
         **extra: str,
     ) -> Iterator[Worker]:
-        """Run a worker whose handler takes `handler_seconds` per batch and writes the ledger; `extra` are variables."""
+        """Run a worker whose handler takes `handler_seconds` per batch and writes the ledger; `extra` are variables.
+
+        With `greets` it has gossip and mingle, as one that is started without options.
+        """
         name = f"worker-{len(list(self.logs.glob('worker-*')))}"
         environment = self.environment(
             TEST_HANDLER_SECONDS=str(handler_seconds), TEST_BATCH_SIZE=str(batch_size), **extra
         )
-        worker = Worker(environment, self.logs / f"{name}.log", ["-n", f"{name}@test", "-c", "2", *options], app=app)
+        arguments = ["-n", f"{name}@test", "-c", "2", *options]
+        worker = Worker(environment, self.logs / f"{name}.log", arguments, app=app, greets=greets)
         try:
             worker.wait_until_ready()
             yield worker

@@ -21,7 +21,7 @@ from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import Keys, Queue, beginning
-from taskbridge.gate.message import RUN_TASK_TEXT
+from taskbridge.gate.message import PROBE, RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.state import Answer
 from taskbridge.gate.values import Begun, DeadRun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
@@ -35,6 +35,7 @@ MOST_SENT: Final = 100
 """Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
 AT_ONCE: Final = 100
 """How many tenants one call of a script goes over, so that nobody else waits long for Redis."""
+ANSWER_LASTS_MS: Final = 10_000
 _ANSWERS: Final = {answer.value: answer for answer in Answer}
 """An enum's own look-up costs ten times as much, and a round of the tail makes a thousand."""
 TICKER_HOLDS_MS: Final = 50
@@ -368,6 +369,41 @@ class Gate(Inspector):
     def mark_rebuilt(self, pipeline: str, longest_ms: int) -> None:
         """Note that all last runs that can matter under this longest delay are in Redis."""
         self._client.set(self._keys.rebuilt(pipeline), longest_ms, px=int(Constant.DAY_MS), xx=True)
+
+    def probe(self, queue: Queue, token: str) -> str | None:
+        """Publish a probe as runs are published; return its message if the script did, for `withdraw`."""
+        (text,) = self._run("probe", "", "", queue, PROBE, PROBE, token)
+        if self._publish is None:
+            return str(text)
+        self._publish(queue, PROBE, PROBE, token)
+        return None
+
+    def withdraw(self, queue: Queue, text: str) -> bool:
+        """Take a probe's message out of its queue; False: a worker has taken it."""
+        return bool(self._client.lrem(f"{self._queue_prefix}{self._keys.queue(queue)}", 1, text))
+
+    def answer(self, token: str, worker: str) -> None:
+        """Say which worker took a probe."""
+        self._client.set(self._keys.probe(token), worker, px=ANSWER_LASTS_MS)
+
+    def answered(self, token: str) -> str | None:
+        """Return the worker that took a probe, once; None: none did yet."""
+        worker: Any = self._client.getdel(self._keys.probe(token))
+        return None if worker is None else str(worker)
+
+    def own(self, database: str, label: str, began_ms: int = 0) -> tuple[str, int]:
+        """Take the gate for the deployment of a database, or keep it.
+
+        Args:
+            database: identifies the database; without spaces.
+            label: names it to people.
+            began_ms: since when this process knows that its deployment has the gate; 0: it is starting.
+
+        Returns:
+            The label of another deployment whose gate it is, else "", and since when the owner has it.
+        """
+        other, began = self._run("own", "", "", None, database, label, began_ms)
+        return other, began
 
     def hold_tail(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""

@@ -21,7 +21,7 @@ class Queue(StrEnum):
     NEXT = "taskbridge.next"
 
 
-OF_ALL: Final = frozenset({"turns", "shares", "handed", "reminded"})
+OF_ALL: Final = frozenset({"turns", "shares", "handed", "reminded", "owner"})
 OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenant_calls"})
 
 
@@ -52,6 +52,15 @@ class Keys:
     def dashboard(self) -> str:
         """The secret of which the tokens of the dashboard's forms are made."""
         return f"{self.prefix}:dashboard"
+
+    @property
+    def owner(self) -> str:
+        """Which database the gate belongs to, while workers of that run; see `own.lua`."""
+        return f"{self.prefix}:owner"
+
+    def probe(self, token: str) -> str:
+        """The name of the worker that took a probe, for some seconds."""
+        return f"{self.prefix}:probe:{token}"
 
     @property
     def turns(self) -> str:

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import redis
 
 from taskbridge.gate.scripts import read
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "same_server"]
+__all__ = ["PROBE", "RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "shared_prefix"]
 
 RUN_TASK: Final = "taskbridge.run"
 RUN_TASK_TEXT: Final = json.dumps({"task": RUN_TASK})[1:-1]
 """How the text of a run's message names its task."""
+PROBE: Final = "taskbridge.probe"
+"""What stands in a probe's message where that of a run has its pipeline; no pipeline can have this name."""
 
 # Marks where a script fills in, and the Lua expression that goes there. A marker is a whole JSON string with a NUL in
 # it, so nothing else in the message can look like one.
@@ -60,15 +65,60 @@ def lua_message(app: Celery, queue_prefix: str = "") -> str:
     return text
 
 
-def same_server(gate_url: str, broker_url: Any) -> bool:
-    """Whether both URLs name one database of one Redis server; a list of brokers, or none, does not."""
-    from kombu.utils.url import parse_url  # noqa: PLC0415 - not for who only looks
+def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | None:
+    """Return what kombu puts before the names of `queues` if scripts on the gate's Redis can push to them.
 
-    def place(url: str) -> tuple[Any, ...]:
-        parts = parse_url(url)
-        return parts["transport"], parts["hostname"], parts["port"] or 6379, str(parts["virtual_host"] or "0")
+    None, unless it is certain that both the app's producers and its workers use the gate's database, and that workers
+    read each queue from the list with its name. Messages then have to go the ordinary way.
 
-    return isinstance(broker_url, str) and ";" not in broker_url and place(gate_url) == place(broker_url)
+    Args:
+        app: the app whose broker it is.
+        gate_url: where the gate is.
+        queues: names of queues.
+    """
+    try:
+        pool = redis.ConnectionPool.from_url(gate_url)
+        gate = _address(pool.connection_class, pool.connection_kwargs)
+        channels = [_channel(connection) for connection in (app.connection_for_write(), app.connection_for_read())]
+    except Exception:
+        # Whoever connects reports what is wrong with a URL or an option.
+        return None
+    prefixes = {channel.global_keyprefix for channel in channels if channel is not None}
+    if None in channels or len(prefixes) > 1 or any(_address_of(channel) != gate for channel in channels):
+        return None
+    for channel in channels:
+        for queue in queues:
+            if queue not in {channel._q_for_pri(queue, step) for step in channel.priority_steps}:
+                return None
+    return str(prefixes.pop())
+
+
+def _channel(connection: Any) -> Any:
+    """Return kombu's channel of a connection as it is before it connects; None if it is not one to a single Redis."""
+    from kombu.transport.redis import Channel, SentinelChannel  # noqa: PLC0415 - not for who only looks
+
+    kind = connection.transport.Channel
+    if not issubclass(kind, Channel) or issubclass(kind, SentinelChannel) or len(connection.alt) > 1:
+        return None
+    # Its constructor would connect.
+    channel = kind.__new__(kind)
+    channel.connection = connection.transport
+    for name in kind.from_transport_options:
+        if name in connection.transport_options:
+            setattr(channel, name, connection.transport_options[name])
+    return channel
+
+
+def _address_of(channel: Any) -> tuple[Any, ...]:
+    options = channel._connparams()
+    return _address(options["connection_class"], options)
+
+
+def _address(kind: type, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells one database of one server from another, as redis-py's connections are made with it."""
+    place = (options.get("host") or "localhost", options.get("port") or 6379)
+    is_tls = issubclass(kind, redis.SSLConnection)
+    return options.get("path") or place, is_tls, options.get("db") or 0
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,9 +12,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kombu.exceptions import ChannelError
+from redis.exceptions import NoPermissionError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.gate import Queue
 from taskbridge.integration.installation import check_journal, installed_beside
 from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BOUNDED_CONNECTIONS, BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
@@ -56,6 +59,7 @@ SKEW_SECONDS: Final = 1.0
 OVERDUE_SECONDS: Final = 30.0
 OVERDUE_LOOK: Final = 200
 ANSWER_SECONDS: Final = 1.0
+PROBE_SECONDS: Final = 5.0
 BASE_SECONDS: Final = 300.0
 """A base is stored after each page, and rests for half a minute at the most; a page may wait for its time-outs."""
 INTERVALS: Final = 10
@@ -110,11 +114,12 @@ def examine(runtime: Runtime) -> list[Finding]:
         usable(_adopted, "tables")
     redis = usable(_redis, "Redis")
     if postgres and redis:
+        usable(_owner, "gate")
         usable(_clocks, "clocks")
     pipelines = usable(_pipelines, "pipelines")
     broker = usable(_queues, "broker")
-    if broker:
-        usable(_workers, "workers")
+    if broker and usable(_workers, "workers") and redis and not _unserved(found):
+        usable(_probe, "probe")
     if redis and pipelines:
         usable(_overdue, "deadlines")
     if postgres and redis and pipelines and any(one.check == "cluster" for one in found):
@@ -176,7 +181,16 @@ def _adopted(runtime: Runtime) -> Findings:
 
 def _redis(runtime: Runtime) -> Findings:
     runtime.gate.check_version()
-    info: dict[str, Any] = runtime.redis.info()
+    try:
+        info: dict[str, Any] = runtime.redis.info()
+    except NoPermissionError:
+        yield Finding(
+            Level.WARNING,
+            "Redis",
+            "INFO is refused to this user, so its version, role and eviction policy are unknown",
+            "grant +info, or see for yourself that it is a primary with maxmemory-policy noeviction",
+        )
+        return
     version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else info["redis_version"]
     if info.get("cluster_enabled"):
         yield Finding(
@@ -198,6 +212,12 @@ def _redis(runtime: Runtime) -> Findings:
             f"{policy} with {limit:,} bytes: keys of the gate and queues can vanish when memory is full",
             "set maxmemory-policy noeviction",
         )
+
+
+def _owner(runtime: Runtime) -> Findings:
+    """Find that workers of another database use the gate, which raises that; else there is nothing to say."""
+    runtime.check_owner()
+    return iter(())
 
 
 def _clocks(runtime: Runtime) -> Findings:
@@ -314,6 +334,65 @@ def _sessions(runtime: Runtime) -> Findings:
         )
     else:
         yield Finding(Level.OK, "sessions", f"{what}, and {whose} leaves {limit:,} to all of its clients")
+
+
+def _unserved(found: list[Finding]) -> bool:
+    return any(one.check == "workers" and one.level is Level.PROBLEM for one in found)
+
+
+def _probe(runtime: Runtime) -> Findings:
+    """Send a probe through each queue, as runs are sent, and wait until a worker answers."""
+    if runtime.eager:
+        return
+    began, runtime.unpublished = time.monotonic(), None
+    probes = {queue: secrets.token_hex(8) for queue in Queue}
+    texts = {queue: runtime.gate.probe(queue, token) for queue, token in probes.items()}
+    if runtime.unpublished is not None:
+        raise runtime.unpublished
+    waiting = set(Queue)
+    while waiting and time.monotonic() - began < PROBE_SECONDS:
+        waiting = {queue for queue in waiting if runtime.gate.answered(probes[queue]) is None}
+        time.sleep(0.02 if waiting else 0)
+    if not waiting:
+        took = time.monotonic() - began
+        yield Finding(Level.OK, "probe", f"workers answered a probe through each queue within {took:.1f} s")
+        return
+    untaken = {queue for queue in waiting if (text := texts[queue]) and runtime.gate.withdraw(queue, text)}
+    for queue in sorted(waiting):
+        name = runtime.keys.queue(queue)
+        if _all_busy(runtime, name):
+            yield Finding(
+                Level.WARNING,
+                "probe",
+                f"no worker answered a probe through {name} within {PROBE_SECONDS:g} s: all their slots are busy",
+                "run `taskbridge doctor` again when one is free; if that is seldom so, start more workers",
+            )
+        elif queue in untaken:
+            yield Finding(
+                Level.PROBLEM,
+                "probe",
+                f"no worker took a probe out of {name} within {PROBE_SECONDS:g} s, though some serve it",
+                "let this process and the workers have the same broker_transport_options and variables TASKBRIDGE_*",
+            )
+        else:
+            yield Finding(
+                Level.PROBLEM,
+                "probe",
+                f"no worker answered a probe through {name} in this Redis within {PROBE_SECONDS:g} s",
+                "let TASKBRIDGE_REDIS_URL name one database for this process and all workers; "
+                "if it does, look at the workers' logs",
+            )
+
+
+def _all_busy(runtime: Runtime, queue: str) -> bool:
+    """Whether no worker that serves a queue has a free slot."""
+    served, stats, active = (
+        ask(runtime.app, command, seconds=ANSWER_SECONDS) for command in ("active_queues", "stats", "active")
+    )
+    serving = [name for name, queues in served.items() if any(one["name"] == queue for one in queues)]
+    return all(
+        len(active.get(name, ())) >= stats.get(name, {}).get("pool", {}).get("max-concurrency", 1) for name in serving
+    )
 
 
 def _seen_elsewhere(runtime: Runtime) -> str:

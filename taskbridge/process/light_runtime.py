@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, ForeignGate
 from taskbridge.gate import Keys, client
 from taskbridge.gate.inspector import Inspector
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.process.translation import note_place
 from taskbridge.settings import Settings
-from taskbridge.store import Pauses, Reader, Tenants, check_cluster, check_schema, check_version, know
+from taskbridge.store import Pauses, Reader, Tenants, check_cluster, check_schema, check_version, deployment, know
 from taskbridge.store.address import parameters_of
 
 if TYPE_CHECKING:
@@ -181,6 +181,19 @@ class LightRuntime:
     def _known(self) -> dict[str, str]:
         return {}
 
+    @cached_property
+    def deployment(self) -> tuple[str, str]:
+        """What tells this deployment's database from all others, and what people call that."""
+        database, name = deployment(self.database)
+        where = parameters_of(self.settings.postgres_url)
+        return database, f"{name}, at {where.get('host') or 'localhost'}:{where.get('port') or 5432}"
+
+    def check_owner(self) -> None:
+        """Raise ForeignGate if workers of another database use the gate."""
+        owner = self.gate.owner()
+        if owner is not None and owner[0] != self.deployment[0]:
+            raise ForeignGate(owner[1])
+
     def check(self, *, redis: bool = True) -> None:
         """Use every server and every pipeline once, so that a process that could not work says so at once.
 
@@ -188,7 +201,7 @@ class LightRuntime:
 
         Raises:
             TaskBridgeError: a pipeline module does not import, a server is too old, the schema is not this version's,
-                or the database was restored into another cluster.
+                the database was restored into another cluster, or the gate belongs to another one.
             Exception: of the driver, where a server cannot be used.
         """
         self.pipelines.names()
@@ -199,5 +212,7 @@ class LightRuntime:
         check_version(self.database)
         check_schema(self.database)
         check_cluster(self.database)
+        if redis:
+            self.check_owner()
         for name in self.pipelines.names():
             self.know(self.pipelines[name])

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from taskbridge.common.histogram import Histogram
-from taskbridge.errors import TaskBridgeError
-from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, message
+from taskbridge.errors import ForeignGate, TaskBridgeError
+from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, hurry, message
+from taskbridge.gate.inspector import Inspector
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
@@ -53,6 +54,8 @@ BROKER_TIMEOUT: Final = 2.0
 """Seconds that one attempt to publish a run may take where the broker is another server than the gate's."""
 BROKER_REST: Final = 1.0
 """Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
+OWNER_REST: Final = 60.0
+"""Seconds for which a producer does not ask again whose gate it is, where nobody's is known."""
 _SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 
 
@@ -84,6 +87,8 @@ class Runtime(LightRuntime):
         """Until when (`time.monotonic`) `notify_quietly` sends nothing, because Redis did not answer in time."""
         self.unpublished: Exception | None = None
         """Why a run of this process was not published; None: all were."""
+        self._owner_known_until = 0.0
+        self._owns_since_ms = 0
         self._broker_away_until = 0.0
         self._broker_slow_until = 0.0
         self._publishing = BoundedSemaphore(EVENT_THREADS)
@@ -137,22 +142,27 @@ class Runtime(LightRuntime):
 
     def make_gate(self, kind: type[G], client: Redis | None = None, publish: Publish | None = None) -> G:
         """Return a gate of this class, on the Redis and with the keys of this process."""
-        settings, conf = self.settings, self.app.conf
-        prefix = conf.broker_transport_options.get("global_keyprefix", "")
-        at_once = self.publishes_in_gate
+        settings, prefix = self.settings, self._queue_prefix
         return kind(
             client or self.redis,
             self.keys,
             Timing(round(settings.runner_ttl * 1000), round(settings.republish_after * 1000)),
-            message=message.lua_message(self.app, prefix) if at_once else None,
-            publish=None if at_once else publish or self.publish,
-            queue_prefix=prefix,
+            message=None if prefix is None else message.lua_message(self.app, prefix),
+            publish=(publish or self.publish) if prefix is None else None,
+            queue_prefix=prefix or "",
         )
 
     @property
     def publishes_in_gate(self) -> bool:
         """Whether the gate's scripts publish runs themselves: its Redis is the broker."""
-        return not self.eager and message.same_server(self.settings.redis_url, self.app.conf.broker_write_url)
+        return self._queue_prefix is not None
+
+    @property
+    def _queue_prefix(self) -> str | None:
+        """What kombu puts before a queue's name in the gate's Redis; None where runs are published the ordinary way."""
+        if self.eager:
+            return None
+        return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
 
     @property
     def database(self) -> Engine:
@@ -244,6 +254,33 @@ class Runtime(LightRuntime):
         """
         with translated_errors():
             super().check(redis=redis)
+
+    def check_owner_once(self) -> None:
+        """Raise ForeignGate if workers of another database use the gate; a server that cannot be asked says nothing.
+
+        Once it belongs to this one, it is not asked again, and until then once a minute.
+        """
+        if self.eager or time.monotonic() < self._owner_known_until:
+            return
+        foreign = None
+        with suppress(TaskBridgeError), translated_errors(), hurry(self.settings.notify_timeout):
+            owner = Inspector(self.event_redis, self.keys).owner()
+            if owner is not None:
+                foreign = owner[1] if owner[0] != self.deployment[0] else ""
+        if foreign:
+            raise ForeignGate(foreign)
+        self._owner_known_until = time.monotonic() + OWNER_REST if foreign is None else math.inf
+
+    def own_gate(self) -> None:
+        """Take the gate for this deployment, or keep it; a worker does so as long as it runs.
+
+        Raises:
+            ForeignGate: another deployment has it, and had it first.
+        """
+        other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms)
+        if other:
+            raise ForeignGate(other)
+        self._owns_since_ms = began_ms
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         """Publish a run the ordinary way.

@@ -196,6 +196,7 @@ class _Own:
     silence = ""
 
     def __init__(self, runtime: Runtime) -> None:
+        runtime.check_owner_once()
         self.fetch = fetching(runtime.engine)
 
     def after_commit(self, app: Celery, events: Events) -> None:

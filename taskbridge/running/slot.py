@@ -28,6 +28,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_text
 from taskbridge.gate import Answer
+from taskbridge.gate.message import PROBE
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
@@ -120,10 +121,16 @@ def _tell_if_it_changes(key: RunKey, error: Exception) -> None:
 def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
     """Give up the runs whose pipelines this worker does not declare; return whether there were any.
 
-    While a new pipeline is deployed, workers of before serve its queues too.
+    While a new pipeline is deployed, workers of before serve its queues too. A probe is answered.
     """
     if not keys:
         return False
+    for key in keys:
+        if key.pipeline == PROBE:
+            runtime.gate.answer(key.token, runtime.worker)
+    keys = [key for key in keys if key.pipeline != PROBE]
+    if not keys:
+        return True
     runtime.gate.decline(keys)
     # Where they had their turn, others have it now: no run ends that would give the next one.
     handed, waiting = runtime.gate.turns(len(keys))

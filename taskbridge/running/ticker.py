@@ -18,6 +18,7 @@ from celery.worker import state as worker_state
 
 from taskbridge.common.lost_connections import REDIS_AWAY, is_refused
 from taskbridge.common.texts import error_line
+from taskbridge.errors import ForeignGate
 from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.running.tail import Rounds
@@ -31,6 +32,8 @@ AT_ONCE: Final = 200
 HANDED_ARRIVES: Final = 0.2
 """Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
+OWNS_EVERY: Final = 2.0
+"""Seconds between two times that a worker says whose the gate is; see `Constant.OWNER_MS`."""
 
 
 def fire_due(runtime: Runtime) -> float:
@@ -97,6 +100,17 @@ def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
     return idle
 
 
+def keep_gate(runtime: Runtime) -> float:
+    """Keep the gate for this deployment; end the worker if another one had it first. Return the seconds to wait."""
+    try:
+        runtime.own_gate()
+    except ForeignGate as error:
+        log.critical("this worker ends: %s", error)
+        state: Any = worker_state
+        state.should_stop = error.exit_status
+    return OWNS_EVERY
+
+
 class TickerStep(bootsteps.StartStopStep):
     """Starts the threads in a worker: several, so that neither ticks nor the tail wait for a slow page of the base."""
 
@@ -125,6 +139,7 @@ class TickerStep(bootsteps.StartStopStep):
         )
         rounds = Rounds(runtime)
         loops = {
+            "owner": partial(keep_gate, runtime),
             "ticker": partial(fire_due, runtime),
             "tail": rounds.tail_pages,
             "base": rounds.base_pages,

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.backfills import Due, backfills_due
     from taskbridge.store.bounded import NoAnswer
-    from taskbridge.store.cluster import FOREIGN_CLUSTER, FOREIGN_CLUSTER_STATE, check_cluster, in_its_cluster
+    from taskbridge.store.cluster import (
+        FOREIGN_CLUSTER,
+        FOREIGN_CLUSTER_STATE,
+        check_cluster,
+        deployment,
+        in_its_cluster,
+    )
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.engine import connect
     from taskbridge.store.figures import (
@@ -112,7 +118,7 @@ if not TYPE_CHECKING:
             "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
             "bounded": "NoAnswer",
-            "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster in_its_cluster",
+            "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster deployment in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",

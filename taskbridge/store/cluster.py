@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from taskbridge.errors import ForeignCluster
-from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, scalar
+from taskbridge.store.queries import queries, query, schema_of
+from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
     from taskbridge.store.sessions import Database
 
-__all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "check_cluster", "in_its_cluster"]
+__all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "check_cluster", "deployment", "in_its_cluster"]
 
 FOREIGN_CLUSTER: Final = (
     "the database was restored into another cluster, where its transaction ids mean nothing: stop all workers and run "
@@ -30,6 +30,14 @@ def in_its_cluster(database: Database) -> bool:
     """Say whether the database is in the cluster whose transaction ids it holds; the schema must be the newest."""
     with driving(database) as driver:
         return bool(scalar(driver, queries(database)("in_its_cluster")))
+
+
+def deployment(database: Database) -> tuple[str, str]:
+    """Return what tells this database and schema from all others, without spaces, and what people call them."""
+    schema = schema_of(database)
+    with driving(database) as driver:
+        (found,) = rows(driver, query("deployment"))
+    return f"{found['cluster']}/{found['oid']}/{schema}", f"database {found['name']}, schema {schema}"
 
 
 def check_cluster(database: Database) -> None:

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.errors import InvalidSqlStatementName, LockNotAvailable, QueryCanceled, UniqueViolation
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
+from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from contextlib import ExitStack
+from typing import Any
 
 import psutil
 import pytest
 import redis
 from sqlalchemy import make_url
 
+from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
 from taskbridge.observing import troubles
 from taskbridge.process.runtime import runtime_of
@@ -104,3 +106,46 @@ def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(
             one.send_signal(signal.SIGCONT)
         deployment.wait_until_idle(60)
         assert waiting() == []
+
+
+def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "PROBE_SECONDS", 2.0)
+    assert told(deployment, "probe") == [], "there is no worker"
+    queues = runtime_of(deployment.app).keys.queues
+    with deployment.worker(handler_seconds=12.0):
+        assert [one.level for one in told(deployment, "probe")] == ["ok"]
+        assert not any(map(deployment.redis.llen, queues))
+        assert list(deployment.redis.scan_iter("*probe*")) == []
+        assert deployment.rows("SELECT 1 FROM taskbridge.runs") == []
+        assert deployment.gate.active("taskbridge.probe") == []
+        for tenant in ("acme", "bolt"):
+            deployment.save(tenant, "1")
+        wait_until(lambda: len(deployment.rows("SELECT 1 FROM ledger")) == 2, "both slots are busy")
+        found = told(deployment, "probe")
+        assert {one.level for one in found} == {"warning"}
+        assert "all their slots are busy" in found[0].text
+
+
+@pytest.mark.parametrize("nobody_reads", [True, False])
+def test_a_probe_that_does_not_come_back_is_a_problem(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, nobody_reads: bool
+) -> None:
+    """Whatever the reason: here workers read other lists than producers write, or have another gate."""
+    monkeypatch.setattr(checks, "PROBE_SECONDS", 2.0)
+    broker = deployment.settings.redis_url
+    options: dict[str, Any] = {"app": "tests.host.own_priorities"}
+    if not nobody_reads:
+        here = make_url(broker)
+        database = str(int(here.database or 0) % 14 + 1)
+        elsewhere = here.set(database=database).render_as_string(hide_password=False)
+        options = {"TASKBRIDGE_REDIS_URL": elsewhere, "TASKBRIDGE_BROKER_URL": broker}
+    with ExitStack() as stack:
+        if not nobody_reads:
+            stack.callback(stack.enter_context(redis.Redis.from_url(elsewhere)).flushdb)
+        stack.enter_context(deployment.worker(**options))
+        found = told(deployment, "probe")
+        assert [one.level for one in found] == ["problem", "problem"]
+        assert ("TASKBRIDGE_REDIS_URL" in found[0].remedy) is not nobody_reads
+        assert not any(map(deployment.redis.llen, runtime_of(deployment.app).keys.queues))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +22,7 @@ from taskbridge.gate import Answer, Reminder
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.handlers.journal import JOURNAL, journal
 from taskbridge.integration.app import make_app
+from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from taskbridge.producing.recording import record_event
@@ -31,6 +34,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "secure.md"
 PASSWORD = "change-me"
+PAST_TIMERS = 9.0
+"""Seconds after which gossip, heartbeats and whatever else Celery does now and then were done at least once."""
 
 
 @dataclass
@@ -143,6 +148,58 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
         states = connection.exec_driver_sql("SELECT DISTINCT state FROM taskbridge.record_states").scalars().all()
         assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.deliveries").scalar_one() >= 3
     assert "handled" in states
+
+
+@pytest.mark.timeout(180)
+def test_the_rights_of_the_page_keep_workers_alive_that_are_started_without_options(
+    rights: Rights, producer: Any
+) -> None:
+    deployment = rights.deployment
+    admin: Any = deployment.redis
+    careful = f"careful_{rights.suffix}"
+    admin.execute_command(*f"ACL SETUSER {careful} on >{PASSWORD} ~* &* +@all -@dangerous".split())
+    careful_url = make_url(deployment.settings.redis_url).set(username=careful, password=PASSWORD)
+    variables: dict[str, Any] = {
+        "TASKBRIDGE_REDIS_URL": rights.redis_url("worker"),
+        "TASKBRIDGE_POSTGRES_URL": rights.postgres_url("worker"),
+        "TASKBRIDGE_PIPELINES": "tests.pipelines_of_rights",
+    }
+    # given one worker as it is documented, one whose timers do not wait, and one of a user who may not do INFO
+    with ExitStack() as stack:
+        start = stack.enter_context
+        workers = [
+            start(deployment.worker(greets=True, **variables)),
+            start(deployment.worker(greets=True, app="tests.host.quick_timers", **variables)),
+        ]
+        assert [one for one in rights.refused() if careful not in one] == []
+        variables["TASKBRIDGE_REDIS_URL"] = careful_url.render_as_string(hide_password=False)
+        workers.append(start(deployment.worker(greets=True, **variables)))
+        until = time.monotonic() + PAST_TIMERS
+        # when there is work, and somebody asks how they are
+        runtime = runtime_of(producer)
+        for tenant in ("acme", "bolt", "corp"):
+            record_invoice(runtime.engine, tenant, "1", {"number": "1"})
+            producer.tasks["taskbridge.notify_event"].delay(tenant)
+        wait_until(lambda: len(deployment.deliveries()) >= 3, "three deliveries")
+        for url, told in ((rights.redis_url("worker"), "ok"), (variables["TASKBRIDGE_REDIS_URL"], "warning")):
+            settings = replace(deployment.settings, redis_url=url, postgres_url=rights.postgres_url("worker"))
+            app = make_app(settings).app
+            findings = examine(runtime_of(app, settings))
+            assert [one for one in findings if one.level == "problem"] == []
+            (redis_itself,) = (one for one in findings if one.check == "Redis")
+            assert redis_itself.level == told, redis_itself
+            assert [one.level for one in findings if one.check == "probe"] == ["ok"]
+            runtime_of(app).close()
+            app.close()
+        wait_until(lambda: time.monotonic() > until, "the timers have passed", PAST_TIMERS + 5)
+        # then they are alive, and nothing was refused to them
+        for one in workers:
+            assert one.process.poll() is None, one.text()
+            assert "NoPermission" not in one.text()
+            assert " CRITICAL" not in one.text()
+    admin.acl_deluser(careful)
+    assert [one for one in rights.refused() if not one.startswith(careful)] == []
+    assert {one.partition(": ")[2] for one in rights.refused()} <= {"command info"}
 
 
 def test_the_rights_of_the_page_are_enough_for_failures(rights: Rights, producer: Any) -> None:

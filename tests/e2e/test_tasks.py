@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,13 +14,15 @@ from celery import Celery, chain
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import InvalidName, Unavailable, UnknownPipeline
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, Settlement, Spacing, State
-from taskbridge.gate.message import arguments_text, lua_message, same_server
+from taskbridge.gate.message import arguments_text, lua_message
 from taskbridge.integration.app import make_app
+from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
 from taskbridge.settings import Settings
 from taskbridge.store import record_many
 from tests.deployment import Deployment
+from tests.host import own_priorities
 from tests.runs import begin, settle
 from tests.waiting import wait_until
 
@@ -161,19 +164,57 @@ def test_a_prefix_of_the_brokers_keys_is_kept(deployment: Deployment, redis_clie
 
 
 @pytest.mark.parametrize(
-    ("gate", "broker", "same"),
+    ("gate", "broker", "options", "same"),
     [
-        ("redis://:a@host:6379/0", "redis://:a@host/0", True),
-        ("redis://host", "redis://host:6379/0", True),
-        ("redis://host/0", "redis://host/1", False),
-        ("redis://host/0", "redis://other/0", False),
-        ("redis://host/0", "rediss://host/0", False),
-        ("redis://host/0", "amqp://host//", False),
-        ("redis://host/0", "redis://host:6379;redis://other:6379", False),
+        ("redis://:a@host:6379/0", "redis://:a@host/0", {}, True),
+        ("redis://host", "redis://host:6379/0", {}, True),
+        ("redis://host/3", "redis://host", {"broker_vhost": "3"}, True),
+        ("redis://host/0?db=3", "redis://host/3", {}, True),
+        ("redis://host/0?db=3", "redis://host/0", {}, False),
+        ("unix:///run/redis.sock?db=3", "redis+socket:///run/redis.sock?virtual_host=3", {}, True),
+        ("unix:///run/redis.sock?db=3", "redis+socket:///run/redis.sock", {}, False),
+        ("rediss://host/0", "rediss://host/0?ssl_cert_reqs=none", {}, True),
+        ("redis://host/0", "redis://host/1", {}, False),
+        ("redis://host/0", "redis://other/0", {}, False),
+        ("redis://host/0", "rediss://host/0", {}, False),
+        ("redis://host/0", "sentinel://host:6379/0", {}, False),
+        ("redis://host/0", "amqp://host//", {}, False),
+        ("redis://host/0", "redis://host:6379;redis://other:6379", {}, False),
+        ("redis://host/0", "redis://host/0", {"broker_read_url": "redis://other/0"}, False),
+        ("redis://host/0", "redis://host/0", {"broker_transport_options": {"priority_steps": [1, 5, 9]}}, False),
+        ("redis://host/0", "redis://host/0", {"broker_transport_options": {"priority_steps": [0, 5]}}, True),
     ],
 )
-def test_one_database_of_one_server_is_recognised(gate: str, broker: str, same: bool) -> None:
-    assert same_server(gate, broker) is same
+def test_scripts_publish_runs_where_it_is_certain_that_workers_read_them_there(
+    gate: str, broker: str, options: dict[str, Any], same: bool
+) -> None:
+    app = make_app(Settings(postgres_url="postgresql://h/d", redis_url=gate, broker_url=broker)).app
+    app.conf.update(options)
+    assert runtime_of(app).publishes_in_gate is same
+    app.close()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("case", ["another database by a parameter of the URL", "priorities without 0"])
+def test_runs_reach_workers_whose_broker_is_almost_the_gates(deployment: Deployment, case: str) -> None:
+    app = "taskbridge"
+    if case == "priorities without 0":
+        app = "tests.host.own_priorities"
+        deployment.app.conf.broker_transport_options = own_priorities.OPTIONS
+    else:
+        broker = deployment.settings.redis_url
+        prefix = f"almost-{id(deployment)}"
+        deployment.settings = replace(
+            deployment.settings, redis_url=f"{broker}?db=0", broker_url=broker, key_prefix=prefix
+        )
+        bridge = make_app(deployment.settings)
+        deployment.app, deployment.notify_event = bridge.app, bridge.notify_event
+    with deployment.worker(app=app):
+        deployment.save("acme", "1", "2")
+        wait_until(lambda: len(deployment.deliveries()) == 2, "the runs")
+        (probe,) = (one for one in examine(runtime_of(deployment.app)) if one.check == "probe")
+        assert probe.level == "ok", probe.text
+        deployment.wait_until_idle()
 
 
 def test_eager_mode_runs_inline(deployment: Deployment) -> None:

@@ -43,6 +43,8 @@ VERBS = {
     "tick": set[Verb](),
     "turn": set[Verb](),
     "hold_tail": set[Verb](),
+    "probe": set[Verb](),
+    "own": set[Verb](),
     "take": set[Verb](),
     "remember": set[Verb](),
 }
