@@ -17,9 +17,10 @@ from taskbridge.gate.scripts import read
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "same_server"]
+__all__ = ["RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "same_server", "serializer_of"]
 
 RUN_TASK: Final = "taskbridge.run"
+JSON: Final = frozenset({"json", "application/json"})
 RUN_TASK_TEXT: Final = json.dumps({"task": RUN_TASK})[1:-1]
 """How the text of a run's message names its task."""
 
@@ -69,6 +70,14 @@ def same_server(gate_url: str, broker_url: Any) -> bool:
         return parts["transport"], parts["hostname"], parts["port"] or 6379, str(parts["virtual_host"] or "0")
 
     return isinstance(broker_url, str) and ";" not in broker_url and place(gate_url) == place(broker_url)
+
+
+def serializer_of(app: Celery) -> str:
+    """Return the serializer of an app's run messages: JSON, or where its workers refuse that, the app's own.
+
+    The gate's scripts can write JSON alone. An app that signs its messages, or encrypts them, accepts no other.
+    """
+    return "json" if JSON & set(app.conf.accept_content) else str(app.conf.task_serializer)
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

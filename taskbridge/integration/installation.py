@@ -17,7 +17,7 @@ from kombu import Queue as KombuQueue
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
-from taskbridge.gate import Queue
+from taskbridge.gate import OURS, Queue
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.queue_order import QueueOrder
@@ -35,7 +35,6 @@ from taskbridge.store import is_adopted
 __all__ = ["check_pool", "fit", "install", "installed_beside", "renew", "renew_all"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
-JSON: Final = frozenset({"json", "application/json"})
 SILENT_SECONDS: Final = 3.0
 """A worker that starts says of a server that it has not answered for so long, and waits on."""
 ORDER: Final = "queue_order_strategy"
@@ -152,8 +151,6 @@ def fit(app: Any) -> None:
         # make one, and with it the queues, too early.
         if "router" in vars(app.amqp):
             conf.update(task_routes=conf.task_routes)
-    if not JSON & set(conf.accept_content):
-        conf.accept_content = [*conf.accept_content, "json"]
     options = conf.broker_transport_options
     if _uses_redis(conf) and options.get(ORDER, "round_robin") == "round_robin":
         conf.broker_transport_options = {**options, ORDER: f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
@@ -166,11 +163,17 @@ def _uses_redis(conf: Any) -> bool:
 
 
 @signals.celeryd_init.connect(weak=False)
-def _worker_begins(instance: Any, **_: Any) -> None:
-    """Fit the configuration again: the app may have changed it since `install`. A worker has a transport of ours."""
-    app = instance.app
-    if app in _INSTALLED:
-        fit(app)
+def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
+    """Fit the configuration again: the app may have changed it since `install`. A worker has a transport of ours.
+
+    One whose `-Q` names other queues alone keeps that of kombu.
+    """
+    app, chosen = instance.app, options.get("queues") or ()
+    if app not in _INSTALLED:
+        return
+    fit(app)
+    names = chosen.split(",") if isinstance(chosen, str) else chosen
+    if not names or any(str(name).strip().startswith(OURS) for name in names):
         if transport := transport_of(app.conf):
             app.conf.broker_transport = transport
 

@@ -151,8 +151,12 @@ class Runtime(LightRuntime):
 
     @property
     def publishes_in_gate(self) -> bool:
-        """Whether the gate's scripts publish runs themselves: its Redis is the broker."""
-        return not self.eager and message.same_server(self.settings.redis_url, self.app.conf.broker_write_url)
+        """Whether the gate's scripts publish runs themselves: its Redis is the broker, and the app accepts JSON."""
+        return (
+            not self.eager
+            and message.serializer_of(self.app) == "json"
+            and message.same_server(self.settings.redis_url, self.app.conf.broker_write_url)
+        )
 
     @property
     def database(self) -> Engine:
@@ -251,7 +255,11 @@ class Runtime(LightRuntime):
         Where the broker cannot be reached, log that; the run's deadline publishes it again.
         """
         task, arguments = message.RUN_TASK, (pipeline, tenant, token)
-        options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
+        options: dict[str, Any] = {
+            "queue": self.keys.queue(queue),
+            "argsrepr": message.arguments_text(*arguments),
+            "serializer": message.serializer_of(self.app),
+        }
         if self.eager:
             self.app.tasks[task].apply_async(arguments, **options)
             return
