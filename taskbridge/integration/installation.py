@@ -173,9 +173,9 @@ def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
         return
     fit(app)
     names = chosen.split(",") if isinstance(chosen, str) else chosen
-    if not names or any(str(name).strip().startswith(OURS) for name in names):
-        if transport := transport_of(app.conf):
-            app.conf.broker_transport = transport
+    serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
+    if serves_ours and (transport := transport_of(app.conf)):
+        app.conf.broker_transport = transport
 
 
 def check_pool(pool: Any) -> None:

@@ -146,7 +146,7 @@ def test_an_app_that_accepts_signed_messages_alone_still_does(
 ) -> None:
     write_keys(tmp_path)
     broker = deployment.settings.redis_url
-    shop = {"SHOP_KEYS": str(tmp_path), "SHOP_BROKER": broker, "SHOP_INSTALLS": installs}
+    shop: Any = {"SHOP_KEYS": str(tmp_path), "SHOP_BROKER": broker, "SHOP_INSTALLS": installs}
     with deployment.worker("-Q", "celery,taskbridge.first,taskbridge.next", app=SIGNED, **shop) as worker:
         # given messages that nobody signed, one of them in the queue of the runs
         with Celery(broker=broker, set_as_current=False) as foreign:
