@@ -274,3 +274,19 @@ def test_an_app_whose_broker_changed_has_a_pool_of_the_new_one() -> None:
     app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:2/0"
     renew_all()
     assert app.pool.connection.port == 2
+
+
+@pytest.mark.parametrize(
+    ("queues", "ours"), [(None, True), ("emails, taskbridge.next", True), ("emails", False), (["emails"], False)]
+)
+def test_only_a_worker_of_our_queues_has_our_transport(queues: Any, ours: bool) -> None:
+    app = app_with()
+    taskbridge.install(app, SETTINGS)
+
+    class Worker:
+        """A worker of this app."""
+
+    worker: Any = Worker()
+    worker.app = app
+    signals.celeryd_init.send(sender="host", instance=worker, conf=app.conf, options={"queues": queues})
+    assert bool(app.conf.broker_transport) is ours
