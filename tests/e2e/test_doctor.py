@@ -47,7 +47,7 @@ def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_name
             assert (kept.level, kept.text.split(":")[0]) == ("ok", "worker-1@test keeps that of kombu")
 
 
-def test_a_worker_with_a_short_time_limit_that_lacks_a_pipeline_is_named_and_declines_its_runs(deployment: Deployment) -> None:
+def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deployment: Deployment) -> None:
     options = ("--time-limit", "1")
     with deployment.worker(*options, TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone") as lacking:
         named = lacks(deployment, "worker-0")
