@@ -11,6 +11,7 @@ TaskBridgeError
 │   ├── ForeignGate
 │   └── MissingExtra
 ├── HandlerMistake
+├── RunFailed
 ├── Unavailable
 │   ├── AlreadyRunning
 │   └── ForeignCluster
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidName",
     "InvalidPolicy",
     "MissingExtra",
+    "RunFailed",
     "SchemaMismatch",
     "TaskBridgeError",
     "Unavailable",
@@ -112,6 +114,15 @@ class MissingExtra(ConfigurationError, ImportError):
 
 class HandlerMistake(TaskBridgeError):
     """A handler did what no handler may do, such as end the program. Its batch counts as failed."""
+
+
+class RunFailed(TaskBridgeError):
+    """What the task `taskbridge.run` raises when a run fails, whatever its handler raised: pipeline, tenant and text.
+
+    Celery treats some classes of exceptions in a special way, for example MemoryError, WorkerShutdown and Ignore. None
+    of them may come from a handler, so what the handler raised is only the cause of this exception. It is logged and
+    left out where its traceback would be too long for a log.
+    """
 
 
 class Unavailable(TaskBridgeError):

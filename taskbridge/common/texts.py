@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
+from traceback import TracebackException
 from typing import Final
 
-__all__ = ["LONGEST_TEXT", "counted", "error_line", "error_text", "one_line", "printable", "shown", "storable"]
+__all__ = [
+    "LONGEST_TEXT",
+    "counted",
+    "error_line",
+    "error_text",
+    "log_error",
+    "one_line",
+    "printable",
+    "short_traceback",
+    "shown",
+    "storable",
+]
 
 LONGEST_TEXT: Final = 2_000
+LONGEST_TRACEBACK: Final = 20_000
 MOST_OF_A_GROUP: Final = 3
 """How many errors of an exception group are shown."""
 MOST_LEVELS: Final = 3
@@ -61,3 +75,32 @@ def error_text(error: BaseException, levels: int = MOST_LEVELS) -> str:
         more = len(error.exceptions) - len(inside)
         text = f"{text}: {'; '.join(inside)}{f'; {more:,} more' if more else ''}"
     return storable(text)
+
+
+def short_traceback(error: BaseException) -> tuple[str, bool]:
+    """Return an error's traceback with its causes, notes and groups as Python prints it, and whether it is complete.
+
+    It has at most `LONGEST_TRACEBACK` characters, whatever the error holds.
+    """
+    pieces: list[str] = []
+    left = LONGEST_TRACEBACK
+    try:
+        for piece in TracebackException.from_exception(error).format():
+            kept = storable(piece, min(left, LONGEST_TEXT))
+            pieces.append(kept)
+            left -= len(kept)
+            if len(kept) < len(piece):
+                return "".join(pieces), False
+    except Exception:
+        # The error's class may raise whatever is asked of it.
+        return error_text(error), False
+    return "".join(pieces), True
+
+
+def log_error(log: logging.Logger, error: BaseException, text: str, *arguments: object) -> None:
+    """Log an error with its traceback, which is shortened where it is too long for a log."""
+    traceback, is_complete = short_traceback(error)
+    if is_complete:
+        log.error(text, *arguments, exc_info=error)
+    else:
+        log.error(f"{text}: %s\n%s", *arguments, error_text(error), traceback)

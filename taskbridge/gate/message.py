@@ -20,9 +20,10 @@ from taskbridge.gate.scripts import read
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["PROBE", "RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "shared_prefix"]
+__all__ = ["PROBE", "RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "serializer_of", "shared_prefix"]
 
 RUN_TASK: Final = "taskbridge.run"
+JSON: Final = frozenset({"json", "application/json"})
 RUN_TASK_TEXT: Final = json.dumps({"task": RUN_TASK})[1:-1]
 """How the text of a run's message names its task."""
 PROBE: Final = "taskbridge.probe"
@@ -119,6 +120,14 @@ def _address(kind: type, options: Mapping[str, Any]) -> tuple[Any, ...]:
     place = (options.get("host") or "localhost", options.get("port") or 6379)
     is_tls = issubclass(kind, redis.SSLConnection)
     return options.get("path") or place, is_tls, options.get("db") or 0
+
+
+def serializer_of(app: Celery) -> str:
+    """Return the serializer of an app's run messages: JSON, or where its workers refuse that, the app's own.
+
+    The gate's scripts can write JSON alone. An app that signs its messages, or encrypts them, accepts no other.
+    """
+    return "json" if JSON & set(app.conf.accept_content) else str(app.conf.task_serializer)
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

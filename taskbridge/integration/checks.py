@@ -308,6 +308,7 @@ def _workers(runtime: Runtime) -> Findings:
     # Celery takes an empty list of workers for all.
     if ours:
         yield from _declarations(runtime, ours)
+        yield from _time_limits(runtime, ours)
     if ours and str(runtime.app.conf.broker_url).startswith(("redis", "sentinel")):
         yield from _transports(runtime, ours)
 
@@ -421,6 +422,23 @@ def _declarations(runtime: Runtime, workers: list[str]) -> Findings:
                 "workers",
                 f"{worker} does not declare {', '.join(lacks)}, and may take a run of it, which then waits",
                 "name the same modules in TASKBRIDGE_PIPELINES of every worker",
+            )
+
+
+def _time_limits(runtime: Runtime, workers: list[str]) -> Findings:
+    """Say which workers kill a run before its time budget is spent. A pool without time limits reports none."""
+    pipelines = [runtime.pipelines[name] for name in runtime.pipelines.names()]
+    longest = runtime.settings.run_budget + max((one.soft_time_limit or 0 for one in pipelines), default=0)
+    for worker, stats in sorted(ask(runtime.app, "stats", workers, seconds=ANSWER_SECONDS).items()):
+        _, hard = stats.get("pool", {}).get("timeouts") or (0, 0)
+        if hard and hard <= longest:
+            yield Finding(
+                Level.WARNING,
+                "workers",
+                f"{worker} kills the process of a run that takes {hard:g} s, while a run may take {longest:g} s; each "
+                "kill counts as a failed attempt of the records in hand",
+                "set task_time_limit (or --time-limit) to more than TASKBRIDGE_RUN_BUDGET plus the longest "
+                "soft_time_limit of a pipeline",
             )
 
 

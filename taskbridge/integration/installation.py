@@ -19,7 +19,7 @@ from redis import RedisError
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError
-from taskbridge.gate import Queue
+from taskbridge.gate import OURS, Queue
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
@@ -39,7 +39,6 @@ from taskbridge.store import is_adopted
 __all__ = ["check_pool", "fit", "install", "installed_beside", "renew", "renew_all"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
-JSON: Final = frozenset({"json", "application/json"})
 SILENT_SECONDS: Final = 3.0
 """A worker that starts says of a server that it has not answered for so long, and waits on."""
 ORDER: Final = "queue_order_strategy"
@@ -156,8 +155,6 @@ def fit(app: Any) -> None:
         # make one, and with it the queues, too early.
         if "router" in vars(app.amqp):
             conf.update(task_routes=conf.task_routes)
-    if not JSON & set(conf.accept_content):
-        conf.accept_content = [*conf.accept_content, "json"]
     options = conf.broker_transport_options
     if _uses_redis(conf) and options.get(ORDER, "round_robin") == "round_robin":
         conf.broker_transport_options = {**options, ORDER: f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
@@ -170,13 +167,19 @@ def _uses_redis(conf: Any) -> bool:
 
 
 @signals.celeryd_init.connect(weak=False)
-def _worker_begins(instance: Any, **_: Any) -> None:
-    """Fit the configuration again: the app may have changed it since `install`. A worker has a transport of ours."""
-    app = instance.app
-    if app in _INSTALLED:
-        fit(app)
-        if transport := transport_of(app.conf):
-            app.conf.broker_transport = transport
+def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
+    """Fit the configuration again: the app may have changed it since `install`. A worker has a transport of ours.
+
+    One whose `-Q` names other queues alone keeps that of kombu.
+    """
+    app, chosen = instance.app, options.get("queues") or ()
+    if app not in _INSTALLED:
+        return
+    fit(app)
+    names = chosen.split(",") if isinstance(chosen, str) else chosen
+    serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
+    if serves_ours and (transport := transport_of(app.conf)):
+        app.conf.broker_transport = transport
 
 
 def check_pool(pool: Any) -> None:

@@ -72,13 +72,12 @@ def register(app: Celery) -> NotifyTask:
         """
         return intake.take(app, arguments, keywords, str(self.request.id))
 
-    @app.task(name=AGAIN_TASK, **ours, acks_late=False, serializer="json")
+    @app.task(name=AGAIN_TASK, **ours, acks_late=False)
     def record_again() -> None:
         """Try parked messages again; published by a worker's keeper."""
         intake.again(app)
 
-    # JSON, whatever the app's own messages are, since the gate writes messages of this task too.
-    @app.task(name=RUN_TASK, **ours, acks_late=False, serializer="json")
+    @app.task(name=RUN_TASK, **ours, acks_late=False)
     def run(pipeline: str, tenant: str, token: str) -> None:
         """One run of a tenant; published by the gate."""
         slot.work(runtime_of(app), pipeline, tenant, token)

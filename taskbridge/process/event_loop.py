@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from celery.exceptions import SoftTimeLimitExceeded
 
+from taskbridge.common.texts import log_error
+
 __all__ = ["EventLoop", "NotBegun"]
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,6 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     while not loop.is_closed():
         try:
             loop.run_forever()
-        except BaseException:
+        except BaseException as error:
             # A task that the handler started and did not wait for raised SystemExit or the like.
-            log.exception("a task on the event loop raised what ends a program; the loop goes on")
+            log_error(log, error, "a task on the event loop raised what ends a program; the loop goes on")

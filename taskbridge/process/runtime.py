@@ -154,13 +154,13 @@ class Runtime(LightRuntime):
 
     @property
     def publishes_in_gate(self) -> bool:
-        """Whether the gate's scripts publish runs themselves: its Redis is the broker."""
+        """Whether the gate's scripts publish runs themselves: its Redis is the broker, and the app accepts JSON."""
         return self._queue_prefix is not None
 
     @property
     def _queue_prefix(self) -> str | None:
         """What kombu puts before a queue's name in the gate's Redis; None where runs are published the ordinary way."""
-        if self.eager:
+        if self.eager or message.serializer_of(self.app) != "json":
             return None
         return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
 
@@ -288,7 +288,11 @@ class Runtime(LightRuntime):
         Where the broker cannot be reached, log that; the run's deadline publishes it again.
         """
         task, arguments = message.RUN_TASK, (pipeline, tenant, token)
-        options: dict[str, Any] = {"queue": self.keys.queue(queue), "argsrepr": message.arguments_text(*arguments)}
+        options: dict[str, Any] = {
+            "queue": self.keys.queue(queue),
+            "argsrepr": message.arguments_text(*arguments),
+            "serializer": message.serializer_of(self.app),
+        }
         if self.eager:
             self.app.tasks[task].apply_async(arguments, **options)
             return

@@ -13,6 +13,7 @@ from celery import Celery, bootsteps
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.texts import error_line
+from taskbridge.gate.message import serializer_of
 from taskbridge.process.runtime import runtime_of, serves
 from taskbridge.producing.intake import with_undeclared
 from taskbridge.producing.parking import count_parked
@@ -77,7 +78,7 @@ class KeeperStep(bootsteps.StartStopStep):
                     with suppress(DBAPIError):
                         undeclared = with_undeclared(runtime_of(app))
                 if parked or undeclared:
-                    app.tasks[AGAIN_TASK].apply_async(expires=LONGEST_WAIT)
+                    app.tasks[AGAIN_TASK].apply_async(expires=LONGEST_WAIT, serializer=serializer_of(app))
                 if not parked and not undeclared:
                     wait = IDLE_WAIT
                 elif parked < parked_before or undeclared != undeclared_before:

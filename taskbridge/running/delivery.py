@@ -19,7 +19,7 @@ import psycopg
 from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.common.texts import error_text
+from taskbridge.common.texts import error_text, log_error
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.declaring.failures import is_caused_by
 from taskbridge.declaring.pipeline import Pipeline
@@ -364,12 +364,12 @@ def _after_commit(run: Run, hooks: Sequence[Hook]) -> None:
             for hook in hooks:
                 try:
                     hook()
-                except Exception:
-                    log.exception("%s, tenant %r: a hook after the commit failed", run.pipeline.name, run.tenant)
+                except Exception as error:
+                    log_error(log, error, "%s, tenant %r: a hook after the commit failed", *run.key[:2])
     except BaseException as error:
         if ends_process(error):
             raise
-        log.exception("%s, tenant %r: a hook after the commit was given up", run.pipeline.name, run.tenant)
+        log_error(log, error, "%s, tenant %r: a hook after the commit was given up", *run.key[:2])
 
 
 def _call_or_keep(

@@ -43,8 +43,9 @@ DOWNSTREAM_FACTOR: Final = 4
 LOOKS_AHEAD: Final = 256
 """At least so many records of a tenant are looked at to find one that can be handled."""
 DIED: Final = (
-    "the run before this one did not end: its process died, its handler went on after its time limit or held the "
-    "interpreter for longer than the runner TTL, or Redis could not be reached for as long"
+    "the run before this one did not end: its process died, as by a hard time limit or for lack of memory, its handler "
+    "went on after its time limit or held the interpreter for longer than the runner TTL, or Redis could not be "
+    "reached for as long"
 )
 
 

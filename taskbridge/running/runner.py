@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 from functools import partial
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Begun, Outcome
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.shutdown import is_stopping
+from taskbridge.process.shutdown import is_stopping, waits_for_stop
 from taskbridge.running import failures
 from taskbridge.running.delivery import (
     AfterTheOthers,
@@ -66,16 +65,15 @@ def run_steps(
                 ending = Ending(Outcome.STOPPED)
             except Exception as error:
                 ending = failures.after_lost_server(run, error)
-            except BaseException:
-                # The process was told to end, here or in the handler of a run that began with this one. The batch
-                # comes again at once, elsewhere.
-                runtime.gate.settle_many([run.end(Ending(Outcome.STOPPED))], most_handed=runtime.most_handed)
+            except BaseException as ended:
+                # Where the worker was told to stop, or a run that began with this one was ended and this one waits, the
+                # batch comes again at once, elsewhere. Otherwise what ended the process may be this batch, as by a hard
+                # time limit, and the successor counts the attempt when the deadline has passed.
+                if isinstance(ended, GeneratorExit | KeyboardInterrupt) or waits_for_stop():
+                    runtime.gate.settle_many([run.end(Ending(Outcome.STOPPED))], most_handed=runtime.most_handed)
                 raise
             yield Settle(run, ending)
     if ending.error is not None:
-        # Celery logs the error with its notes, and says nothing of whose run it was.
-        with suppress(Exception):  # an error may refuse to be written to
-            ending.error.add_note(f"in a run of pipeline {name}, tenant {tenant!r}")
         raise ending.error
 
 

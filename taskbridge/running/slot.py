@@ -20,13 +20,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
-from typing import Any, Final, TypeVar
-
-from celery.utils.serialization import get_pickleable_exception
+from typing import Any, Final, NoReturn, TypeVar
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.seldom import Seldom
-from taskbridge.common.texts import error_text
+from taskbridge.common.texts import error_text, log_error, short_traceback, storable
+from taskbridge.errors import RunFailed
 from taskbridge.gate import Answer
 from taskbridge.gate.message import PROBE
 from taskbridge.process.runtime import Runtime
@@ -56,6 +55,8 @@ ADVANCED_WITHIN: Final = 0.01
 """Seconds after which what handlers have done is advanced before another handler is called."""
 REST: Final = 1.0
 """Seconds for which a slot without a session of Postgres takes no run, at the most."""
+LONGEST_FAILURE: Final = 1_000
+"""The most characters of the text that Celery has of a failed run."""
 _seldom: Final = Seldom()
 
 
@@ -63,11 +64,11 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     """Do the run of a message, and more runs as long as the slice lasts.
 
     Raises:
-        Exception: what the handler raised in the message's run, after all runs. What others raised is logged.
+        RunFailed: the message's run failed; raised after all runs. The failures of the others are logged.
     """
-    until, key, error = time.monotonic() + SLICE, RunKey(pipeline, tenant, token), None
-    if not _declined(runtime, [key] if pipeline not in runtime.pipelines.names() else []):
-        (error,) = run_together(runtime, [key])
+    until, message, error = time.monotonic() + SLICE, RunKey(pipeline, tenant, token), None
+    if not _declined(runtime, [message] if pipeline not in runtime.pipelines.names() else []):
+        (error,) = run_together(runtime, [message])
     if error is not None and is_without_session(error):
         _rest(error)
         return
@@ -75,13 +76,23 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
         while (keys := _more(runtime, left := until - time.monotonic())) is not None:
             for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
                 if other is not None:
-                    log.error("run of %s for tenant %r failed", key.pipeline, key.tenant, exc_info=other)
+                    log_error(log, other, "run of %s for tenant %r failed", *key[:2])
     except Exception as lost:
         # It says nothing of the message's own run, which has ended.
         log.warning("more runs could not be taken; their deadlines publish them again: %s", error_text(lost))
     if error is not None:
-        _tell_if_it_changes(key, error)
-        raise error
+        _fail(message, error)
+
+
+def _fail(key: RunKey, error: Exception) -> NoReturn:
+    """Raise what Celery is to know of a failed run."""
+    text = f"run of pipeline {key.pipeline}, tenant {key.tenant!r}, failed: {error_text(error)}"
+    failure = RunFailed(storable(text, LONGEST_FAILURE))
+    if short_traceback(error)[1]:
+        raise failure from error
+    # Celery sends and logs the tracebacks of all causes, however long they are.
+    log_error(log, error, "run of %s for tenant %r failed", *key[:2])
+    raise failure.with_traceback(error.__traceback__) from None
 
 
 def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
@@ -90,10 +101,8 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     Raises:
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
-    key = RunKey(pipeline, tenant, token)
-    (error,) = run_together(runtime, [key])
+    (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
     if error is not None:
-        _tell_if_it_changes(key, error)
         raise error
 
 
@@ -110,12 +119,6 @@ def _rest(error: Exception) -> None:
             error_text(error),
         )
     time.sleep(random.uniform(REST / 2, REST))  # noqa: S311 - jitter, not a secret
-
-
-def _tell_if_it_changes(key: RunKey, error: Exception) -> None:
-    """Log an error that a pool process cannot send: in its place goes another, without the note of whose run it was."""
-    if get_pickleable_exception(error) is not error:
-        log.warning("run of %s for tenant %r failed: %s", key.pipeline, key.tenant, error_text(error))
 
 
 def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:

@@ -21,6 +21,7 @@ from taskbridge.common.texts import error_line
 from taskbridge.errors import ForeignGate
 from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
+from taskbridge.process.shutdown import note_stop, notice_signals
 from taskbridge.running.tail import Rounds
 
 __all__ = ["TickerStep", "fire_due", "free_for_turns"]
@@ -133,6 +134,7 @@ class TickerStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         """Start the threads."""
+        notice_signals()
         runtime, served = runtime_of(worker.app), worker.app.amqp.queues.consume_from
         runtime.idle_slots = lambda: free_for_turns(
             runtime, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
@@ -151,6 +153,10 @@ class TickerStep(bootsteps.StartStopStep):
             thread = threading.Thread(target=self._loop, args=(name, look), name=f"taskbridge-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def close(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
+        """Tell the runs that the worker stops, whatever the reason: no signal announces one by remote control."""
+        note_stop()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
         """End the threads."""

@@ -17,7 +17,7 @@ from jsonpath_rfc9535.selectors import NameSelector
 
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.seldom import Seldom
-from taskbridge.common.texts import shown
+from taskbridge.common.texts import log_error, shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError
 from taskbridge.store import Incoming, json_text
@@ -134,7 +134,7 @@ class Webhook:
         except OF_THE_VALUES as error:
             # Its text may quote the document, so the log alone has it.
             if count := self._unread.counted(type(error)):
-                log.exception("requests that a function of %r cannot read: %d, the last", self.source, count)
+                log_error(log, error, "requests that a function of %r cannot read: %d, the last", self.source, count)
             return Unfit(self.source, request, f"a function of the webhook raised {type(error).__name__}")
 
     def _incoming(self, request: Request) -> Incoming:

@@ -131,7 +131,7 @@ def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_stri
         with deployment.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE taskbridge.deliveries RENAME TO away")
         deployment.save("acme", "1")
-        wait_until(lambda: "in a run of pipeline invoices, tenant 'acme'" in worker.text(), "named")
+        wait_until(lambda: "run of pipeline invoices, tenant 'acme', failed: " in worker.text(), "named")
         program = Program(deployment.logs, deployment.environment())
         assert program("doctor").status == 0
         assert program("doctor", "--strict").status == 1

@@ -49,11 +49,14 @@ def test_queues_that_no_worker_serves_and_workers_that_keep_a_transport_are_name
             assert (kept.level, kept.text.split(":")[0]) == ("ok", "worker-1@test keeps that of kombu")
 
 
-def test_a_worker_that_lacks_a_pipeline_is_named_and_declines_its_runs(deployment: Deployment) -> None:
-    with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone") as lacking:
+def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deployment: Deployment) -> None:
+    options = ("--time-limit", "1")
+    with deployment.worker(*options, TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone") as lacking:
         named = lacks(deployment, "worker-0")
         assert [one.level for one in named] == ["warning"]
         assert re.match(r"worker-0@test does not declare (.+, )?invoices", named[0].text)
+        limits = [one for one in told(deployment, "workers") if "kills the process of a run" in one.text]
+        assert [one.level for one in limits] == ["warning"]
         deployment.save("acme", "1")
         declined = "this worker does not declare the pipeline invoices, and declined 1 of its runs"
         wait_until(lambda: declined in lacking.text(), "the run is declined")

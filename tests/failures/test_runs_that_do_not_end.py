@@ -6,7 +6,6 @@ import threading
 from contextlib import suppress
 
 import pytest
-from celery.exceptions import WorkerTerminate
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
@@ -115,13 +114,13 @@ def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_t
         if any(record.external_id == BAD for record in batch):
             killer.kill()
         if deaths == 7:
-            raise WorkerTerminate
+            raise KeyboardInterrupt
 
     drill.handle(handle)
     drill.save("acme", BAD, "08")
     while deaths < 7:
         deaths += killer.run_one()
-    with suppress(WorkerTerminate):
+    with suppress(KeyboardInterrupt):
         killer.run_one()
     assert drill.deployment.rows("SELECT failed_runs, deaths FROM taskbridge.sync_cursors") == [(7, 5)]
     assert "died" not in drill.deployment.redis.hgetall(Keys().runner("invoices", "acme"))
@@ -130,7 +129,7 @@ def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_t
 def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Drill) -> None:
     def handle(batch: Batch) -> None:
         if len(drill.calls) == 1:
-            raise WorkerTerminate
+            raise KeyboardInterrupt
         journal(batch)
 
     drill.handle(handle)
@@ -138,7 +137,7 @@ def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Dri
     dies(drill)
     message = drill.inline.message()
     assert message is not None
-    with pytest.raises(WorkerTerminate):
+    with pytest.raises(KeyboardInterrupt):
         slot.run_tenant(drill.runtime, *message)
     drill.go_on()
     assert drill.states() == {"handled": 20}

@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import pickle
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from celery.exceptions import WorkerShutdown
 
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.errors import InvalidInput
+from taskbridge.errors import InvalidInput, RunFailed
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
 from taskbridge.store import record_invoice
@@ -104,6 +107,8 @@ WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "SystemExit": (exits, "SystemExit: 1"),
     "CancelledError": (raising(asyncio.CancelledError()), "CancelledError: "),
     "KeyboardInterrupt in a worker": (raising(KeyboardInterrupt()), "KeyboardInterrupt: "),
+    "WorkerShutdown": (raising(WorkerShutdown("stop")), "WorkerShutdown: stop"),
+    "MemoryError": (raising(MemoryError("full")), "MemoryError: full"),
     "GeneratorExit": (raising(GeneratorExit()), "GeneratorExit: "),
     "a BaseException of its own": (raising(Custom("stop")), "Custom: stop"),
     "a lone surrogate": (raising(ValueError(json.loads('"\\ud83d!"'))), "ValueError: \\ud83d!"),
@@ -361,13 +366,53 @@ def test_who_asks_to_wait_beside_a_handler_that_hangs_waits_as_long_as_it_asks(d
     assert asks.deadline_ms - drill.gate.us // 1000 == 7_000
 
 
-@pytest.mark.parametrize(("error", "told"), [(Unpicklable("422", request=object()), True), (ValueError("422"), False)])
-def test_an_error_that_celery_cannot_send_is_told_with_its_type_and_tenant(
-    drill: Drill, caplog: pytest.LogCaptureFixture, error: Exception, told: bool
+def a_group() -> BaseException:
+    return ExceptionGroup("group", [ValueError("x" * 10_000) for _ in range(1_000)])
+
+
+def a_cause() -> BaseException:
+    error = ValueError("effect")
+    error.__cause__ = ValueError("x" * 10_000_000)
+    return error
+
+
+def a_note() -> BaseException:
+    error = ValueError("noted")
+    error.add_note("x" * 10_000_000)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("422"), "ValueError: 422"),
+        (Unpicklable("422", request=object()), "Unpicklable: 422"),
+        (Wordless(), "Wordless: "),
+        (ValueError("x" * 10_000_000), "ValueError: xxx"),
+        (a_cause(), "ValueError: effect"),
+        (a_note(), "ValueError: noted"),
+        (a_group(), "ExceptionGroup: group"),
+        (MemoryError("full"), "MemoryError: full"),
+    ],
+    ids=["plain", "unpicklable", "wordless", "10 MB", "a cause of 10 MB", "a note of 10 MB", "a group", "special"],
+)
+def test_celery_gets_one_exception_with_a_short_text_whatever_the_handler_raises(
+    drill: Drill, caplog: pytest.LogCaptureFixture, error: BaseException, text: str
 ) -> None:
     drill.handle(raising(error))
     drill.save("acme", "1")
-    drill.run_one()
+    message = drill.inline.message()
+    assert message is not None
+    with pytest.raises(RunFailed) as raised:
+        slot.work(drill.runtime, *message)
 
-    lines = [record.getMessage() for record in caplog.records if record.name == "taskbridge.running.slot"]
-    assert any("'acme'" in line and "Unpicklable: 422" in line for line in lines) is told
+    failed = raised.value
+    assert str(failed).startswith(f"run of pipeline invoices, tenant 'acme', failed: {text}")
+    assert len(str(failed)) <= 1_000
+    assert type(pickle.loads(pickle.dumps(failed))) is RunFailed  # noqa: S301 - made here
+    # what Celery logs and sends, and what we log
+    written = "".join(traceback.format_exception(failed)) + caplog.text
+    assert len(written) < 100_000
+    assert type(error).__name__ in written
+    assert "in way" in written, "where the handler raised it"
+    assert failed.__cause__ in (error, None)

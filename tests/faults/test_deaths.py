@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from taskbridge.store import record_invoice
-from tests.deployment import Deployment
+from taskbridge.gate import Keys, State
+from taskbridge.store import record, record_invoice
+from tests.deployment import ENDS_WITHIN, Deployment
+from tests.pipelines_of_failures import LONG, SPECIAL
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -21,8 +24,20 @@ def save(deployment: Deployment, tenant: str, number: str, **document: object) -
     record_invoice(deployment.engine, tenant, number, document)
 
 
+def save_orders(deployment: Deployment, *whats: str) -> None:
+    """Commit for each of `whats` a tenant of this name with an order that does it, and one that is delivered."""
+    for what in whats:
+        record(deployment.engine, "orders", what, what, {"do": what})
+        record(deployment.engine, "orders", what, f"after {what}", {})
+        deployment.notify_event.delay(what, "orders")
+
+
 def quarantined(deployment: Deployment) -> dict[str, str]:
     return dict(map(tuple, deployment.rows("SELECT external_id, reason FROM taskbridge.quarantine")))
+
+
+def delivered(deployment: Deployment) -> list[str]:
+    return sorted(number for _, number in deployment.deliveries())
 
 
 @pytest.mark.parametrize(
@@ -44,31 +59,71 @@ def test_a_coroutine_that_exits_ends_no_worker(deployment: Deployment, pool: str
     assert "ends no worker: raise an Exception" in log
 
 
+@pytest.mark.parametrize("pool", ["prefork", "solo", pytest.param("threads", marks=pytest.mark.slow)])
+def test_no_exception_of_a_handler_is_special_to_celery_or_fills_the_log(deployment: Deployment, pool: str) -> None:
+    whats = [*SPECIAL, "long"]
+    with deployment.worker("--pool", pool, TASKBRIDGE_PIPELINES=PIPELINES) as worker:
+        save_orders(deployment, *whats)
+        wait_until(lambda: quarantined(deployment).keys() == {*whats}, "in quarantine", 60)
+        wait_until(lambda: delivered(deployment) == sorted(f"after {what}" for what in whats), "the others go on")
+        assert worker.process.poll() is None
+        log = worker.text()
+    assert len(log) < LONG / 100
+    for what, reason in quarantined(deployment).items():
+        assert reason.startswith(f"{'ValueError' if what == 'long' else what}: ")
+        assert re.search(rf"RunFailed.*run of pipeline orders, tenant '{what}', failed: ", log), what
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0}], indirect=True)
-def test_a_record_that_kills_its_process_goes_to_quarantine_and_the_rest_go_on(deployment: Deployment) -> None:
-    save(deployment, "acme", "1", do="kill")
-    save(deployment, "acme", "2")
-    with deployment.worker(TASKBRIDGE_PIPELINES=PIPELINES):
-        deployment.notify_event.delay("acme")
-        wait_until(lambda: quarantined(deployment), "in quarantine", 60)
-        deployment.wait_until_idle(30)
-    ((number, reason),) = quarantined(deployment).items()
-    assert number == "1"
-    assert reason.startswith("the run before this one did not end: its process died")
-    assert deployment.deliveries() == [("acme", "2")]
+def test_a_record_that_ends_its_process_goes_to_quarantine_and_the_rest_go_on(deployment: Deployment) -> None:
+    """`hang` ends it too, since the worker has a hard time limit."""
+    whats = ["kill", "terminate", "hang"]
+    with deployment.worker("-c", "3", "--time-limit", "2", TASKBRIDGE_PIPELINES=PIPELINES):
+        save_orders(deployment, *whats)
+        wait_until(lambda: quarantined(deployment).keys() == {*whats}, "in quarantine", 150)
+        wait_until(lambda: delivered(deployment) == sorted(f"after {what}" for what in whats), "the others go on")
+    for reason in quarantined(deployment).values():
+        assert reason.startswith("the run before this one did not end: its process died")
 
 
-def test_a_pool_process_that_is_told_to_end_hands_its_batch_over_at_once(deployment: Deployment) -> None:
+def wait_until_a_run_is_on(deployment: Deployment) -> None:
+    wait_until(lambda: deployment.rows("SELECT FROM taskbridge.sync_cursors WHERE owner IS NOT NULL"), "a run is on")
+
+
+def failed_runs(deployment: Deployment) -> list[int]:
+    return [row[0] for row in deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors")]
+
+
+@pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0}], indirect=True)
+def test_a_pool_process_that_alone_is_told_to_end_costs_one_attempt(deployment: Deployment) -> None:
+    """As by a hard time limit, or by its handler: nobody told the worker to stop."""
     save(deployment, "acme", "1", sleep=1)
     with deployment.worker(TASKBRIDGE_PIPELINES=PIPELINES) as worker:
         deployment.notify_event.delay("acme")
-        wait_until(
-            lambda: deployment.rows("SELECT FROM taskbridge.sync_cursors WHERE owner IS NOT NULL"), "a run is on"
-        )
+        wait_until_a_run_is_on(deployment)
         pid = worker.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             os.kill(int(child), signal.SIGTERM)
-        deployment.wait_until_idle()
+        deployment.wait_until_idle(30)
     assert deployment.deliveries() == [("acme", "1")]
-    assert deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(0,)]
-    assert deployment.redis.hget("sync:counts:invoices", "replaced") is None
+    assert failed_runs(deployment) == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["all its processes", "cold"])
+def test_a_worker_that_is_told_to_stop_hands_its_batch_over_and_that_costs_no_attempt(
+    deployment: Deployment, number: signal.Signals
+) -> None:
+    save(deployment, "acme", "1", sleep=5)
+    with deployment.worker(TASKBRIDGE_PIPELINES=PIPELINES) as worker:
+        deployment.notify_event.delay("acme")
+        wait_until_a_run_is_on(deployment)
+        if number == signal.SIGTERM:
+            worker.signal_all(number)
+        else:
+            os.kill(worker.process.pid, number)
+        worker.process.wait(timeout=ENDS_WITHIN)
+    (status,) = deployment.gate.look("invoices", ["acme"])
+    assert status.state is State.QUEUED
+    assert failed_runs(deployment) == [0]
+    assert deployment.redis.hget(Keys().runner("invoices", "acme"), "died") is None

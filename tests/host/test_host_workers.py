@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,10 @@ from typing import Any
 
 import pytest
 import redis
-from celery import chain, chord
+from celery import Celery, chain, chord
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from kombu.pidbox import Mailbox
 
 from taskbridge.embedded.launch import listen
@@ -37,6 +41,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.e2e
 
 SHOP = "tests.host.shop"
+SIGNED = "tests.host.signed"
 EXAMPLE = "examples.host_app"
 NOWHERE = "postgresql://a:secret@127.0.0.1:1/b"
 
@@ -114,6 +119,49 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, broker: str, depl
         deployment.wait_until_idle()
     assert "fire_due" not in apart.text(), "no ticker"
     assert deployment.deliveries() == [("acme", n) for n in "123"] + [("other", n) for n in "456"]
+
+
+def write_keys(folder: Path) -> None:
+    """Make a key and a certificate for it that has signed itself."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "shop")]), datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(key.private_bytes(*plain))
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+@pytest.mark.parametrize("installs", ["first", "last"])
+def test_an_app_that_accepts_signed_messages_alone_still_does(
+    deployment: Deployment, installs: str, tmp_path: Path
+) -> None:
+    write_keys(tmp_path)
+    broker = deployment.settings.redis_url
+    shop: Any = {"SHOP_KEYS": str(tmp_path), "SHOP_BROKER": broker, "SHOP_INSTALLS": installs}
+    with deployment.worker("-Q", "celery,taskbridge.first,taskbridge.next", app=SIGNED, **shop) as worker:
+        # given messages that nobody signed, one of them in the queue of the runs
+        with Celery(broker=broker, set_as_current=False) as foreign:
+            foreign.send_task("signed.pay", ("unsigned",))
+            foreign.send_task("signed.pay", ("unsigned",), queue="taskbridge.first")
+            foreign.send_task("taskbridge.notify_event", ("nobody",), queue="taskbridge.first")
+        # when the shop's own program sends its messages, an event among them
+        environment = deployment.environment(**shop)
+        subprocess.run([sys.executable, "-m", SIGNED], env=environment, cwd=ROOT, check=True, timeout=60)
+        wait_until((tmp_path / "paid-signed").exists, "its own task")
+        deployment.wait_until_idle()
+        wait_until(lambda: worker.text().count("ContentDisallowed: Refusing to deserialize") == 3, "refused")
+    # then these were taken, and nothing else
+    assert deployment.deliveries() == [("acme", "1")]
+    assert not (tmp_path / "paid-unsigned").exists()
 
 
 @pytest.mark.parametrize("broker", ["the gate's"], indirect=True)

@@ -134,15 +134,7 @@ def test_nothing_else_of_its_settings_changes(install: Any) -> None:
     install(app)
     now, before = (one.conf.table(with_defaults=True, censored=False) for one in (app, plain))
     changed = {key for key in now if now[key] != before[key]}
-    assert changed == {"accept_content", "task_routes", "broker_transport_options"}
-    assert now["accept_content"] == ["pickle", "json"]
-
-
-@pytest.mark.parametrize("accepted", [["json"], {"application/json", "yaml"}])
-def test_what_takes_json_already_stays(accepted: Any) -> None:
-    app = app_with(accept_content=accepted)
-    taskbridge.install(app, SETTINGS)
-    assert app.conf.accept_content == accepted
+    assert changed == {"task_routes", "broker_transport_options"}
 
 
 @pytest.mark.parametrize(
@@ -282,3 +274,19 @@ def test_an_app_whose_broker_changed_has_a_pool_of_the_new_one() -> None:
     app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:2/0"
     renew_all()
     assert app.pool.connection.port == 2
+
+
+@pytest.mark.parametrize(
+    ("queues", "ours"), [(None, True), ("emails, taskbridge.next", True), ("emails", False), (["emails"], False)]
+)
+def test_only_a_worker_of_our_queues_has_our_transport(queues: Any, ours: bool) -> None:
+    app = app_with()
+    taskbridge.install(app, SETTINGS)
+
+    class Worker:
+        """A worker of this app."""
+
+    worker: Any = Worker()
+    worker.app = app
+    signals.celeryd_init.send(sender="host", instance=worker, conf=app.conf, options={"queues": queues})
+    assert bool(app.conf.broker_transport) is ours

@@ -14,6 +14,7 @@ import redis
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Pipeline
+from taskbridge.errors import RunFailed
 from taskbridge.gate import State
 from taskbridge.running import slot
 from taskbridge.store import record_invoice
@@ -69,7 +70,7 @@ def test_a_handler_that_was_slow_to_fail_is_not_taken_along(inline: Inline, monk
     save(inline)
     first = taken(inline, 1)[0]
     monkeypatch.setattr(slot, "SLICE", 0.1)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(RunFailed, match="TimeoutError"):
         slot.work(inline.runtime, *first)
     monkeypatch.setattr(slot, "SLICE", 0.09)
     slot.work(inline.runtime, "invoices", "lone", "token")
@@ -234,7 +235,7 @@ def test_a_redis_that_goes_away_meanwhile_says_nothing_of_the_run_that_has_ended
     first, second = taken(inline, 2)
     monkeypatch.setattr(inline.runtime.gate, "take", away)
     slot.work(inline.runtime, *first)
-    with pytest.raises(ValueError, match="its own"):
+    with pytest.raises(RunFailed, match="its own"):
         slot.work(inline.runtime, *second)
     assert handled(inline)["a"] == 1
     assert caplog.text.count("their deadlines publish them again: ConnectionError: gone") == 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from taskbridge.declaring.batch import Batch
+from taskbridge.errors import RunFailed
 from taskbridge.gate import State
 from taskbridge.running import slot
 from taskbridge.store import Claim, CursorLost
@@ -63,7 +64,7 @@ def test_one_that_fails_stops_none_and_each_error_is_told_with_its_tenant(
     called = note_calls(inline, fail)
     save(inline)
     quick(inline)
-    with pytest.raises(ValueError, match="no a"):
+    with pytest.raises(RunFailed, match="no a"):
         work(inline)
     assert sorted(called) == TENANTS
     found = inline.runtime.gate.look("invoices", ["a", "c"])
