@@ -21,6 +21,7 @@ from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
 from tests.torture.kinds import PARCELS
 from tests.torture.ledger import Ledger
+from tests.torture.pristine import PREPARES
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.stalls import Stalls, observe
 from tests.torture.workers import Kind, Workers
@@ -216,6 +217,8 @@ def _prepare_database(url: str) -> None:
             "CREATE UNIQUE INDEX torture_parcels ON taskbridge.deliveries (tenant, external_id, revision) "
             f"WHERE pipeline = '{PARCELS}'"
         )
+        for statement in PREPARES:
+            connection.exec_driver_sql(statement)
         connection.exec_driver_sql("CREATE TABLE torture_totals (tenant text PRIMARY KEY, taken bigint)")
         connection.exec_driver_sql(
             "CREATE TABLE torture_promises (kept text REFERENCES torture_totals DEFERRABLE INITIALLY DEFERRED)"

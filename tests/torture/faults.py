@@ -109,6 +109,7 @@ DEATHS = _search("runner TTL + ", lambda settings: settings.runner_ttl, LEAST_DE
 OUTAGES = _search("", lambda _: 0.0, doubling=True)
 ONE_MORE_OUTAGE: Final = FIRST_BACKOFF * 2 ** (tries(work.RECORDS_OF_FATAL, MAX_ATTEMPTS) - 1)
 """Seconds that such a search takes longer where a server was away during one of its tries: the back-off has doubled."""
+KEPT = _search(f"statement_timeout + {GRACE:g} s + ", lambda settings: settings.statement_timeout + GRACE)
 HANGS = _search("soft time limit + ", lambda _: SOFT_TIME_LIMIT)
 
 
@@ -273,6 +274,10 @@ FAULTS: Final[dict[str, Fault]] = {
             ("odd_text", "ends in a surrogate, a NUL, 10 MB of text", TRIES),
             ("cannot_reach", "always meets TimeoutError, ConnectionError", OUTAGES),
             ("asks_to_wait", "asks to wait", WAIT),
+            ("runs_out_of_memory", "raises MemoryError", TRIES),
+            ("shuts_down", "raises WorkerShutdown, WorkerTerminate, sends SIGTERM to itself", DEATHS),
+            ("keeps_reference", "keeps a stream or a COPY", KEPT),
+            ("leaves_state", "leaves state in its session or its context", WAIT),
         )
     },
     "record_undecodable": Fault("record", "a record cannot be decoded", "its commit", TRIES, work.record_undecodable),

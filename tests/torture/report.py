@@ -22,6 +22,7 @@ KINDS = (
     "doubled",
     "double advance",
     "mixed",
+    "leak",
     "rolled back",
     "wrong end",
     "too many tries",
@@ -171,6 +172,7 @@ After each schedule these hold, or it is a violation:
 | doubled | no revision of an invoice was delivered twice, one of a parcel again at most {extra} times for each fault |
 | double advance | no two batches of a tenant of `invoices` advanced from one position of its cursor |
 | mixed | no batch holds another tenant's record |
+| leak | no call finds state of an earlier one: in its session, its driver's connection, or its context |
 | rolled back | no handler is given what was rolled back, in whole or to a savepoint |
 | wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -106,6 +106,8 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
         if tenant.startswith(prefix)
         for version in versions - truth.versions
     ]
+    leaked = Counter(found for found in arena.ledger.leaked if found[0].startswith(prefix))
+    wrong += [f"leak: {tenant} found {what}, {count} times" for (tenant, what), count in leaked.items()]
     return wrong + [f"mixed: {text}" for text in arena.ledger.mixed]
 
 
