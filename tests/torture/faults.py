@@ -12,6 +12,7 @@ from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.bounded import GRACE
+from tests.torture import strikes_adopted as adopted
 from tests.torture import strikes_cursors as cursors
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
@@ -19,7 +20,7 @@ from tests.torture import strikes_work as work
 from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
 from tests.torture.producer import LONGEST_CALL
 from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned
+from tests.torture.schedule import HARD_LIMIT, Planned
 from tests.torture.server_clock import compiler
 from tests.torture.strikes_cursors import CIRCUIT_OPENS_FOR
 
@@ -79,6 +80,7 @@ LOCK = Bound(
 )
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
 SWITCH = Bound("2 s + base interval", lambda settings, _: 2.0 + settings.base_interval)
+SILENT = Bound("10 s", lambda _, __: 10.0)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
@@ -110,6 +112,7 @@ OUTAGES = _search("", lambda _: 0.0, doubling=True)
 ONE_MORE_OUTAGE: Final = FIRST_BACKOFF * 2 ** (tries(work.RECORDS_OF_FATAL, MAX_ATTEMPTS) - 1)
 """Seconds that such a search takes longer where a server was away during one of its tries: the back-off has doubled."""
 KEPT = _search(f"statement_timeout + {GRACE:g} s + ", lambda settings: settings.statement_timeout + GRACE)
+LIMITS = _search("hard time limit + runner TTL + ", lambda settings: HARD_LIMIT + settings.runner_ttl, LEAST_DEATHS)
 HANGS = _search("soft time limit + ", lambda _: SOFT_TIME_LIMIT)
 
 
@@ -124,6 +127,14 @@ class Fault:
     strike: Callable[[Scene, Planned], Struck]
     opens_circuit: bool = False
     """Whether so many runs fail meanwhile that the pipeline's circuit opens."""
+
+    is_of_users: bool = False
+    """Whether the users of the adopted table do it themselves, so that none of them may be held up."""
+
+    @property
+    def strikes_users(self) -> bool:
+        """Whether users of Postgres may be held up, because Postgres itself is struck."""
+        return self.subject == "postgres" and not self.is_of_users
 
     @property
     def forgets(self) -> bool:
@@ -156,6 +167,20 @@ FAULTS: Final[dict[str, Fault]] = {
     "clients_killed": Fault("redis", "CLIENT KILL TYPE normal", "the command", EITHER, servers.clients_killed),
     "redis_full": Fault(
         "redis", "Redis refuses writes (maxmemory)", "writes are taken again", BASE, servers.redis_full
+    ),
+    "redis_alone": Fault(
+        "redis", "Redis refuses writes (no replica)", "writes are taken again", BASE, servers.redis_alone
+    ),
+    "connections_silent": Fault(
+        "workers", "one worker's connections to Redis fall silent", "the silence", SILENT, servers.connections_silent
+    ),
+    "replies_lost": Fault("messages", "replies of scripts are lost", "the last loss", EITHER, servers.replies_lost),
+    "hard_limit": Fault(
+        "workers",
+        "a record outlasts the hard time limit of a worker that joins",
+        "its commit",
+        LIMITS,
+        servers.hard_limit,
     ),
     "redis_switched": Fault(
         "redis",
@@ -253,6 +278,22 @@ FAULTS: Final[dict[str, Fault]] = {
         CURSORS,
         cursors.cursors_locked,
         opens_circuit=True,
+    ),
+    "columns_change": Fault(
+        "postgres",
+        "users change columns of the adopted table, and back",
+        "the change, or adopting again",
+        BASE,
+        adopted.columns_change,
+        is_of_users=True,
+    ),
+    "backfilled_beside_users": Fault(
+        "postgres",
+        "backfills beside users with transactions that take long",
+        "the end of the backfill",
+        BASE,
+        adopted.backfilled_beside_users,
+        is_of_users=True,
     ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late

@@ -30,6 +30,7 @@ from tests.torture import clock, guards
 from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
 from tests.torture.kinds import INVOICES, PARCELS, PIPELINES, uses_session
 from tests.torture.pristine import found_context, found_session
+from tests.torture.users import GOODS
 
 BOOKS = Path(os.environ["TORTURE_BOOKS"])
 WORKER = os.environ["TORTURE_WORKER"]
@@ -148,6 +149,17 @@ def _handle(batch: Batch, call: int) -> Iterator[float]:
     write(batch, "ended", call=call)
 
 
+def handle_goods(batch: Batch) -> None:
+    """Write down how the users' rows are delivered."""
+    _check_context(batch)
+    _check_session(batch)
+    for record in batch:
+        batch.connection.exec_driver_sql(
+            "INSERT INTO torture_goods_seen VALUES (%s, %s, %s, %s, %s)",
+            (batch.tenant, record.external_id, record.revision, record.deleted, record.document.get("version")),
+        )
+
+
 def _standing(batch: Batch) -> tuple[int, int]:
     """Return where the cursor stands, and the process id of the batch's session."""
     found = batch.connection.exec_driver_sql(
@@ -165,6 +177,9 @@ for name in PIPELINES:
         max_attempts=MAX_ATTEMPTS,
         soft_time_limit=SOFT_TIME_LIMIT,
     )(handle_async if "TORTURE_ASYNC" in os.environ else handle)
+
+
+pipeline(GOODS, policy=LatencyNeutral(), batch_size=BATCH_SIZE)(handle_goods)
 
 
 def _do(batch: Batch, record: Record) -> None:

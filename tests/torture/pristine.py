@@ -101,7 +101,10 @@ def _sets_context(_: Batch, __: Record) -> None:
 
 
 LEFT_BEHIND: Final[tuple[Callable[[Batch, Record], None], ...]] = (
-    *(_executes("SELECT set_config(%(name)s, %(text)s, false)", name=name, text=text) for name, text in _SETTINGS.items()),
+    *(
+        _executes("SELECT set_config(%(name)s, %(text)s, false)", name=name, text=text)
+        for name, text in _SETTINGS.items()
+    ),
     _executes("CREATE TEMP TABLE IF NOT EXISTS torture_left_behind (n int)"),
     _executes("SELECT pg_advisory_lock(42, pg_backend_pid())"),
     _executes("DECLARE torture_left_behind CURSOR WITH HOLD FOR SELECT 1"),

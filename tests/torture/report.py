@@ -12,6 +12,7 @@ from tests.torture.arenas import WITHIN
 from tests.torture.course import HARNESS_FAILED, Recovery, Result
 from tests.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
 from tests.torture.producer import LONGEST_CALL
+from tests.torture.users import LONGEST_WAIT
 from tests.torture.verdict import TRIES_PER_FAULT
 from tests.torture.workers import LONG_CALL
 
@@ -28,6 +29,11 @@ KINDS = (
     "too many tries",
     "stuck",
     "late",
+    "died",
+    "user failed",
+    "user waited",
+    "user misled",
+    "never deleted",
     HARNESS_FAILED,
 )
 
@@ -63,7 +69,8 @@ def summary(results: Sequence[Result]) -> str:
     return (
         f"{len(results)} schedules, {len(recoveries)} faults, "
         f"{sum(result.committed for result in results)} records, "
-        f"{sum(result.delivered for result in results)} deliveries.\n"
+        f"{sum(result.delivered for result in results)} deliveries, "
+        f"{sum(result.user_transactions for result in results)} transactions of users of an adopted table.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
         f"{_beyond(stalled)}\n"
@@ -96,6 +103,7 @@ def page(results: Sequence[Result], seed: int, margin: float) -> str:
         outage=ONE_MORE_OUTAGE,
         extra=TRIES_PER_FAULT,
         within=WITHIN / 60,
+        waits=LONGEST_WAIT,
     )
 
 
@@ -178,12 +186,17 @@ After each schedule these hold, or it is a violation:
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
 | stuck | all is handled, all cursors are past it, no runner is left, no key that never expires but the broker's own |
 | late | each fault's tenants go on within the bound |
+| died | no worker that was ready is ended by an error, such as a Redis that refuses writes or a `MemoryError` |
+| user failed | no transaction of the users of the adopted table fails, but where Postgres itself is away |
+| user waited | no statement of theirs takes longer than {waits:g} s, but where Postgres is struck |
+| user misled | `lastval()` returns what it returns without TaskBridge |
+| never deleted | no deletion of a row is delivered that nobody deleted |
 
 A schedule that comes to no verdict, because a part of the torture itself raises an exception or gives no result within
 {within:g} minutes, counts as "harness failed"; the run goes on with the next one and ends with status 1.
 
-Workers that end by themselves are started again, as a supervisor would. Celery ends a worker whose Redis refuses its
-writes, and a worker that starts while Postgres or Redis is away says so and ends.
+Workers that end by themselves are started again, as a supervisor would: a record may have killed one, and a worker that
+starts while Postgres or Redis is away says so and ends.
 
 What is repeatable is the drawing: `python -m tests.torture --schedule SEED` runs the schedule with that seed again,
 with the same faults and the same producers; which moment of a run a fault meets is up to the machine.

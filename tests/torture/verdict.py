@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from taskbridge import app
 from taskbridge.process.runtime import runtime_of
-from tests.torture.arena import Arena
+from tests.torture.arena import NOT_AS_DELIVERED, Arena
 from tests.torture.faults import LEAST_DEATHS, tries
 from tests.torture.kinds import PIPELINES
 from tests.torture.producer import Expected, Fact, Truth
+from tests.torture.users import GOODS, Users
 
-__all__ = ["Stock", "judge", "leftovers"]
+__all__ = ["Stock", "judge", "judge_goods", "leftovers"]
 
 LARGEST_BATCH: Final = 50
 TRIES_PER_FAULT: Final = 4
@@ -111,6 +112,29 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
     return wrong + [f"mixed: {text}" for text in arena.ledger.mixed]
 
 
+def judge_goods(arena: Arena, users: Users) -> list[str]:
+    """Return what is wrong with the deliveries of the users' rows."""
+    tenants = {"tenants": f"{users.prefix}%"}
+    seen = arena.rows(
+        "SELECT tenant, key, revision, bool_or(deleted), count(*) FROM torture_goods_seen "
+        "WHERE tenant LIKE %(tenants)s GROUP BY tenant, key, revision",
+        **tenants,
+    )
+    wrong = [f"lost: row {tuple(row)} of the adopted table" for row in arena.rows(NOT_AS_DELIVERED, **tenants)]
+    wrong += [f"doubled: row {key} of {tenant}, revision {revision}" for tenant, key, revision, _, n in seen if n > 1]
+    wrong += [
+        f"never deleted: row {key} of {tenant}"
+        for tenant, key, _, deleted, _ in seen
+        if deleted and (tenant, key) not in users.left
+    ]
+    return wrong + [
+        f"wrong end: row {key} of {tenant} is in quarantine: {reason}"
+        for tenant, key, reason in arena.rows(
+            "SELECT tenant, external_id, reason FROM taskbridge.quarantine WHERE tenant LIKE %(tenants)s", **tenants
+        )
+    ]
+
+
 def _of_record(stock: Stock, key: tuple[str, str], revision: int, version: int, fact: Fact) -> list[str]:
     possible = [*([fact.committed] if fact.committed else []), *fact.in_doubt]
     found = [one for one in possible if one.version == version]
@@ -133,6 +157,6 @@ def leftovers(arena: Arena) -> list[str]:
     client: Any = arena.redis.client
     ours = [key for key in client.scan_iter() if not key.startswith(("_kombu.", "unacked"))]
     return [
-        *(f"runner {tenant}" for pipeline in PIPELINES for tenant in runtime_of(app).gate.active(pipeline)),
+        *(f"runner {tenant}" for pipeline in (*PIPELINES, GOODS) for tenant in runtime_of(app).gate.active(pipeline)),
         *(f"key {key}" for key in ours if client.ttl(key) == -1),
     ]

@@ -1,0 +1,91 @@
+"""What users do to a table that is adopted: they change its columns, and work on while backfills run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Final
+
+from tests.torture.arena import ADOPTS, command
+from tests.torture.scene import Scene, Struck
+from tests.torture.schedule import Planned
+from tests.torture.users import GOODS
+
+__all__ = ["backfilled_beside_users", "columns_change"]
+
+SETTLES_WITHIN: Final = 6.0
+"""Seconds after which a source that delivers nothing counts as stopped; another fault may strike meanwhile."""
+BACK_WITHIN: Final = 30.0
+"""Seconds after which nothing more is waited for."""
+CHANGES: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
+    (
+        ("ADD COLUMN size int DEFAULT 1", "DROP COLUMN number"),
+        ("DROP COLUMN size", "ADD COLUMN number bigserial"),
+    ),
+    (
+        ("RENAME tenant TO tenant_before", "RENAME owner TO tenant", "RENAME tenant_before TO owner"),
+        ("RENAME tenant TO tenant_before", "RENAME owner TO tenant", "RENAME tenant_before TO owner"),
+    ),
+    (
+        ("RENAME id TO id_before", "RENAME code TO id", "RENAME id_before TO code"),
+        ("RENAME id TO id_before", "RENAME code TO id", "RENAME id_before TO code"),
+    ),
+    (("ALTER id TYPE text USING id::text",), ("ALTER id TYPE bigint USING id::bigint",)),
+    (("ALTER tenant TYPE varchar(100)",), ("ALTER tenant TYPE text",)),
+)
+"""Each with what changes it back; all of one are one transaction."""
+
+
+def columns_change(scene: Scene, planned: Planned) -> Struck:
+    """Change columns while users write, and back later.
+
+    Each time the rows are delivered as they are, or the source has stopped, `doctor` tells of it, and adopting the
+    table again lets it go on.
+    """
+    there, back = CHANGES[round(planned.part * 1000) % len(CHANGES)]
+    violations: list[str] = []
+    took = 0.0
+    for number, change in enumerate((there, back)):
+        with scene.users.working(2, f"{scene.seed}/{planned.part}/{number}", pauses=0.03):
+            time.sleep(0.2)
+            scene.arena.rows("; ".join(f"ALTER TABLE torture_goods {one}" for one in change))
+            time.sleep(0.3 + planned.part)
+        changed = time.monotonic()
+        if not _settles(scene, SETTLES_WITHIN):
+            if GOODS not in command("doctor", "--json").stdout:
+                violations.append(f"stuck: rows of {GOODS} are not delivered after {change}, and doctor says nothing")
+            violations += _adopt_again()
+            changed = time.monotonic()
+            _settles(scene, BACK_WITHIN)
+        took = max(took, time.monotonic() - changed)
+    return Struck(time.monotonic(), (), took=took, violations=tuple(violations))
+
+
+def backfilled_beside_users(scene: Scene, planned: Planned) -> Struck:
+    """Backfill again and discard unmatched rows while users update them, with pauses in their transactions."""
+    violations: list[str] = []
+    with scene.users.working(4, f"{scene.seed}/{planned.part}", pauses=0.01, holds=0.03, strange=0.4):
+        time.sleep(0.5)
+        for _ in range(2):
+            violations += _adopt_again()
+            listed = command("unmatched", "list", GOODS, "--json")
+            if listed.returncode == 0:
+                keys = [record["message_id"] for record in json.loads(listed.stdout)["records"]]
+                command("unmatched", "discard", GOODS, *(keys or ["none"]))
+    ended = time.monotonic()
+    _settles(scene, BACK_WITHIN)
+    return Struck(ended, (), took=time.monotonic() - ended, violations=tuple(violations))
+
+
+def _settles(scene: Scene, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while scene.arena.count_goods(scene.users.prefix):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _adopt_again() -> list[str]:
+    done = command(*ADOPTS, "--again")
+    return [f"stuck: the table cannot be adopted again: {done.stderr.strip()[-300:]}"] if done.returncode == 2 else []
