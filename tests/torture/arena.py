@@ -60,6 +60,11 @@ FULL JOIN (
 WHERE CASE WHEN g.key IS NULL THEN NOT s.deleted ELSE s.deleted IS DISTINCT FROM false OR g.version <> s.version END
 """
 """The rows of the adopted table, and those that are gone, whose last delivery says something else, or is missing."""
+FORGET_GOODS: Final = (
+    "DELETE FROM torture_goods",
+    "DELETE FROM torture_goods_seen",
+    "DELETE FROM taskbridge.records WHERE source = 'goods'",
+)
 FIRST_WORKERS = [Kind("prefork", 7), Kind("threads", 3), Kind("solo", 50)]
 
 
@@ -147,15 +152,12 @@ class Arena:
 
     def count_goods(self, prefix: str) -> int:
         """Return how many rows of these tenants in the adopted table are not as they were delivered last."""
-        ((count,),) = self.rows(f"SELECT count(*) FROM ({NOT_AS_DELIVERED}) g", tenants=f"{prefix}%")
-        return int(count)
+        return len(self.rows(NOT_AS_DELIVERED, tenants=f"{prefix}%"))
 
     def forget_goods(self) -> None:
         """Delete all rows of the adopted table, and what TaskBridge has of them."""
-        self.rows(
-            "DELETE FROM torture_goods; DELETE FROM torture_goods_seen; "
-            f"DELETE FROM taskbridge.records WHERE source = '{GOODS}'"
-        )
+        for statement in FORGET_GOODS:
+            self.rows(statement)
 
     def copy_parcels(self) -> None:
         """Copy from the ledger into `deliveries` what handlers of parcels were done with since the last time."""

@@ -18,10 +18,7 @@ SETTLES_WITHIN: Final = 6.0
 BACK_WITHIN: Final = 30.0
 """Seconds after which nothing more is waited for."""
 CHANGES: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
-    (
-        ("ADD COLUMN size int DEFAULT 1", "DROP COLUMN number"),
-        ("DROP COLUMN size", "ADD COLUMN number bigserial"),
-    ),
+    (("ADD COLUMN size int DEFAULT 1", "DROP COLUMN note"), ("DROP COLUMN size", "ADD COLUMN note text")),
     (
         ("RENAME tenant TO tenant_before", "RENAME owner TO tenant", "RENAME tenant_before TO owner"),
         ("RENAME tenant TO tenant_before", "RENAME owner TO tenant", "RENAME tenant_before TO owner"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ GOODS: Final = "goods"
 TABLES: Final = (
     """\
 CREATE TABLE torture_goods (
-    id bigint PRIMARY KEY, code text NOT NULL UNIQUE, tenant text, owner text, version bigint NOT NULL, number bigserial
+    id bigint PRIMARY KEY, code text NOT NULL UNIQUE, tenant text, owner text, version bigint NOT NULL,
+    number bigserial, note text
 )""",
     "CREATE TABLE torture_goods_seen (tenant text, key text, revision bigint, deleted boolean, version bigint)",
     "CREATE INDEX ON torture_goods_seen (tenant, key, revision)",
@@ -104,11 +106,9 @@ class Users:
             if one.ended - one.began - stalls.between(one.began, one.ended) > LONGEST_WAIT
             and not any(since < one.ended and one.began < until for since, until in self._excused)
         ]
-        return [
-            *(f"user failed: {failure}" for failure in self.failures),
-            *(f"user misled: {text}" for text in self.misled),
-            *waits,
-        ]
+        failures = [f"user failed: {what}, {count} times" for what, count in Counter(self.failures).items()]
+        misled = [f"user misled: {self.misled[0]}; {len(self.misled)} times"] if self.misled else []
+        return [*failures, *misled, *waits]
 
 
 class User(threading.Thread):
@@ -144,11 +144,7 @@ class User(threading.Thread):
 
     def _transact(self, connection: psycopg.Connection[Any]) -> None:
         chance, changed = self._chance, dict(self._rows)
-        acts: list[Callable[[psycopg.Connection[Any], dict[int, str]], None]] = [
-            self._insert,
-            self._update,
-            self._remove,
-        ]
+        acts = (self._insert, self._update, self._remove)
         self._users.transactions += 1
         what = "COMMIT"
         try:
