@@ -158,7 +158,10 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> tuple[li
         # Where the circuit was open, or deadlines got lost, the crowd and its witnesses stand in one line.
         behind = not one.crowd or any(FAULTS[other].opens_circuit or FAULTS[other].forgets for other in struck)
         bound = (sum(bounds.values()) + more if together else bounds[name]) + (turns if behind else 0.0)
-        known = [Recovery(name, round(bound, 3), round(one.took, 3), 0.0, together)] if one.took is not None else []
+        known: list[Recovery] = []
+        if one.took is not None:
+            stalled = scene.arena.stalls.between(one.since, one.since + one.took)
+            known.append(Recovery(name, round(bound, 3), round(one.took, 3), round(stalled, 3), together))
         for tenant in one.tenants:
             own_bound = bound + one.longer.get(tenant, 0.0)
             counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))

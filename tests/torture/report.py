@@ -140,6 +140,11 @@ in the transaction that advances the cursor. That of `parcels` uses no connectio
 API with idempotency keys, and what it has done is in a file. So runs that began together advance their cursors in one
 exchange, and runs of both sources share a slot.
 
+Besides, users who know nothing of TaskBridge work on a table that is adopted, one at all times and up to four more
+while its columns change or a backfill runs. Each has rows of its own and keeps a ledger of its transactions. Postgres
+looks for deadlocks after 100 ms, so that a user would be the victim of any that TaskBridge takes part in. One worker
+and all producers reach Redis by a proxy, which can fall silent on its connections or lose the replies of scripts.
+
 A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
 invoices and bursts, short transactions and long ones, some notified twice, too early or never. As many tenants have
 records that are written by plain SQL, with an `INSERT` or by `taskbridge.record`, also in long transactions, with

@@ -97,7 +97,8 @@ class Struck:
     `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
     `holds_others`: for how many seconds more than by its own bound it may hold up a tenant that another fault met.
     `longer`: by how many seconds the bound is longer for some tenants. `undo` is called when they were waited for.
-    `took`: seconds of a recovery that the strike measured itself. `violations`: what it saw that must not be.
+    `took`: seconds from `since` of a recovery that the strike measured itself. `violations`: what it saw that must not
+    be.
     """
 
     since: float

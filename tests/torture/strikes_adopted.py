@@ -41,7 +41,7 @@ def columns_change(scene: Scene, planned: Planned) -> Struck:
     """
     there, back = CHANGES[round(planned.part * 1000) % len(CHANGES)]
     violations: list[str] = []
-    took = 0.0
+    since, took = time.monotonic(), 0.0
     for number, change in enumerate((there, back)):
         with scene.users.working(2, f"{scene.seed}/{planned.part}/{number}", pauses=0.03):
             time.sleep(0.2)
@@ -54,8 +54,8 @@ def columns_change(scene: Scene, planned: Planned) -> Struck:
             violations += _adopt_again()
             changed = time.monotonic()
             _settles(scene, BACK_WITHIN)
-        took = max(took, time.monotonic() - changed)
-    return Struck(time.monotonic(), (), took=took, violations=tuple(violations))
+        since, took = max((since, took), (changed, time.monotonic() - changed), key=lambda one: one[1])
+    return Struck(since, (), took=took, violations=tuple(violations))
 
 
 def backfilled_beside_users(scene: Scene, planned: Planned) -> Struck:
