@@ -29,7 +29,7 @@ from tests.torture.pristine import PREPARES
 from tests.torture.proxy import Proxy
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.stalls import Stalls, observe
-from tests.torture.users import GOODS, TABLES
+from tests.torture.users import GOODS, TABLE, TABLES
 from tests.torture.workers import Kind, Workers
 from tests.waiting import wait_until
 
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "transaction_timeout": 10.0,
 }
 
-ADOPTS: Final = ("adopt", "torture_goods", "--tenant", "tenant", "--key", "id", "--source", GOODS)
+ADOPTS: Final = ("adopt", TABLE, "--tenant", "tenant", "--key", "id", "--source", GOODS)
 """The command that makes the users' table a source."""
 BACK_WITHIN = 60.0
 NOT_AS_DELIVERED: Final = """\

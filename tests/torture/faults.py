@@ -85,6 +85,11 @@ TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
+# Where the source stood still, runs of its tenants failed meanwhile.
+STOOD_STILL = Bound(
+    f"base interval, or {BACKOFF.formula}",
+    lambda settings, lasted: max(BASE.seconds(settings, lasted), BACKOFF.seconds(settings, lasted)),
+)
 # The circuit closes when a probe's call is over, and whose record that takes is up to the wait queue.
 PROBED = Bound(
     f"{BACKOFF.formula} + {LONGEST_CALL:g} s for the probe's call",
@@ -282,8 +287,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "columns_change": Fault(
         "postgres",
         "users change columns of the adopted table, and back",
-        "the change, or adopting again",
-        BASE,
+        "the change, or adopting it again",
+        STOOD_STILL,
         adopted.columns_change,
         is_of_users=True,
     ),

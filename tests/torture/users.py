@@ -19,10 +19,11 @@ import psycopg
 
 from tests.torture.stalls import Stalls
 
-__all__ = ["GOODS", "LONGEST_WAIT", "TABLES", "User", "Users"]
+__all__ = ["GOODS", "LONGEST_WAIT", "TABLE", "TABLES", "User", "Users"]
 
 GOODS: Final = "goods"
 """The source, and the pipeline, of the adopted table."""
+TABLE: Final = "torture_goods"
 TABLES: Final = (
     """\
 CREATE TABLE torture_goods (
