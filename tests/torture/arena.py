@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import make_url
 
@@ -23,6 +22,7 @@ from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
+from tests.forked import PROGRAM, Forked
 from tests.torture.kinds import PARCELS
 from tests.torture.ledger import Ledger
 from tests.torture.pristine import PREPARES
@@ -50,6 +50,7 @@ SETTINGS: dict[str, Any] = {
 ADOPTS: Final = ("adopt", TABLE, "--tenant", "tenant", "--key", "id", "--source", GOODS)
 """The command that makes the users' table a source."""
 BACK_WITHIN = 60.0
+COMMAND_ENDS_WITHIN: Final = 120.0
 NOT_AS_DELIVERED: Final = """\
 SELECT coalesce(g.tenant, s.tenant) AS tenant, coalesce(g.key, s.key) AS key, g.version, s.version AS delivered
 FROM (SELECT tenant, id::text AS key, version FROM torture_goods WHERE tenant LIKE %(tenants)s) g
@@ -66,6 +67,14 @@ FORGET_GOODS: Final = (
     "DELETE FROM taskbridge.records WHERE source = 'goods'",
 )
 FIRST_WORKERS = [Kind("prefork", 7), Kind("threads", 3), Kind("solo", 50)]
+
+
+class Said(NamedTuple):
+    """What came of a command."""
+
+    status: int
+    out: str
+    errors: str
 
 
 @dataclass
@@ -223,7 +232,7 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
             stack.callback(_keep, directory, keep)
         _prepare_database(postgres.url)
         adopted = command(*ADOPTS)
-        assert adopted.returncode == 0, adopted.stderr
+        assert adopted.status == 0, adopted.errors
         for name in (PARCELS, GOODS):
             pipeline(name, policy=LatencyNeutral())(_never_called)  # so that events can be sent to it
         runtime = runtime_of(app)
@@ -249,10 +258,12 @@ def _behind(proxy: Proxy, redis: RedisHere) -> dict[str, str]:
     return {"TASKBRIDGE_REDIS_URL": url}
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
+def command(*words: str) -> Said:
     """Run a command of `taskbridge` against the servers of this process's arena."""
-    program = [sys.executable, "-c", "from taskbridge.cli.main import main; main()", *words]
-    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    with tempfile.TemporaryDirectory() as directory:
+        out, errors = Path(directory) / "out", Path(directory) / "errors"
+        status = Forked(PROGRAM, words, os.environ, ROOT, out, errors).wait(COMMAND_ENDS_WITHIN)
+        return Said(status, out.read_text(), errors.read_text())
 
 
 def _never_called(_: object) -> None:

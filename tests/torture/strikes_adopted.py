@@ -60,7 +60,7 @@ def _goes_on(scene: Scene, changed: float) -> Struck:
     since = time.monotonic()
     if _settles(scene, DELIVERS_WITHIN):
         return Struck(since, (), took=time.monotonic() - since)
-    is_told = TABLE in command("doctor", "--json").stdout
+    is_told = TABLE in command("doctor", "--json").out
     if not is_told and _settles(scene, OUTAGE):
         return Struck(since, (), took=time.monotonic() - since, lasted=OUTAGE)
     violations = [] if is_told else [f"stuck: {TABLE} is not delivered, and doctor says nothing of it"]
@@ -78,8 +78,8 @@ def backfilled_beside_users(scene: Scene, planned: Planned) -> Struck:
         for _ in range(2):
             violations += _adopt_again()
             listed = command("unmatched", "list", GOODS, "--json")
-            if listed.returncode == 0:
-                keys = [record["message_id"] for record in json.loads(listed.stdout)["records"]]
+            if listed.status == 0:
+                keys = [record["message_id"] for record in json.loads(listed.out)["records"]]
                 command("unmatched", "discard", GOODS, *(keys or ["none"]))
     ended = time.monotonic()
     _settles(scene, BACK_WITHIN)
@@ -97,4 +97,4 @@ def _settles(scene: Scene, seconds: float) -> bool:
 
 def _adopt_again() -> list[str]:
     done = command(*ADOPTS, "--again")
-    return [f"stuck: the table cannot be adopted again: {done.stderr.strip()[-300:]}"] if done.returncode == 2 else []
+    return [f"stuck: the table cannot be adopted again: {done.errors.strip()[-300:]}"] if done.status == 2 else []
