@@ -29,7 +29,7 @@ from tests.torture.pristine import PREPARES
 from tests.torture.proxy import Proxy
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.stalls import Stalls, observe
-from tests.torture.users import GOODS, TABLE, TABLES
+from tests.torture.users import GOODS, TABLE, TABLES, Users
 from tests.torture.workers import Kind, Workers
 from tests.waiting import wait_until
 
@@ -162,6 +162,14 @@ class Arena:
     def count_goods(self, prefix: str) -> int:
         """Return how many rows of these tenants in the adopted table are not as they were delivered last."""
         return len(self.rows(NOT_AS_DELIVERED, tenants=f"{prefix}%"))
+
+    def never_deleted(self, users: Users) -> list[str]:
+        """Return the deletions that were delivered and that no user made, a sentence each."""
+        found = self.rows(
+            "SELECT DISTINCT tenant, key FROM torture_goods_seen WHERE deleted AND tenant LIKE %(tenants)s",
+            tenants=f"{users.prefix}%",
+        )
+        return [f"never deleted: row {key} of {tenant}" for tenant, key in found if (tenant, key) not in users.left]
 
     def forget_goods(self) -> None:
         """Delete all rows of the adopted table, and what TaskBridge has of them."""

@@ -64,6 +64,9 @@ def _goes_on(scene: Scene, changed: float) -> Struck:
     if not is_told and _settles(scene, OUTAGE):
         return Struck(since, (), took=time.monotonic() - since, lasted=OUTAGE)
     violations = [] if is_told else [f"stuck: {TABLE} is not delivered, and doctor says nothing of it"]
+    if not scene.users.renamed:
+        violations += scene.arena.never_deleted(scene.users)
+    scene.users.renamed = True
     violations += _adopt_again()
     since = time.monotonic()
     _settles(scene, BACK_WITHIN)

@@ -33,13 +33,14 @@ CREATE TABLE torture_goods (
     "CREATE TABLE torture_goods_seen (tenant text, key text, revision bigint, deleted boolean, version bigint)",
     "CREATE INDEX ON torture_goods_seen (tenant, key, revision)",
 )
-"""`code` holds what `id` does, and `owner` what `tenant` does, so that they can change places."""
+"""`code` holds the negative of `id`, and `owner` the tenant with a suffix, so that they can change places."""
 LONGEST_WAIT: Final = 1.0
 """Seconds that a user's statement may take; the machine is busy, so it is longer than what is promised."""
 NO_TENANT: Final = "not a name"
 """A tenant that TaskBridge takes for none: such rows are unmatched."""
 IS_AWAY: Final = ("08", "57P", "53300")
 """How SQLSTATEs begin that say that Postgres is away."""
+_OWNS: Final = "-owner"
 _TENANTS: Final = 4
 _ROWS: Final = 40
 """Rows that a user has before any of them is deleted."""
@@ -63,6 +64,8 @@ class Users:
     misled: list[str] = field(default_factory=list)
     left: set[tuple[str, str]] = field(default_factory=set)
     """(tenant, key) of the rows that may have been deleted, or given to another tenant."""
+    renamed: bool = False
+    """Whether the table was adopted again after its columns changed: rows may have left their tenants by that."""
     _waits: list[_Wait] = field(default_factory=list)
     _excused: list[tuple[float, float]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1_000_000)))
@@ -176,7 +179,7 @@ class User(threading.Thread):
         cursor = self._execute(
             connection,
             "INSERT INTO torture_goods (id, code, tenant, owner, version) VALUES (%s, %s, %s, %s, 0) RETURNING number",
-            (str(key), str(key), tenant, tenant),
+            (str(key), str(-key), tenant, f"{tenant}{_OWNS}"),
         )
         ((number,),) = cursor.fetchall()
         ((last,),) = self._execute(connection, "SELECT lastval()").fetchall()
@@ -186,21 +189,27 @@ class User(threading.Thread):
 
     def _update(self, connection: psycopg.Connection[Any], rows: dict[int, str]) -> None:
         key = self._chance.choice([*rows])
-        tenant = rows[key]
-        if self._chance.random() < self._strange:
-            tenant = self._tenant() if self._chance.random() < 0.5 else NO_TENANT
-            self._users.left.add((rows[key], str(key)))
+        if self._chance.random() >= self._strange:
+            self._execute(connection, "UPDATE torture_goods SET version = version + 1 WHERE id = %s", (str(key),))
+            return
+        tenant = self._tenant() if self._chance.random() < 0.5 else NO_TENANT
+        self._leaves(rows[key], key)
         self._execute(
             connection,
             "UPDATE torture_goods SET version = version + 1, tenant = %s, owner = %s WHERE id = %s",
-            (tenant, tenant, str(key)),
+            (tenant, f"{tenant}{_OWNS}", str(key)),
         )
         rows[key] = tenant
 
     def _remove(self, connection: psycopg.Connection[Any], rows: dict[int, str]) -> None:
         key = self._chance.choice([*rows])
-        self._users.left.add((rows.pop(key), str(key)))
+        self._leaves(rows.pop(key), key)
         self._execute(connection, "DELETE FROM torture_goods WHERE id = %s", (str(key),))
+
+    def _leaves(self, tenant: str, key: int) -> None:
+        """Note that a row may leave its tenant, whichever columns are tenant and key."""
+        for owner in (tenant, f"{tenant}{_OWNS}"):
+            self._users.left.update({(owner, str(key)), (owner, str(-key))})
 
     def _execute(self, connection: psycopg.Connection[Any], statement: str, values: Any = ()) -> psycopg.Cursor[Any]:
         began = time.monotonic()

@@ -115,23 +115,23 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
 def judge_goods(arena: Arena, users: Users) -> list[str]:
     """Return what is wrong with the deliveries of the users' rows."""
     tenants = {"tenants": f"{users.prefix}%"}
-    seen = arena.rows(
-        "SELECT tenant, key, revision, bool_or(deleted), count(*) FROM torture_goods_seen "
-        "WHERE tenant LIKE %(tenants)s GROUP BY tenant, key, revision",
-        **tenants,
-    )
-    wrong = [f"lost: row {tuple(row)} of the adopted table" for row in arena.rows(NOT_AS_DELIVERED, **tenants)]
-    wrong += [f"doubled: row {key} of {tenant}, revision {revision}" for tenant, key, revision, _, n in seen if n > 1]
-    wrong += [
-        f"never deleted: row {key} of {tenant}"
-        for tenant, key, _, deleted, _ in seen
-        if deleted and (tenant, key) not in users.left
-    ]
-    return wrong + [
-        f"wrong end: row {key} of {tenant} is in quarantine: {reason}"
-        for tenant, key, reason in arena.rows(
-            "SELECT tenant, external_id, reason FROM taskbridge.quarantine WHERE tenant LIKE %(tenants)s", **tenants
-        )
+    return [
+        *(f"lost: row {tuple(row)} of the adopted table" for row in arena.rows(NOT_AS_DELIVERED, **tenants)),
+        *(
+            f"doubled: row {key} of {tenant}, revision {revision}"
+            for tenant, key, revision in arena.rows(
+                "SELECT tenant, key, revision FROM torture_goods_seen WHERE tenant LIKE %(tenants)s "
+                "GROUP BY tenant, key, revision HAVING count(*) > 1",
+                **tenants,
+            )
+        ),
+        *([] if users.renamed else arena.never_deleted(users)),
+        *(
+            f"wrong end: row {key} of {tenant} is in quarantine: {reason}"
+            for tenant, key, reason in arena.rows(
+                "SELECT tenant, external_id, reason FROM taskbridge.quarantine WHERE tenant LIKE %(tenants)s", **tenants
+            )
+        ),
     ]
 
 
