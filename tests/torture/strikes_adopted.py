@@ -18,6 +18,8 @@ DELIVERS_WITHIN: Final = 3.0
 """Seconds after which a source that does not deliver all its rows is thought to have stopped."""
 OUTAGE: Final = 8.0
 """Seconds more that it is given where another fault may hold it up."""
+ADOPTS_WITHIN_TRIES: Final = 3
+"""A command may meet a server that another fault has struck, or a table that is in use."""
 BACK_WITHIN: Final = 60.0
 """Seconds after which nothing more is waited for."""
 CHANGES: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
@@ -99,5 +101,10 @@ def _settles(scene: Scene, seconds: float) -> bool:
 
 
 def _adopt_again() -> list[str]:
-    done = command(*ADOPTS, "--again")
-    return [f"stuck: the table cannot be adopted again: {done.errors.strip()[-300:]}"] if done.status == 2 else []
+    for _ in range(ADOPTS_WITHIN_TRIES):
+        done = command(*ADOPTS, "--again")
+        if done.status == 0:
+            return []
+        if done.status == 2:
+            break
+    return [f"stuck: the table cannot be adopted again: {done.errors.strip()[-300:]}"]
