@@ -13,13 +13,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge import Batch, Record, RetryAfter
+from tests.torture.pristine import LEFT_BEHIND
 from tests.torture.producer import Expected
 
 __all__ = ["ACTS", "LONGEST_WAIT", "MAX_ATTEMPTS", "SOFT_TIME_LIMIT", "UNDECODABLE", "Leave"]
@@ -78,6 +80,45 @@ def _holds_the_interpreter(_: Batch, __: Record) -> None:
         ctypes.PyDLL(None).usleep(round(left * 1e6))
 
 
+def _terminates_itself(_: Batch, __: Record) -> None:
+    """Tell this process to end, and fail where it does not: a worker that shuts down waits for its calls."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    raise ValueError("asked to end, and still here")
+
+
+def _outlasts_hard_limit(_: Batch, __: Record) -> None:
+    """Outlast Celery's hard time limit, where this worker has one; elsewhere just fail."""
+    limit = float(os.environ.get("TORTURE_HARD_LIMIT", "0"))
+    until = time.monotonic() + 4 * limit
+    while time.monotonic() < until:
+        with suppress(SoftTimeLimitExceeded):
+            time.sleep(0.1)
+    raise ValueError("not ended by a hard time limit")
+
+
+_KEPT: list[object] = []
+"""What handlers keep references to, so that it is never closed."""
+
+
+def _keeps_stream(batch: Batch, _: Record) -> None:
+    """Return while rows of a stream are still to come, and keep it."""
+    driver: Any = batch.connection.connection.driver_connection
+    stream = driver.cursor().stream("SELECT generate_series(1, 100000)")
+    next(stream)
+    _KEPT.append(stream)
+    raise Leave
+
+
+def _keeps_copy(batch: Batch, _: Record) -> None:
+    """Return in the middle of a COPY, and keep it."""
+    driver: Any = batch.connection.connection.driver_connection
+    copying = driver.cursor().copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT")
+    next(iter(copying.__enter__()))
+    _KEPT.append(copying)
+    raise Leave
+
+
 def _hangs(batch: Batch, _: Record) -> None:
     """Hang until the soft limit; where no signal can come, in a thread, the handler looks at the time itself."""
     while threading.current_thread() is threading.main_thread() or batch.seconds_left > 0:
@@ -122,6 +163,11 @@ ACTS: Final[dict[str, Act]] = {
     # Where no other worker is free to begin the run that replaces it, it ends in time after all.
     "holds": Act((_holds_the_interpreter,), end=Expected.EITHER),
     "hangs": Act((_hangs,)),
+    "outlasts_limit": Act((_outlasts_hard_limit,)),
+    "runs_out_of_memory": Act((_raises(MemoryError),)),
+    "shuts_down": Act((_raises(WorkerShutdown, "a handler"), _raises(WorkerTerminate, 1), _terminates_itself)),
+    "keeps_reference": Act((_keeps_stream, _keeps_copy)),
+    "leaves_state": Act(LEFT_BEHIND, end=Expected.DELIVERED),
     "commits_badly": Act((_fails_at_commit,)),
     "swallows": Act((_swallows(None), _swallows(_rejects("swallowed")))),
     "odd_text": Act(

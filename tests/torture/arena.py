@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+
+from sqlalchemy import make_url
 
 from taskbridge import LatencyNeutral, app, pipeline
 from taskbridge.process.runtime import runtime_of
@@ -19,16 +22,20 @@ from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
+from tests.forked import PROGRAM, Forked
 from tests.torture.kinds import PARCELS
 from tests.torture.ledger import Ledger
+from tests.torture.pristine import PREPARES
+from tests.torture.proxy import Proxy
 from tests.torture.servers import PostgresHere, RedisHere
 from tests.torture.stalls import Stalls, observe
+from tests.torture.users import GOODS, TABLE, TABLES, Users
 from tests.torture.workers import Kind, Workers
 from tests.waiting import wait_until
 
 T = TypeVar("T")
 
-__all__ = ["SETTINGS", "Arena", "arena"]
+__all__ = ["ADOPTS", "NOT_AS_DELIVERED", "SETTINGS", "Arena", "arena", "command"]
 
 SETTINGS: dict[str, Any] = {
     "runner_ttl": 1.5,
@@ -40,8 +47,34 @@ SETTINGS: dict[str, Any] = {
     "transaction_timeout": 10.0,
 }
 
+ADOPTS: Final = ("adopt", TABLE, "--tenant", "tenant", "--key", "id", "--source", GOODS)
+"""The command that makes the users' table a source."""
 BACK_WITHIN = 60.0
+COMMAND_ENDS_WITHIN: Final = 120.0
+NOT_AS_DELIVERED: Final = """\
+SELECT coalesce(g.tenant, s.tenant) AS tenant, coalesce(g.key, s.key) AS key, g.version, s.version AS delivered
+FROM (SELECT tenant, id::text AS key, version FROM torture_goods WHERE tenant LIKE %(tenants)s) g
+FULL JOIN (
+    SELECT DISTINCT ON (tenant, key) tenant, key, version, deleted FROM torture_goods_seen
+    WHERE tenant LIKE %(tenants)s ORDER BY tenant, key, revision DESC
+) s USING (tenant, key)
+WHERE CASE WHEN g.key IS NULL THEN NOT s.deleted ELSE s.deleted IS DISTINCT FROM false OR g.version <> s.version END
+"""
+"""The rows of the adopted table, and those that are gone, whose last delivery says something else, or is missing."""
+FORGET_GOODS: Final = (
+    "DELETE FROM torture_goods",
+    "DELETE FROM torture_goods_seen",
+    "DELETE FROM taskbridge.records WHERE source = 'goods'",
+)
 FIRST_WORKERS = [Kind("prefork", 7), Kind("threads", 3), Kind("solo", 50)]
+
+
+class Said(NamedTuple):
+    """What came of a command."""
+
+    status: int
+    out: str
+    errors: str
 
 
 @dataclass
@@ -50,6 +83,9 @@ class Arena:
 
     postgres: PostgresHere
     redis: RedisHere
+    to_producers: Proxy
+    to_worker: Proxy
+    """In front of Redis: of the producers, and of the worker that `Workers.behind_proxy` returns."""
     workers: Workers
     ledger: Ledger
     settings: Settings
@@ -123,6 +159,23 @@ class Arena:
         )
         return int(count)
 
+    def count_goods(self, prefix: str) -> int:
+        """Return how many rows of these tenants in the adopted table are not as they were delivered last."""
+        return len(self.rows(NOT_AS_DELIVERED, tenants=f"{prefix}%"))
+
+    def never_deleted(self, users: Users) -> list[str]:
+        """Return the deletions that were delivered and that no user made, a sentence each."""
+        found = self.rows(
+            "SELECT DISTINCT tenant, key FROM torture_goods_seen WHERE deleted AND tenant LIKE %(tenants)s",
+            tenants=f"{users.prefix}%",
+        )
+        return [f"never deleted: row {key} of {tenant}" for tenant, key in found if (tenant, key) not in users.left]
+
+    def forget_goods(self) -> None:
+        """Delete all rows of the adopted table, and what TaskBridge has of them."""
+        for statement in FORGET_GOODS:
+            self.rows(statement)
+
     def copy_parcels(self) -> None:
         """Copy from the ledger into `deliveries` what handlers of parcels were done with since the last time."""
         self.ledger.read()
@@ -148,7 +201,8 @@ class Arena:
 
         def query() -> list[Any]:
             with self.engine.begin() as connection:
-                return list(connection.exec_driver_sql(statement, values))
+                found = connection.exec_driver_sql(statement, values)
+                return list(found) if found.returns_rows else []
 
         return self.in_spite_of_outages(query)
 
@@ -174,15 +228,21 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         for server in (postgres, redis):
             stack.callback(server.close)
             server.start()
+        to_producers, to_worker = Proxy(redis.port), Proxy(redis.port)
+        for proxy in (to_producers, to_worker):
+            stack.callback(proxy.close)
         settings = Settings(postgres_url=postgres.url, redis_url=redis.url, **SETTINGS)
         ours = settings.as_environment()
-        os.environ.update(ours)
+        os.environ.update(ours | _behind(to_producers, redis))
         books = directory / "books"
         books.mkdir()
         if keep is not None:
             stack.callback(_keep, directory, keep)
         _prepare_database(postgres.url)
-        pipeline(PARCELS, policy=LatencyNeutral())(_never_called)  # so that events can be sent to it
+        adopted = command(*ADOPTS)
+        assert adopted.status == 0, adopted.errors
+        for name in (PARCELS, GOODS):
+            pipeline(name, policy=LatencyNeutral())(_never_called)  # so that events can be sent to it
         runtime = runtime_of(app)
         stack.callback(runtime.forget)
         outside = {
@@ -191,13 +251,27 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         extra = {"PYTHONPATH": str(ROOT), "TASKBRIDGE_PIPELINES": "tests.torture.pipelines"}
         if without is not None:
             extra["TORTURE_WITHOUT"] = without
-        workers = Workers(books, {**outside, **ours, **extra})
+        workers = Workers(books, {**outside, **ours, **extra}, _behind(to_worker, redis))
         workers.up.set()
         stack.callback(workers.close)
         workers.open(FIRST_WORKERS)
-        made = Arena(postgres, redis, workers, Ledger(books), settings, books, stalls)
+        made = Arena(postgres, redis, to_producers, to_worker, workers, Ledger(books), settings, books, stalls)
         stack.callback(made.engine.dispose)
         yield made
+
+
+def _behind(proxy: Proxy, redis: RedisHere) -> dict[str, str]:
+    """Return what lets a process reach Redis by a proxy."""
+    url = make_url(redis.url).set(port=proxy.port).render_as_string(hide_password=False)
+    return {"TASKBRIDGE_REDIS_URL": url}
+
+
+def command(*words: str) -> Said:
+    """Run a command of `taskbridge` against the servers of this process's arena."""
+    with tempfile.TemporaryDirectory() as directory:
+        out, errors = Path(directory) / "out", Path(directory) / "errors"
+        status = Forked(PROGRAM, words, os.environ, ROOT, out, errors).wait(COMMAND_ENDS_WITHIN)
+        return Said(status, out.read_text(), errors.read_text())
 
 
 def _never_called(_: object) -> None:
@@ -207,7 +281,13 @@ def _never_called(_: object) -> None:
 def _prepare_database(url: str) -> None:
     engine = connect(url)
     migrate(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        # The sooner Postgres looks for deadlocks, the more often a user would be the victim of one with us.
+        connection.exec_driver_sql("ALTER SYSTEM SET deadlock_timeout = '100ms'")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
     with engine.begin() as connection:
+        for statement in TABLES:
+            connection.exec_driver_sql(statement)
         # Not unique on purpose: it must be able to show that two batches advanced from one position.
         connection.exec_driver_sql("CREATE TABLE torture_advances (tenant text, position bigint, token text)")
         connection.exec_driver_sql("CREATE INDEX ON torture_advances (tenant, position)")
@@ -216,6 +296,8 @@ def _prepare_database(url: str) -> None:
             "CREATE UNIQUE INDEX torture_parcels ON taskbridge.deliveries (tenant, external_id, revision) "
             f"WHERE pipeline = '{PARCELS}'"
         )
+        for statement in PREPARES:
+            connection.exec_driver_sql(statement)
         connection.exec_driver_sql("CREATE TABLE torture_totals (tenant text PRIMARY KEY, taken bigint)")
         connection.exec_driver_sql(
             "CREATE TABLE torture_promises (kept text REFERENCES torture_totals DEFERRABLE INITIALLY DEFERRED)"

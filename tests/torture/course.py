@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
@@ -15,7 +16,8 @@ from tests.torture.producer import Producer, Truth, Writer
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned, Schedule
 from tests.torture.strikes_work import FLOOD_CALL
-from tests.torture.verdict import judge, leftovers
+from tests.torture.users import Users
+from tests.torture.verdict import judge, judge_goods, leftovers
 
 __all__ = ["HARNESS_FAILED", "Recovery", "Result", "harness_failed", "run"]
 
@@ -64,6 +66,8 @@ class Result:
     refusals: list[str] = field(default_factory=list)
     committed: int = 0
     delivered: int = 0
+    user_transactions: int = 0
+    """Of the users of the adopted table."""
     seconds: float = 0.0
 
     @property
@@ -86,7 +90,8 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     result = Result(schedule.seed)
     prefix = f"s{schedule.seed}-"
     truth = Truth()
-    scene = Scene(arena, Writer(truth), prefix, schedule.seed)
+    users = Users(arena.postgres.url, f"u{schedule.seed}-")
+    scene = Scene(arena, Writer(truth), prefix, schedule.seed, users)
     tenants, plain = (
         [tenant_named(f"{prefix}{what}", number, kind_of(first + number)) for number in range(schedule.tenants)]
         for what, first in (("tenant", schedule.seed), ("plain", schedule.seed + 1))
@@ -100,12 +105,20 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     producers.append(Producer("sql", f"{schedule.seed}/sql", plain, scene.writer, outages=outages, plain=True))
     for producer in producers:
         producer.start()
-    for group in schedule.groups:
-        result.recoveries += _strike(scene, group, margin)
+    with users.working(1, f"{schedule.seed}/user"):
+        for group in schedule.groups:
+            strikes_users = any(FAULTS[planned.fault].strikes_users for planned in group)
+            with users.excused() if strikes_users else nullcontext():
+                recoveries, violations = _strike(scene, group, margin)
+            result.recoveries += recoveries
+            result.violations += violations
     for producer in producers:
         producer.stop()
-    _await_quiet(arena, prefix, result)
+    _await_quiet(arena, prefix, users.prefix, result)
     result.violations += judge(arena, prefix, truth, sum(map(len, schedule.groups)))
+    result.violations += [*users.violations(arena.stalls), *judge_goods(arena, users)]
+    result.user_transactions = users.transactions
+    arena.forget_goods()
     result.violations += [
         f"late: {one.fault} recovered after {one.recovered:.1f} s, bound {one.bound:.1f} s, stalled {one.stalled:.1f} s"
         for one in result.recoveries
@@ -113,14 +126,17 @@ def run(arena: Arena, schedule: Schedule, margin: float) -> Result:
     ]
     result.committed = len(truth.facts())
     result.delivered = sum(len(arena.ledger.of(tenant)) for tenant in {tenant for tenant, _ in truth.facts()})
-    result.self_exits, result.refusals, hung = arena.workers.take_notes()
-    result.violations += [f"stuck: {text}" for text in hung]
+    result.self_exits, result.refusals, hung, died = arena.workers.take_notes()
+    result.violations += [*(f"stuck: {text}" for text in hung), *(f"died: {text}" for text in died)]
     result.seconds = round(time.monotonic() - began, 1)
     return result
 
 
-def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Recovery]:
-    """Let the faults of a group strike at once, and wait until all tenants that they met go on."""
+def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> tuple[list[Recovery], list[str]]:
+    """Let the faults of a group strike at once, and wait until all tenants that they met go on.
+
+    Return also what the strikes saw that must not be.
+    """
 
     def strike(planned: Planned) -> Struck:
         time.sleep(planned.pause)
@@ -143,6 +159,9 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         behind = not one.crowd or any(FAULTS[other].opens_circuit or FAULTS[other].forgets for other in struck)
         bound = (sum(bounds.values()) + more if together else bounds[name]) + (turns if behind else 0.0)
         known: list[Recovery] = []
+        if one.took is not None:
+            stalled = scene.arena.stalls.between(one.since, one.since + one.took)
+            known.append(Recovery(name, round(bound, 3), round(one.took, 3), round(stalled, 3), together))
         for tenant in one.tenants:
             own_bound = bound + one.longer.get(tenant, 0.0)
             counted_from = max(since if together else one.since, one.own.get(tenant, 0.0))
@@ -154,7 +173,7 @@ def _strike(scene: Scene, group: tuple[Planned, ...], margin: float) -> list[Rec
         recoveries.append(max(known, key=lambda recovery: recovery.beyond, default=none))
     for one in struck.values():
         one.undo()
-    return recoveries
+    return recoveries, [violation for one in struck.values() for violation in one.violations]
 
 
 def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float, margin: float) -> float | None:
@@ -198,13 +217,13 @@ def _recovery(scene: Scene, one: Struck, tenant: str, since: float, bound: float
         time.sleep(0.2 if one.to_the_end else 0.05)
 
 
-def _await_quiet(arena: Arena, prefix: str, result: Result) -> None:
+def _await_quiet(arena: Arena, prefix: str, of_users: str, result: Result) -> None:
     """Wait until all is handled and nothing is left; a schedule that gets no further for a while is stuck."""
     deadline, fewest = time.monotonic() + STUCK_AFTER, math.inf
     while True:
-        left, unsettled = leftovers(arena), arena.count_unsettled(prefix)
+        left, unsettled = leftovers(arena), arena.count_unsettled(prefix) + arena.count_goods(of_users)
         if not left and not unsettled:
-            unsettled = arena.count_pending(prefix)
+            unsettled = arena.count_pending(prefix) + arena.count_pending(of_users)
         if not left and not unsettled:
             return
         if len(left) + unsettled < fewest:

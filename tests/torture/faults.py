@@ -12,6 +12,7 @@ from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.bounded import GRACE
+from tests.torture import strikes_adopted as adopted
 from tests.torture import strikes_cursors as cursors
 from tests.torture import strikes_servers as servers
 from tests.torture import strikes_tail as tail
@@ -19,7 +20,7 @@ from tests.torture import strikes_work as work
 from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
 from tests.torture.producer import LONGEST_CALL
 from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned
+from tests.torture.schedule import HARD_LIMIT, Planned
 from tests.torture.server_clock import compiler
 from tests.torture.strikes_cursors import CIRCUIT_OPENS_FOR
 
@@ -79,10 +80,16 @@ LOCK = Bound(
 )
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
 SWITCH = Bound("2 s + base interval", lambda settings, _: 2.0 + settings.base_interval)
+SILENT = Bound("10 s", lambda _, __: 10.0)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
 # as long as the outage, over three quarters, and the first one: the circuit's, which is the longer.
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
+# Where the source stood still, runs of its tenants failed meanwhile.
+STOOD_STILL = Bound(
+    f"base interval, or {BACKOFF.formula}",
+    lambda settings, lasted: max(BASE.seconds(settings, lasted), BACKOFF.seconds(settings, lasted)),
+)
 # The circuit closes when a probe's call is over, and whose record that takes is up to the wait queue.
 PROBED = Bound(
     f"{BACKOFF.formula} + {LONGEST_CALL:g} s for the probe's call",
@@ -109,6 +116,8 @@ DEATHS = _search("runner TTL + ", lambda settings: settings.runner_ttl, LEAST_DE
 OUTAGES = _search("", lambda _: 0.0, doubling=True)
 ONE_MORE_OUTAGE: Final = FIRST_BACKOFF * 2 ** (tries(work.RECORDS_OF_FATAL, MAX_ATTEMPTS) - 1)
 """Seconds that such a search takes longer where a server was away during one of its tries: the back-off has doubled."""
+KEPT = _search(f"statement_timeout + {GRACE:g} s + ", lambda settings: settings.statement_timeout + GRACE)
+LIMITS = _search("hard time limit + runner TTL + ", lambda settings: HARD_LIMIT + settings.runner_ttl, LEAST_DEATHS)
 HANGS = _search("soft time limit + ", lambda _: SOFT_TIME_LIMIT)
 
 
@@ -123,6 +132,14 @@ class Fault:
     strike: Callable[[Scene, Planned], Struck]
     opens_circuit: bool = False
     """Whether so many runs fail meanwhile that the pipeline's circuit opens."""
+
+    is_of_users: bool = False
+    """Whether the users of the adopted table do it themselves, so that none of them may be held up."""
+
+    @property
+    def strikes_users(self) -> bool:
+        """Whether users of Postgres may be held up, because Postgres itself is struck."""
+        return self.subject == "postgres" and not self.is_of_users
 
     @property
     def forgets(self) -> bool:
@@ -155,6 +172,20 @@ FAULTS: Final[dict[str, Fault]] = {
     "clients_killed": Fault("redis", "CLIENT KILL TYPE normal", "the command", EITHER, servers.clients_killed),
     "redis_full": Fault(
         "redis", "Redis refuses writes (maxmemory)", "writes are taken again", BASE, servers.redis_full
+    ),
+    "redis_alone": Fault(
+        "redis", "Redis refuses writes (no replica)", "writes are taken again", BASE, servers.redis_alone
+    ),
+    "connections_silent": Fault(
+        "workers", "one worker's connections to Redis fall silent", "the silence", SILENT, servers.connections_silent
+    ),
+    "replies_lost": Fault("messages", "replies of scripts are lost", "the last loss", EITHER, servers.replies_lost),
+    "hard_limit": Fault(
+        "workers",
+        "a record outlasts the hard time limit of a worker that joins",
+        "its commit",
+        LIMITS,
+        servers.hard_limit,
     ),
     "redis_switched": Fault(
         "redis",
@@ -253,6 +284,22 @@ FAULTS: Final[dict[str, Fault]] = {
         cursors.cursors_locked,
         opens_circuit=True,
     ),
+    "columns_change": Fault(
+        "postgres",
+        "users change columns of the adopted table, and back",
+        "the change, or adopting it again",
+        STOOD_STILL,
+        adopted.columns_change,
+        is_of_users=True,
+    ),
+    "backfilled_beside_users": Fault(
+        "postgres",
+        "backfills beside users with transactions that take long",
+        "the end of the backfill",
+        BASE,
+        adopted.backfilled_beside_users,
+        is_of_users=True,
+    ),
     "committed_late": Fault(
         "producer", "a transaction stays open beside short ones", "its commit", TICK, work.committed_late
     ),
@@ -273,6 +320,10 @@ FAULTS: Final[dict[str, Fault]] = {
             ("odd_text", "ends in a surrogate, a NUL, 10 MB of text", TRIES),
             ("cannot_reach", "always meets TimeoutError, ConnectionError", OUTAGES),
             ("asks_to_wait", "asks to wait", WAIT),
+            ("runs_out_of_memory", "raises MemoryError", TRIES),
+            ("shuts_down", "raises WorkerShutdown, WorkerTerminate, sends SIGTERM to itself", DEATHS),
+            ("keeps_reference", "keeps a stream or a COPY", KEPT),
+            ("leaves_state", "leaves state in its session or its context", WAIT),
         )
     },
     "record_undecodable": Fault("record", "a record cannot be decoded", "its commit", TRIES, work.record_undecodable),

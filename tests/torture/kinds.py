@@ -7,10 +7,11 @@ with idempotency keys: its handler uses no connection of the batch, and what it 
 from __future__ import annotations
 
 from typing import Final
+from zlib import crc32
 
 from taskbridge.declaring.pipeline import INVOICES
 
-__all__ = ["INVOICES", "PARCELS", "PIPELINES", "by_pipeline", "kind_of", "pipeline_of", "tenant_named"]
+__all__ = ["INVOICES", "PARCELS", "PIPELINES", "by_pipeline", "kind_of", "pipeline_of", "tenant_named", "uses_session"]
 
 PARCELS: Final = "parcels"
 PIPELINES: Final = (INVOICES, PARCELS)
@@ -37,3 +38,8 @@ def pipeline_of(tenant: str) -> str:
 def by_pipeline(tenants: list[str]) -> dict[str, list[str]]:
     """Return the tenants of each pipeline."""
     return {one: [tenant for tenant in tenants if pipeline_of(tenant) == one] for one in PIPELINES}
+
+
+def uses_session(tenant: str) -> bool:
+    """Whether calls for this tenant of parcels look at the session that their batch is lent."""
+    return crc32(tenant.encode()) % 4 == 0

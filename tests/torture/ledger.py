@@ -43,6 +43,8 @@ class Ledger:
         self._by_tenant: dict[str, list[Delivery]] = defaultdict(list)
         self._reading = threading.Lock()
         self.mixed: list[str] = []
+        self.leaked: list[tuple[str, str]] = []
+        """(tenant, what) of each state that a call found and that an earlier call had left."""
         self.versions: dict[str, set[int]] = defaultdict(set)
         """The versions of its invoices that each tenant's handlers were given."""
         self.tries: Counter[tuple[str, str, int]] = Counter()
@@ -101,6 +103,8 @@ class Ledger:
             self.tries[tenant, number, revision] += 1
         elif line["what"] == "mixed":
             self.mixed.append(f"{tenant}: {line['records']}")
+        elif line["what"] == "leaked":
+            self.leaked.append((tenant, f"{', '.join(line['found'])} ({line['worker']})"))
         elif line["what"] == "ended":
             self._open[path, line["call"]].ended = line["at"]
             for number, revision in line.get("parcels", ()):

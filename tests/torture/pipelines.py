@@ -5,8 +5,8 @@ begin and end of a delivery, and per record that does something out of the ordin
 the transaction that advances the cursor, with the position that the batch was read at, so two rows with one position
 are two advances from it. A batch that updates its row of `torture_totals` holds a lock that its successor needs.
 
-Both have one handler. For `parcels` it does not touch the batch's connection, unless a document asks for that, and the
-second book is not kept.
+Both have one handler. For `parcels` it does not touch the batch's connection, but to look whether it is as new for a
+part of the tenants, unless a document asks for that, and the second book is not kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from taskbridge.handlers.journal import journal
 from taskbridge.process.runtime import runtime_of
 from tests.torture import clock, guards
 from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
-from tests.torture.kinds import INVOICES, PARCELS, PIPELINES
+from tests.torture.kinds import INVOICES, PARCELS, PIPELINES, uses_session
+from tests.torture.pristine import found_context, found_session
+from tests.torture.users import GOODS
 
 BOOKS = Path(os.environ["TORTURE_BOOKS"])
 WORKER = os.environ["TORTURE_WORKER"]
@@ -80,6 +82,7 @@ def write(batch: Batch, what: str, **more: Any) -> None:
 def handle(batch: Batch) -> None:
     """Do what the documents ask for, and note when the call is over, also by an error."""
     call = next(_calls)
+    _check_context(batch)
     try:
         for seconds in _handle(batch, call):
             time.sleep(seconds)
@@ -90,6 +93,7 @@ def handle(batch: Batch) -> None:
 async def handle_async(batch: Batch) -> None:
     """Do the same in a coroutine: while it waits, the others of its process go on."""
     call = next(_calls)
+    _check_context(batch)
     try:
         for seconds in _handle(batch, call):
             await asyncio.sleep(seconds)
@@ -97,8 +101,20 @@ async def handle_async(batch: Batch) -> None:
         write(batch, "left", call=call)
 
 
+def _check_context(batch: Batch) -> None:
+    if found := found_context():
+        write(batch, "leaked", found=found)
+
+
+def _check_session(batch: Batch) -> None:
+    if found := found_session(batch):
+        write(batch, "leaked", found=found)
+
+
 def _handle(batch: Batch, call: int) -> Iterator[float]:
     """Do what the documents ask for, then write the journal; what is yielded are the seconds to wait for."""
+    if batch.pipeline == INVOICES or uses_session(batch.tenant):
+        _check_session(batch)
     if has_totals := any(record.document.get("totals") for record in batch):
         batch.connection.exec_driver_sql(
             "INSERT INTO torture_totals AS t VALUES (%s, %s) "
@@ -133,6 +149,17 @@ def _handle(batch: Batch, call: int) -> Iterator[float]:
     write(batch, "ended", call=call)
 
 
+def handle_goods(batch: Batch) -> None:
+    """Write down how the users' rows are delivered."""
+    _check_context(batch)
+    _check_session(batch)
+    for record in batch:
+        batch.connection.exec_driver_sql(
+            "INSERT INTO torture_goods_seen VALUES (%s, %s, %s, %s, %s)",
+            (batch.tenant, record.external_id, record.revision, record.deleted, record.document.get("version")),
+        )
+
+
 def _standing(batch: Batch) -> tuple[int, int]:
     """Return where the cursor stands, and the process id of the batch's session."""
     found = batch.connection.exec_driver_sql(
@@ -150,6 +177,9 @@ for name in PIPELINES:
         max_attempts=MAX_ATTEMPTS,
         soft_time_limit=SOFT_TIME_LIMIT,
     )(handle_async if "TORTURE_ASYNC" in os.environ else handle)
+
+
+pipeline(GOODS, policy=LatencyNeutral(), batch_size=BATCH_SIZE)(handle_goods)
 
 
 def _do(batch: Batch, record: Record) -> None:

@@ -12,6 +12,7 @@ from tests.torture.arenas import WITHIN
 from tests.torture.course import HARNESS_FAILED, Recovery, Result
 from tests.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
 from tests.torture.producer import LONGEST_CALL
+from tests.torture.users import LONGEST_WAIT
 from tests.torture.verdict import TRIES_PER_FAULT
 from tests.torture.workers import LONG_CALL
 
@@ -22,11 +23,17 @@ KINDS = (
     "doubled",
     "double advance",
     "mixed",
+    "leak",
     "rolled back",
     "wrong end",
     "too many tries",
     "stuck",
     "late",
+    "died",
+    "user failed",
+    "user waited",
+    "user misled",
+    "never deleted",
     HARNESS_FAILED,
 )
 
@@ -62,7 +69,8 @@ def summary(results: Sequence[Result]) -> str:
     return (
         f"{len(results)} schedules, {len(recoveries)} faults, "
         f"{sum(result.committed for result in results)} records, "
-        f"{sum(result.delivered for result in results)} deliveries.\n"
+        f"{sum(result.delivered for result in results)} deliveries, "
+        f"{sum(result.user_transactions for result in results)} transactions of users of an adopted table.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
         f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
         f"{_beyond(stalled)}\n"
@@ -95,6 +103,7 @@ def page(results: Sequence[Result], seed: int, margin: float) -> str:
         outage=ONE_MORE_OUTAGE,
         extra=TRIES_PER_FAULT,
         within=WITHIN / 60,
+        waits=LONGEST_WAIT,
     )
 
 
@@ -130,6 +139,11 @@ Pipelines: two, each with a source of its own; every other tenant is of the othe
 in the transaction that advances the cursor. That of `parcels` uses no connection of the batch, as if it called an HTTP
 API with idempotency keys, and what it has done is in a file. So runs that began together advance their cursors in one
 exchange, and runs of both sources share a slot.
+
+Besides, users who know nothing of TaskBridge work on a table that is adopted, one at all times and up to four more
+while its columns change or a backfill runs. Each has rows of its own and keeps a ledger of its transactions. Postgres
+looks for deadlocks after 100 ms, so that a user would be the victim of any that TaskBridge takes part in. One worker
+and all producers reach Redis by a proxy, which can fall silent on its connections or lose the replies of scripts.
 
 A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
 invoices and bursts, short transactions and long ones, some notified twice, too early or never. As many tenants have
@@ -171,17 +185,23 @@ After each schedule these hold, or it is a violation:
 | doubled | no revision of an invoice was delivered twice, one of a parcel again at most {extra} times for each fault |
 | double advance | no two batches of a tenant of `invoices` advanced from one position of its cursor |
 | mixed | no batch holds another tenant's record |
+| leak | no call finds state of an earlier one: in its session, its driver's connection, or its context |
 | rolled back | no handler is given what was rolled back, in whole or to a savepoint |
 | wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
 | too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
 | stuck | all is handled, all cursors are past it, no runner is left, no key that never expires but the broker's own |
 | late | each fault's tenants go on within the bound |
+| died | no worker that was ready is ended by an error, such as a Redis that refuses writes or a `MemoryError` |
+| user failed | no transaction of the users of the adopted table fails, but where Postgres itself is away |
+| user waited | no statement of theirs takes longer than {waits:g} s, but where Postgres is struck |
+| user misled | `lastval()` returns what it returns without TaskBridge |
+| never deleted | no deletion of a row is delivered that nobody deleted |
 
 A schedule that comes to no verdict, because a part of the torture itself raises an exception or gives no result within
 {within:g} minutes, counts as "harness failed"; the run goes on with the next one and ends with status 1.
 
-Workers that end by themselves are started again, as a supervisor would. Celery ends a worker whose Redis refuses its
-writes, and a worker that starts while Postgres or Redis is away says so and ends.
+Workers that end by themselves are started again, as a supervisor would: a record may have killed one, and a worker that
+starts while Postgres or Redis is away says so and ends.
 
 What is repeatable is the drawing: `python -m tests.torture --schedule SEED` runs the schedule with that seed again,
 with the same faults and the same producers; which moment of a run a fault meets is up to the machine.

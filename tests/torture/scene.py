@@ -16,6 +16,7 @@ from taskbridge.gate import Keys
 from tests.torture.arena import Arena
 from tests.torture.kinds import kind_of, tenant_named
 from tests.torture.producer import Invoice, Writer
+from tests.torture.users import Users
 from tests.torture.workers import Worker
 from tests.waiting import wait_until
 
@@ -35,6 +36,7 @@ class Scene:
     prefix: str
     """First part of the names of this schedule's tenants."""
     seed: int
+    users: Users
     _names: Iterator[int] = field(default_factory=itertools.count)
 
     def new_tenant(self, pipeline: str | None = None) -> str:
@@ -95,6 +97,8 @@ class Struck:
     `crowd`: how many others have more to do than a run gets through; who has as much waits for its turn behind them.
     `holds_others`: for how many seconds more than by its own bound it may hold up a tenant that another fault met.
     `longer`: by how many seconds the bound is longer for some tenants. `undo` is called when they were waited for.
+    `took`: seconds from `since` of a recovery that the strike measured itself. `violations`: what it saw that must not
+    be.
     """
 
     since: float
@@ -106,3 +110,5 @@ class Struck:
     undo: Callable[[], None] = nothing
     own: Mapping[str, float] = field(default_factory=dict)
     longer: Mapping[str, float] = field(default_factory=dict)
+    took: float | None = None
+    violations: tuple[str, ...] = ()

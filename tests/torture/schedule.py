@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from tests.torture.acts import SOFT_TIME_LIMIT
 from tests.torture.workers import Kind
 
-__all__ = ["Planned", "Schedule", "draw"]
+__all__ = ["HARD_LIMIT", "Planned", "Schedule", "draw"]
+
+HARD_LIMIT: Final = SOFT_TIME_LIMIT + 1.0
+"""Seconds of a hard time limit, so that it meets who ignores the soft one."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,11 @@ def draw(seed: int, subjects: Mapping[str, str]) -> Schedule:
             moment=chance.uniform(0.0, 0.4),
             part=chance.random(),
             successor=Kind(
-                chance.choice(("prefork", "threads", "solo")),
+                "prefork" if fault == "hard_limit" else chance.choice(("prefork", "threads", "solo")),
                 chance.choice((1, 3, 7, 50)),
                 None if minutes is None else minutes * 60.0,
                 fault == "handler_async",
+                HARD_LIMIT if fault == "hard_limit" else None,
             ),
         )
 

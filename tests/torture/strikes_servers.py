@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import psutil
@@ -16,9 +17,16 @@ from tests.torture.acts import SOFT_TIME_LIMIT
 from tests.torture.kinds import INVOICES
 from tests.torture.scene import Scene, Struck
 from tests.torture.schedule import Planned
+from tests.torture.strikes_work import record_acts
 from tests.waiting import wait_until
 
 HOUR: Final = 3600
+NOT_HEARD_WITHIN: Final = 40.0
+"""Seconds after which a worker that begins no delivery is given up."""
+STILL_TAKES: Final = 3.0
+"""Seconds in which a slot may go on with runs that it takes along, whether or not the worker gets messages."""
+REPLIES_WITHIN: Final = 1.0
+"""Seconds in which replies get lost."""
 
 
 def worker_killed(scene: Scene, planned: Planned) -> Struck:
@@ -104,14 +112,71 @@ def clients_killed(scene: Scene, planned: Planned) -> Struck:
     return Struck(time.monotonic(), (tenant,))
 
 
-def redis_full(scene: Scene, planned: Planned) -> Struck:
+def _writes_refused(scene: Scene, planned: Planned, setting: str, value: str, seconds: float) -> Struck:
+    """Let Redis refuse all writes for a while. No worker may end by that."""
     client = scene.arena.redis.client
     working = scene.working(planned.moment)
-    client.config_set("maxmemory", "1mb")
+    before = str(client.config_get(setting)[setting])
+    client.config_set(setting, value)
     orphaned = scene.orphaned()
-    time.sleep(1.0 + planned.part)
-    client.config_set("maxmemory", "0")
+    time.sleep(seconds + planned.part)
+    client.config_set(setting, before)
     return Struck(time.monotonic(), (working, orphaned))
+
+
+def redis_full(scene: Scene, planned: Planned) -> Struck:
+    return _writes_refused(scene, planned, "maxmemory", "1mb", 1.0)
+
+
+def redis_alone(scene: Scene, planned: Planned) -> Struck:
+    """Let Redis want a replica before it takes writes, for seconds."""
+    return _writes_refused(scene, planned, "min-replicas-to-write", "1", 2.0)
+
+
+def connections_silent(scene: Scene, planned: Planned) -> Struck:
+    """Let one worker's connections to Redis fall silent; new ones pass. Measured is when it begins a delivery again."""
+    workers = scene.arena.workers
+    working = scene.working(planned.moment)
+    wait_until(lambda: workers.behind_proxy().is_ready, "the worker behind the proxy ready", 40)
+    scene.arena.to_worker.fall_silent()
+    struck, heard = time.monotonic(), False
+    while not heard and time.monotonic() < struck + NOT_HEARD_WITHIN:
+        scene.busy(1, seconds=0.1)
+        time.sleep(0.2)
+        name = workers.behind_proxy().name  # another one, where it was struck down meanwhile
+        found = scene.arena.ledger.between(struck, time.monotonic())
+        heard = any(one.worker == name and one.began > struck + STILL_TAKES for one in found)
+    return Struck(struck, (working,), took=time.monotonic() - struck)
+
+
+def replies_lost(scene: Scene, planned: Planned) -> Struck:
+    """Lose replies of scripts that are about some tenants: those of their producers, or those of one worker's runs."""
+    tenants = tuple(scene.new_tenant() for _ in range(6))
+    of_producers = planned.part < 0.3
+    proxy = scene.arena.to_producers if of_producers else scene.arena.to_worker
+    for tenant in tenants:
+        scene.writer.commit(*scene.some(tenant, 3, seconds=0.05))
+    with proxy.losing_replies(1 + int(planned.part * 1000) % 4, tenants):
+        for tenant in tenants:
+            scene.writer.notify(tenant, tries=50)
+        deadline = time.monotonic() + REPLIES_WITHIN
+        while proxy.left_to_lose and time.monotonic() < deadline:
+            time.sleep(0.02)
+    return Struck(time.monotonic(), tenants)
+
+
+def hard_limit(scene: Scene, planned: Planned) -> Struck:
+    """Let a worker with a hard time limit join, and a record outlast it wherever it is handled by that worker."""
+    joined = worker_joins(scene, planned)
+    struck = record_acts("outlasts_limit")(scene, planned)
+
+    def undo() -> None:
+        workers = scene.arena.workers
+        for one in workers.ready():
+            if one.kind.hard_limit is not None:
+                workers.terminate(one, replace(one.kind, hard_limit=None))
+
+    return replace(struck, tenants=(*joined.tenants, *struck.tenants), undo=undo)
 
 
 def _postgres_ended(scene: Scene, planned: Planned, how: signal.Signals) -> Struck:

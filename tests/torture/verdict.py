@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from taskbridge import app
 from taskbridge.process.runtime import runtime_of
-from tests.torture.arena import Arena
+from tests.torture.arena import NOT_AS_DELIVERED, Arena
 from tests.torture.faults import LEAST_DEATHS, tries
 from tests.torture.kinds import PIPELINES
 from tests.torture.producer import Expected, Fact, Truth
+from tests.torture.users import GOODS, Users
 
-__all__ = ["Stock", "judge", "leftovers"]
+__all__ = ["Stock", "judge", "judge_goods", "leftovers"]
 
 LARGEST_BATCH: Final = 50
 TRIES_PER_FAULT: Final = 4
@@ -106,7 +107,32 @@ def judge(arena: Arena, prefix: str, truth: Truth, faults: int) -> list[str]:
         if tenant.startswith(prefix)
         for version in versions - truth.versions
     ]
+    leaked = Counter(found for found in arena.ledger.leaked if found[0].startswith(prefix))
+    wrong += [f"leak: {tenant} found {what}, {count} times" for (tenant, what), count in leaked.items()]
     return wrong + [f"mixed: {text}" for text in arena.ledger.mixed]
+
+
+def judge_goods(arena: Arena, users: Users) -> list[str]:
+    """Return what is wrong with the deliveries of the users' rows."""
+    tenants = {"tenants": f"{users.prefix}%"}
+    return [
+        *(f"lost: row {tuple(row)} of the adopted table" for row in arena.rows(NOT_AS_DELIVERED, **tenants)),
+        *(
+            f"doubled: row {key} of {tenant}, revision {revision}"
+            for tenant, key, revision in arena.rows(
+                "SELECT tenant, key, revision FROM torture_goods_seen WHERE tenant LIKE %(tenants)s "
+                "GROUP BY tenant, key, revision HAVING count(*) > 1",
+                **tenants,
+            )
+        ),
+        *([] if users.renamed else arena.never_deleted(users)),
+        *(
+            f"wrong end: row {key} of {tenant} is in quarantine: {reason}"
+            for tenant, key, reason in arena.rows(
+                "SELECT tenant, external_id, reason FROM taskbridge.quarantine WHERE tenant LIKE %(tenants)s", **tenants
+            )
+        ),
+    ]
 
 
 def _of_record(stock: Stock, key: tuple[str, str], revision: int, version: int, fact: Fact) -> list[str]:
@@ -131,6 +157,6 @@ def leftovers(arena: Arena) -> list[str]:
     client: Any = arena.redis.client
     ours = [key for key in client.scan_iter() if not key.startswith(("_kombu.", "unacked"))]
     return [
-        *(f"runner {tenant}" for pipeline in PIPELINES for tenant in runtime_of(app).gate.active(pipeline)),
+        *(f"runner {tenant}" for pipeline in (*PIPELINES, GOODS) for tenant in runtime_of(app).gate.active(pipeline)),
         *(f"key {key}" for key in ours if client.ttl(key) == -1),
     ]

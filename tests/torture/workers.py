@@ -29,6 +29,10 @@ __all__ = ["LONG_CALL", "Kind", "Look", "Worker", "Workers", "longest_full"]
 
 STARTS_WITHIN = 40.0
 LOOKS_EVERY = 0.1
+UNRECOVERABLE: Final = "Unrecoverable error: "
+"""What Celery writes before the error that ends a worker."""
+PROXIED: Final = 0
+"""The place of the worker that reaches Redis by a proxy."""
 LONG_CALL: Final = 1.0
 """Seconds of a call that is longer than any of a flood. A slot that is in a shorter one comes free within the bound."""
 
@@ -42,10 +46,13 @@ class Kind:
     clock_seconds: float | None = None
     is_async: bool = False
     """Its handler is a coroutine."""
+    hard_limit: float | None = None
+    """Seconds after which Celery kills the pool process of a task. Only the pool prefork does."""
 
     @property
     def options(self) -> list[str]:
-        return ["-P", self.pool, *([] if self.pool == "solo" else ["-c", str(self.slots)])]
+        limit = [] if self.hard_limit is None else ["--time-limit", str(self.hard_limit)]
+        return ["-P", self.pool, *([] if self.pool == "solo" else ["-c", str(self.slots)]), *limit]
 
     @property
     def slots(self) -> int:
@@ -76,6 +83,11 @@ class Worker:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an error ended it, and neither its own will nor a signal."""
+        return UNRECOVERABLE in self.text()
 
     def last_words(self) -> str:
         """Return the last line that tells why it ended."""
@@ -148,11 +160,15 @@ class Workers:
 
     books: Path
     environment: Mapping[str, str]
+    proxied: Mapping[str, str]
+    """What lets the worker in the first place reach Redis by a proxy."""
     up: threading.Event = field(default_factory=threading.Event)
     self_exits: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     """Workers that ended before they were ready: a server was away."""
     hung: list[str] = field(default_factory=list)
+    died: list[str] = field(default_factory=list)
+    """Workers that were ready and that an error ended."""
 
     def __post_init__(self) -> None:
         self._number = 0
@@ -165,23 +181,28 @@ class Workers:
 
     def open(self, kinds: list[Kind]) -> None:
         """Start one worker per kind, wait until all are ready, and begin to watch them."""
-        self._places = [self._start(kind) for kind in kinds]
+        self._places = [self._start(kind, place) for place, kind in enumerate(kinds)]
         self.wait_until_ready(len(kinds))
         self._supervisor.start()
 
     def wait_until_ready(self, count: int) -> None:
         wait_until(lambda: len(self.ready()) >= count, f"{count} workers ready", STARTS_WITHIN)
 
-    def take_notes(self) -> tuple[list[str], list[str], list[str]]:
-        """Return what was noted since the last time: self-exits, refusals, and those that hung."""
+    def take_notes(self) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Return what was noted since the last time: self-exits, refusals, those that hung, and those that died."""
         with self._changing:
-            notes = self.self_exits, self.refusals, self.hung
-            self.self_exits, self.refusals, self.hung = [], [], []
+            notes = self.self_exits, self.refusals, self.hung, self.died
+            self.self_exits, self.refusals, self.hung, self.died = [], [], [], []
             return notes
 
     def ready(self) -> list[Worker]:
         with self._changing:
             return [worker for worker in self._places if worker.is_ready]
+
+    def behind_proxy(self) -> Worker:
+        """Return the worker that reaches Redis by a proxy, ready or not."""
+        with self._changing:
+            return self._places[PROXIED]
 
     def seconds_without(self, since: float, until: float) -> float:
         """Return for how long between these times fewer than two workers were ready.
@@ -240,13 +261,15 @@ class Workers:
             worker.process.stop()
 
     def _replace(self, worker: Worker, successor: Kind) -> None:
-        self._places[self._places.index(worker)] = self._start(successor)
+        place = self._places.index(worker)
+        self._places[place] = self._start(successor, place)
 
-    def _start(self, kind: Kind) -> Worker:
+    def _start(self, kind: Kind, place: int) -> Worker:
         self._number += 1
         name = f"w{self._number}"
         environment = {
             **self.environment,
+            **(self.proxied if place == PROXIED else {}),
             "TORTURE_BOOKS": str(self.books),
             "TORTURE_WORKER": name,
             "TORTURE_BATCH_SIZE": str(kind.batch_size),
@@ -256,6 +279,8 @@ class Workers:
             environment["TORTURE_CLOCK"] = str(kind.clock_seconds)
         if kind.is_async:
             environment["TORTURE_ASYNC"] = "1"
+        if kind.hard_limit is not None:
+            environment["TORTURE_HARD_LIMIT"] = str(kind.hard_limit)
         log = self.books / f"{name}.log"
         with open_log(log) as output:
             process = Guarded(
@@ -278,7 +303,10 @@ class Workers:
                 for worker in [one for one in self._places if one.process.poll() is not None]:
                     if self.up.is_set():
                         notes = self.self_exits if worker.was_ready else self.refusals
-                        notes.append(f"{worker.name} ({worker.kind.pool}): {worker.last_words()}")
+                        text = f"{worker.name} ({worker.kind.pool}): {worker.last_words()}"
+                        notes.append(text)
+                        if worker.was_ready and worker.has_died:
+                            self.died.append(text)
                         self._replace(worker, worker.kind)
                 for worker in [*self._leaving]:
                     self._see_off(worker)
