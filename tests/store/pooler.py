@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import suppress
 
 from tests.transactions.black_hole import BlackHole
@@ -13,7 +14,7 @@ __all__ = ["ExhaustedPooler"]
 class ExhaustedPooler(BlackHole):
     """An address before Postgres that lets every client log in, and answers no statement."""
 
-    def _carry(self, source: socket.socket, sink: socket.socket, seconds: float) -> None:  # noqa: ARG002 - none come back
+    def _carry(self, source: socket.socket, sink: socket.socket, seconds: float, lost: threading.Event) -> None:  # noqa: ARG002 - none come back
         with suppress(OSError):
             # A message begins with its kind: Query or Parse.
             while (data := source.recv(65_536)) and data[:1] not in (b"Q", b"P"):
