@@ -221,7 +221,6 @@ def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
 
 
 CHANGES = {
-    "type": ("text", "ALTER TABLE orders ALTER id TYPE int USING id::int"),
     "label": ("mood", "ALTER TYPE mood RENAME VALUE 'abc' TO 'x'"),
     "domain": ("code", "ALTER DOMAIN code ADD CHECK (VALUE <> 'abc') NOT VALID"),
 }
