@@ -195,7 +195,7 @@ def _check_source(connection: Connection, found: Adopted, relation: int, *, othe
         if other_keys:
             return
         is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
-        if not is_same or (before.relation == relation and before.makes_other_keys(found, wanted.names)):
+        if not is_same or (before.relation == relation and before.makes_other_keys(found, found.names)):
             raise InvalidInput(
                 f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
                 + "".join(f" --key {key}" for key in before.definition.keys)
