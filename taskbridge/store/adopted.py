@@ -93,7 +93,7 @@ class Known(NamedTuple):
 
     `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that are
     another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and keys
-    were written as text.
+    were written as text. `has_missed`: triggers found the columns changed, and could not say which rows were.
     """
 
     source: str
@@ -110,6 +110,7 @@ class Known(NamedTuple):
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
     column_kinds: Sequence[str] | None
+    has_missed: bool
 
     @property
     def definition(self) -> Definition:

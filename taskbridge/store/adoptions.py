@@ -48,6 +48,7 @@ TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
 _EMPTIED: Final = {"rows": TRUNCATED, "old": "o"}
 _TRUNCATED_TABLE: Final = "TG_RELID::regclass::text"
+_MISSED_COLUMNS: Final = "its columns were called otherwise for a while, in which changes were not recorded"
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
 MISSED: Final = (
     "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
@@ -374,6 +375,10 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     ] or [f"its column {name} has another type now, so each change costs more" for name in before[0].columns_retyped]
     if not wrong and before[0].digest != _digest(adopted):
         wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
+    if not wrong and (other := before[0].makes_other_keys(adopted, adopted.names)):
+        wrong = [other]
+    if not wrong and before[0].has_missed:
+        wrong = [_MISSED_COLUMNS]
     # A migration may have run what was printed in another form.
     if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
@@ -424,7 +429,8 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
         yield Fault(what, "grant it that")
     idle, again = _idle_triggers(adopted, found), command(one.definition, adopted.table.name)
     for wrong in trigger_faults(engine, adopted):
-        yield Fault(wrong, f"{MISSED}{again} --again" if idle.get(wrong) else f"run again: {again}")
+        is_missed = idle.get(wrong) or wrong == _MISSED_COLUMNS
+        yield Fault(wrong, f"{MISSED}{again} --again" if is_missed else f"run again: {again}")
     for due in backfills_due(engine):
         if due.source == one.source:
             yield Fault(due.what, due.remedy, is_recorded=True)

@@ -2,7 +2,6 @@
 -- the columns, so that a process notices a numeric that came later: it must be read as text. It changes with the table's name,
 -- and that of its schema is a part of it: what a process has made reads the table by both. So are the columns that were adopted,
 -- since a change of a column's name or type alone changes nothing else.
-a.version::text || coalesce(':' || c.xmin::text || ':' || c.relnamespace::regnamespace::text || (
-    SELECT string_agg(concat(':', t.attname, ' ', t.atttypid), '' ORDER BY t.attnum)
-    FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attnum = ANY (a.column_numbers)
-), '')
+concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
+    SELECT concat(attname, atttypid) FROM pg_attribute WHERE attrelid = c.oid AND attnum = ANY (a.column_numbers) ORDER BY attnum
+))
