@@ -247,7 +247,6 @@ class Adopted:
         return f"CASE {text} WHEN 't' THEN 'true' WHEN 'f' THEN 'false' ELSE {text} END" if base == "bool" else text
 
 
-
 def described(connection: Connection, relation: int, definition: Definition, *, needs_rights: bool = False) -> Adopted:
     """Look a table up, and see that it can be a source; if it `needs_rights`, that this role may adopt it.
 

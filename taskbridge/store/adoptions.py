@@ -46,7 +46,6 @@ TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
-_EMPTIED: Final = {"rows": TRUNCATED, "old": "o"}
 _TRUNCATED_TABLE: Final = "TG_RELID::regclass::text"
 _MISSED_COLUMNS: Final = "its columns were called otherwise for a while, in which changes were not recorded"
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
@@ -490,11 +489,9 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
 
 
 def _function(adopted: Adopted) -> str:
-    by_row = adopted.table.by_row
     came, changed, went = ("adopted_came", "adopted_changed", "adopted_went")
-    anew = {"new": "($1)", "old": "($2)"} if by_row else {}
-    before, after = _statement(adopted, went, **_EMPTIED).split(TRUNCATED)
-    untyped_before, untyped_after = _statement(adopted, went, **_EMPTIED, typed=False).split(TRUNCATED)
+    before, after = _statement(adopted, went, rows=TRUNCATED).split(TRUNCATED)
+    untyped_before, untyped_after = _statement(adopted, went, rows=TRUNCATED, typed=False).split(TRUNCATED)
     columns = {"keys": str(len(adopted.names))}
     body = {
         "function": _function_name(adopted),
@@ -505,10 +502,10 @@ def _function(adopted: Adopted) -> str:
         "came": _statement(adopted, came),
         "changed": _statement(adopted, changed),
         "went": _statement(adopted, went),
-        "changed_anew": _marked(_statement(adopted, changed, **anew)),
-        "came_untyped": _marked(_statement(adopted, came, **anew, typed=False)),
-        "changed_untyped": _marked(_statement(adopted, changed, **anew, typed=False)),
-        "went_untyped": _marked(_statement(adopted, went, **anew, typed=False)),
+        "changed_anew": _marked(_statement(adopted, changed, passed=True)),
+        "came_untyped": _marked(_statement(adopted, came, passed=True, typed=False)),
+        "changed_untyped": _marked(_statement(adopted, changed, passed=True, typed=False)),
+        "went_untyped": _marked(_statement(adopted, went, passed=True, typed=False)),
         "emptied": f"{_marked(before)} || {_TRUNCATED_TABLE} || {_marked(after)}",
         "emptied_untyped": f"{_marked(untyped_before)} || {_TRUNCATED_TABLE} || {_marked(untyped_after)}",
     }
@@ -521,31 +518,25 @@ def _marked(statement: str) -> str:
 
 
 def _statement(
-    adopted: Adopted,
-    name: str,
-    *,
-    new: str | None = None,
-    old: str | None = None,
-    rows: str | None = None,
-    typed: bool = True,
+    adopted: Adopted, name: str, *, passed: bool = False, rows: str | None = None, typed: bool = True
 ) -> str:
     """Return the statement of the function that records changes.
 
-    `new`, `old`: what the rows are called, if not as in the function; `rows`: the table that has the old ones. Unless
-    `typed`, tenant and key may be of any type.
+    `passed`: where a trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old rows,
+    if the trigger has none. Unless `typed`, tenant and key may be of any type.
     """
     wanted, by_row = adopted.definition, adopted.table.by_row and rows is None
     watched = dict.fromkeys((*adopted.names, *wanted.watched)) if wanted.watched else {}
     parts = {"source": literal(wanted.source), "muted": query("adopted_muted")}
-    for word, called in (("new", new), ("old", old)):
-        row = called or (word.upper() if by_row else word[0])
+    for word, number in (("new", "$1"), ("old", "$2")):
+        whole = number if passed else word.upper()
+        row = word[0] if not by_row else f"({whole})" if passed else whole
         columns = ", ".join(f"{row}.{quoted(column)}" for column in watched)
-        whole = f"{row.strip('()') if called else row}::record" if by_row else f"ROW({row}.*)::record"
         parts[word] = query("adopted_row") if by_row else rows or f"{word}_rows"
         parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True, typed=typed)
         parts[f"{word}_key"] = adopted.key_of(row, as_owner=True, typed=typed)
         parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
-        parts[f"{word}_watched"] = f"ROW({columns})::record" if columns else whole
+        parts[f"{word}_watched"] = f"{f'ROW({columns})' if columns else whole if by_row else f'ROW({row}.*)'}::record"
     again = query("adopted_again", adopted.schema)
     return adopted.records(filled(name, adopted.schema, parts), again, typed=typed)
 

@@ -15,7 +15,6 @@ from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from taskbridge.store import adoption, backfill, know
@@ -109,7 +108,7 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
 
 @pytest.mark.parametrize(
     ("old", "recorded"),
-    [("customer", []), ("id", []), ("note", [("1", True), ("2", False)])],
+    [("customer", []), ("id", []), ("note", [("2", True)])],
 )
 def test_after_a_rename_no_statement_fails_and_those_are_missed_that_the_doctor_names(
     old: str, recorded: list[tuple[str, bool]], taskbridge: Program, engine: Engine
@@ -121,7 +120,7 @@ def test_after_a_rename_no_statement_fails_and_those_are_missed_that_the_doctor_
         f"ALTER TABLE orders RENAME {old} TO other",
         "INSERT INTO orders VALUES (2, 'bolt', 1, 'b')",
         "UPDATE orders SET total = 2",
-        "DELETE FROM orders WHERE total = 2 AND (SELECT min(total) FROM orders) = 2 AND ctid IN (SELECT min(ctid) FROM orders)",
+        "DELETE FROM orders WHERE ctid = (SELECT max(ctid) FROM orders)",
     )
     assert rows(engine, "SELECT key, deleted FROM taskbridge.records WHERE tenant <> '' ORDER BY key") == recorded
     shown = taskbridge("unmatched", "list", "orders")

@@ -146,7 +146,7 @@ ALIASES = (
     "n o c s u w r t d p q a v one two at key gone tenant source muted revision reason deleted document text "
     "json stored wanted watched old new new_rows old_rows excluded records adopted page places written "
     "taskbridge found tg_op tg_relid size counts external_id xid "
-    "ours keep_ids ignored whole named typed watched number place attname "
+    "ours keep_ids ignored whole named typed number place attname "
 )
 NAMES = ALIASES.split()
 
@@ -241,10 +241,10 @@ def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
     who, cursors = RunKey("orders", "7", TOKEN), Cursors(engine, "orders")
     if not asks:
         # As Postgres 15, which cannot say whether a text is one of a type.
-        real = store_adopted.described
+        real = store_adopted.present
         monkeypatch.setattr(
             store_cursor,
-            "described",
+            "present",
             lambda *what: replace(found := real(*what), table=replace(found.table, may_ask=False)),
         )
     if asks or kind == "code":

@@ -74,8 +74,6 @@ SESSIONS = {
 }
 
 
-
-
 class Session:
     """A program that writes one of two tables, and what it sees."""
 
@@ -94,14 +92,14 @@ class Session:
         try:
             done = self.connection.execute(statement.format(self.table).encode())
         except psycopg.Error as error:
-            return type(error), error.sqlstate, str(error.diag.message_primary).replace(self.table, 'bare')
+            return type(error), error.sqlstate, str(error.diag.message_primary).replace(self.table, "bare")
         tag = done.statusmessage
         found = sorted(done.fetchall(), key=repr) if done.description else None
         if self.connection.info.transaction_status is TransactionStatus.INERROR:
             return tag, found
         values = self.connection.execute(
-            "SELECT pg_catalog.lastval(), pg_catalog.currval('public.{}_id_seq'), "
-            "(SELECT pg_catalog.jsonb_object_agg(s.name, s.setting) FROM pg_catalog.pg_settings s)".format(self.table)
+            f"SELECT pg_catalog.lastval(), pg_catalog.currval('public.{self.table}_id_seq'), "
+            "(SELECT pg_catalog.jsonb_object_agg(s.name, s.setting) FROM pg_catalog.pg_settings s)"
         ).fetchone()
         return tag, found, done.rowcount, values, self.notices, self.connection.info.transaction_status
 

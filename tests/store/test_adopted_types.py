@@ -1,14 +1,14 @@
-"""Every value of every type that tenant and key may have: one text, whatever the settings of who writes and who reads."""
+"""Each value of a type that tenant and key may have is one text, whatever the settings of who writes and who reads."""
 
 # ruff: noqa: S608 - our own tables
 
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 
-from tests.store.adopting import Reader, adopted, run
 from taskbridge.store import backfill, begin_again
+from tests.store.adopting import Reader, adopted, run
 
 SETTINGS = {
     "plain": (),
@@ -17,7 +17,16 @@ SETTINGS = {
     "far": ("SET TimeZone = '<+1559>-15:59'", "SET extra_float_digits = -15", "SET bytea_output = 'escape'"),
     "west": ("SET TimeZone = '<-1559>+15:59'", "SET DateStyle = 'Postgres, MDY'", "SET quote_all_identifiers = on"),
 }
-DATES = ("2011-12-30", "1911-03-11", "294277-01-01", "5874897-12-31", "4714-11-24 BC", "0001-12-31 BC", "infinity", "-infinity")
+DATES = (
+    "2011-12-30",
+    "1911-03-11",
+    "294277-01-01",
+    "5874897-12-31",
+    "4714-11-24 BC",
+    "0001-12-31 BC",
+    "infinity",
+    "-infinity",
+)
 VALUES = {
     "date": {one: one for one in DATES},
     "timestamp": {
@@ -66,14 +75,11 @@ def test_a_value_is_delivered_once_under_its_text_and_deleted_under_it(engine: E
                 insert = f"INSERT INTO {table} SELECT v::{kind}, {at}, v::{kind} FROM unnest(ARRAY[{values}]) v"
                 writer.exec_driver_sql(insert.replace("%", "%%"))
 
-    def take_settings(driver: object, _: object) -> None:
-        for one in reading:
-            driver.execute(one)  # type: ignore[attr-defined]
-
     for table, one in found.items():
         for reading in list(SETTINGS.values())[1:3]:
+            # Each connection from here on has these, as where somebody has set them for the database.
+            run(engine, *(f'ALTER DATABASE "{engine.url.database}" {setting}' for setting in reading))
             engine.dispose()
-            event.listen(engine, "connect", take_settings)
             reader = Reader(engine, table, table)
             expected = {text: len(SETTINGS) for text in texts.values()}
             seen = {text: [got for got in reader.records(text) if not got.deleted] for text in expected}
@@ -84,6 +90,5 @@ def test_a_value_is_delivered_once_under_its_text_and_deleted_under_it(engine: E
             run(engine, f"DELETE FROM {table} WHERE at >= 0")
             gone = {text: [got for got in reader.records(text) if got.deleted] for text in expected}
             assert {text: len(records) for text, records in gone.items()} == expected
-            event.remove(engine, "connect", take_settings)
-            insert = f"INSERT INTO {table} SELECT v::{kind}, n, v::{kind} FROM unnest(ARRAY[{values}]) v, generate_series(0, {len(SETTINGS) - 1}) n"
-            run(engine, insert)
+            places = f"generate_series(0, {len(SETTINGS) - 1}) n"
+            run(engine, f"INSERT INTO {table} SELECT v::{kind}, n, v::{kind} FROM unnest(ARRAY[{values}]) v, {places}")
