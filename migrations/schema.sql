@@ -126,7 +126,7 @@ CREATE FUNCTION taskbridge.next_id() RETURNS bigint
     LANGUAGE sql
     RETURN ((set_config('taskbridge.last_id'::text, (GREATEST(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint, ((NULLIF(current_setting('taskbridge.last_id'::text, true), ''::text))::bigint + 1)))::text, true))::bigint << 21);
 
-COMMENT ON FUNCTION taskbridge.next_id() IS 'An id for a record that this transaction writes, above those that it gave before; the 2,097,151 after it are free.';
+COMMENT ON FUNCTION taskbridge.next_id() IS 'An id for a record of this transaction, above those that it gave before; the 2,097,151 after it are free.';
 
 CREATE FUNCTION taskbridge.next_revision(former bigint) RETURNS bigint
     LANGUAGE sql

@@ -13,9 +13,9 @@ branch_labels = None
 depends_on = None
 
 NUMBERS = r"""
--- The bits above 21 are the millisecond, or one more than the last of this transaction; a statement numbers its rows in the
--- bits below. So no two records that a transaction writes have the same id, also while the clock stands or goes back.
--- Parsed here once, so a writer's settings change nothing of it, and it becomes a part of the expression that calls it.
+-- The bits above 21 are the millisecond, or one more than the last of this transaction; a statement numbers its rows in
+-- the bits below. So no two records that a transaction writes have the same id, also while the clock goes back. Parsed
+-- here once, so a writer's settings change nothing of it, and it becomes a part of the expression that calls it.
 CREATE FUNCTION @schema.next_id() RETURNS bigint LANGUAGE sql VOLATILE
 RETURN set_config(
     'taskbridge.last_id',
@@ -26,7 +26,7 @@ RETURN set_config(
     true
 )::bigint << 21;
 COMMENT ON FUNCTION @schema.next_id IS
-    'An id for a record that this transaction writes, above those that it gave before; the 2,097,151 after it are free.';
+    'An id for a record of this transaction, above those that it gave before; the 2,097,151 after it are free.';
 
 -- It has its owner's rights and the writer's search path. So each name says its schema, and there is no operator, nor
 -- IS DISTINCT FROM, which looks for one. Of a row that is new, OLD has only nulls.
@@ -64,7 +64,8 @@ REVISIONS = r"""
 -- Microseconds of the Unix epoch: above all that were given, also by a cluster from which this database was restored.
 CREATE FUNCTION @schema.next_revision(former bigint) RETURNS bigint LANGUAGE sql VOLATILE
 RETURN greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, former + 1);
-COMMENT ON FUNCTION @schema.next_revision IS 'The revision of a record that changes, above its former one; null: it is new.';
+COMMENT ON FUNCTION @schema.next_revision IS
+    'The revision of a record that changes, above its former one; null: it is new.';
 """
 COLUMNS = r"""
 ALTER TABLE adopted ADD COLUMN column_types oid[], ADD COLUMN column_kinds text[];
@@ -85,8 +86,8 @@ $$;
 UPDATE adopted SET relation = relation;
 """
 ANNOUNCE = r"""
--- A transaction that has notified cannot be prepared. The trigger is deferred, so it runs within the statement that ends the
--- transaction, and does nothing where that prepares it: then the change poller finds the records.
+-- A transaction that has notified cannot be prepared. The trigger is deferred, so it runs within the statement that ends
+-- the transaction, and does nothing where that prepares it: then the change poller finds the records.
 CREATE OR REPLACE FUNCTION @schema.announce_commit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

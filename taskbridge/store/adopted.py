@@ -91,9 +91,9 @@ class Definition:
 class Known(NamedTuple):
     """What was adopted as a source; `called`: the table's present name, None if it was dropped.
 
-    `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that are
-    another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and keys
-    were written as text. `has_missed`: triggers found the columns changed, and could not say which rows were.
+    `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
+    are another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and
+    keys were written as text. `has_missed`: triggers found the columns changed, and could not say which rows were.
     """
 
     source: str

@@ -368,8 +368,8 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
     # What is watched is looked at where rows are updated alone.
     renamed = [
-        f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table are "
-        "not recorded"
+        f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
+        "are not recorded"
         for name, now in before[0].renamed.items()
     ] or [f"its column {name} has another type now, so each change costs more" for name in before[0].columns_retyped]
     if not wrong and before[0].digest != _digest(adopted):
@@ -522,8 +522,8 @@ def _statement(
 ) -> str:
     """Return the statement of the function that records changes.
 
-    `passed`: where a trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old rows,
-    if the trigger has none. Unless `typed`, tenant and key may be of any type.
+    `passed`: where a trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old
+    rows, if the trigger has none. Unless `typed`, tenant and key may be of any type.
     """
     wanted, by_row = adopted.definition, adopted.table.by_row and rows is None
     watched = dict.fromkeys((*adopted.names, *wanted.watched)) if wanted.watched else {}

@@ -33,10 +33,14 @@ STATEMENTS = (
     "INSERT INTO public.{0} VALUES (1, 'acme', 9) ON CONFLICT DO NOTHING",
     "UPDATE public.{0} SET total = total + 1, customer = 'bolt' WHERE id < 3 RETURNING *",
     "UPDATE public.{0} SET note = 'x' WHERE id = -5",
-    "WITH gone AS (DELETE FROM public.{0} WHERE id = 1 RETURNING *) "
-    "INSERT INTO public.{0} (customer) SELECT customer FROM gone",
-    "MERGE INTO public.{0} o USING (VALUES (2), (90)) v (id) ON v.id = o.id WHEN MATCHED THEN DELETE "
-    "WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'bolt', 9, 'm')",
+    (
+        "WITH gone AS (DELETE FROM public.{0} WHERE id = 1 RETURNING *) "
+        "INSERT INTO public.{0} (customer) SELECT customer FROM gone"
+    ),
+    (
+        "MERGE INTO public.{0} o USING (VALUES (2), (90)) v (id) ON v.id = o.id WHEN MATCHED THEN DELETE "
+        "WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'bolt', 9, 'm')"
+    ),
     "SELECT found_one, counted FROM public.{0}_written()",
     "PREPARE w AS INSERT INTO public.{0} (customer) VALUES ($1)",
     "EXECUTE w ('acme')",
@@ -52,8 +56,10 @@ HOSTILE = (
     "CREATE TABLE hostile.adopted (source text)",
     "CREATE FUNCTION hostile.fails() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RAISE 'hostile'; END $$",
     "CREATE FUNCTION hostile.next_id() RETURNS bigint LANGUAGE sql AS 'SELECT hostile.fails()'",
-    "CREATE FUNCTION hostile.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
-    "$$ SELECT now() FROM (SELECT hostile.fails()) f $$",
+    (
+        "CREATE FUNCTION hostile.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS "
+        "$$ SELECT now() FROM (SELECT hostile.fails()) f $$"
+    ),
     "CREATE FUNCTION hostile.concat(text) RETURNS text LANGUAGE sql AS $$ SELECT hostile.fails()::text $$",
     "CREATE FUNCTION hostile.same(text, text) RETURNS boolean LANGUAGE sql AS $$ SELECT hostile.fails() IS NULL $$",
     "CREATE OPERATOR hostile.= (LEFTARG = text, RIGHTARG = text, FUNCTION = hostile.same)",
