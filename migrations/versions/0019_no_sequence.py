@@ -86,8 +86,8 @@ $$;
 UPDATE adopted SET relation = relation;
 """
 ANNOUNCE = r"""
--- A transaction that has notified cannot be prepared. The trigger is deferred, so it runs within the statement that ends
--- the transaction, and does nothing where that prepares it: then the change poller finds the records.
+-- A transaction that has notified cannot be prepared. The trigger is deferred, so it runs within the statement that
+-- ends the transaction, and does nothing where that prepares it: the change poller finds its records.
 CREATE OR REPLACE FUNCTION @schema.announce_commit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -111,7 +110,7 @@ class Session:
 
 
 @pytest.fixture
-def shop(engine: Engine) -> Iterator[Engine]:
+def shop(engine: Engine) -> Engine:
     """Two tables that differ in their names, of which `orders` is adopted."""
     for table in ("orders", "bare"):
         run(engine, TABLE.format(table), FUNCTION.format(table))

@@ -75,7 +75,7 @@ def test_a_value_is_delivered_once_under_its_text_and_deleted_under_it(engine: E
                 insert = f"INSERT INTO {table} SELECT v::{kind}, {at}, v::{kind} FROM unnest(ARRAY[{values}]) v"
                 writer.exec_driver_sql(insert.replace("%", "%%"))
 
-    for table, one in found.items():
+    for table, whole in found.items():
         for reading in list(SETTINGS.values())[1:3]:
             # Each connection from here on has these, as where somebody has set them for the database.
             run(engine, *(f'ALTER DATABASE "{engine.url.database}" {setting}' for setting in reading))
@@ -85,7 +85,7 @@ def test_a_value_is_delivered_once_under_its_text_and_deleted_under_it(engine: E
             seen = {text: [got for got in reader.records(text) if not got.deleted] for text in expected}
             assert {text: len(records) for text, records in seen.items()} == expected
             begin_again(engine, table)
-            assert list(backfill(engine, one, 3))[-1].rows == len(texts) * len(SETTINGS)
+            assert list(backfill(engine, whole, 3))[-1].rows == len(texts) * len(SETTINGS)
             assert {text: len(reader.records(text)) for text in expected} == expected
             run(engine, f"DELETE FROM {table} WHERE at >= 0")
             gone = {text: [got for got in reader.records(text) if got.deleted] for text in expected}
