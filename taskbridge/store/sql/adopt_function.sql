@@ -11,12 +11,14 @@ DECLARE
     named boolean;
     typed boolean;
     watched boolean;
+    watched_named boolean;
     -- Only a superuser could set it in the head of the function.
     keep_ids text := current_setting('taskbridge.keep_ids', true);
     ignored text := set_config('taskbridge.keep_ids', 'on', true);
 BEGIN
     -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
-    SELECT a.relation, c.named, c.typed, c.watched INTO ours, named, typed, watched
+    SELECT a.relation, c.named, c.watched_named, c.typed, c.watched
+    INTO ours, named, watched_named, typed, watched
     FROM {schema}.adopted a
     CROSS JOIN LATERAL (
 {columns}
@@ -36,7 +38,7 @@ BEGIN
                 MESSAGE = concat(TG_RELID::regclass, ' is not the table that was adopted as the source ', {source});
         END IF;
     END IF;
-    IF NOT named THEN
+    IF NOT named OR TG_OP = 'UPDATE' AND NOT watched_named THEN
 {missed};
     ELSIF TG_OP = 'TRUNCATE' THEN
         -- Nothing says which rows a TRUNCATE takes, so it is asked before. A partition has a name of its own.
@@ -44,7 +46,7 @@ BEGIN
     ELSIF NOT typed THEN
         EXECUTE CASE TG_OP WHEN 'INSERT' THEN {came_untyped} WHEN 'UPDATE' THEN {changed_untyped} ELSE {went_untyped} END
             USING NEW, OLD;
-    ELSIF NOT watched AND TG_LEVEL = 'ROW' THEN
+    ELSIF NOT watched AND TG_OP = 'UPDATE' AND TG_LEVEL = 'ROW' THEN
         EXECUTE {changed_anew} USING NEW, OLD;
     ELSIF TG_OP = 'INSERT' THEN
 {came};
