@@ -15,7 +15,8 @@ BEGIN
     EXECUTE format('DROP TRIGGER IF EXISTS %I ON taskbridge.records', name);
     IF announces THEN
         EXECUTE format(
-            'CREATE TRIGGER %I AFTER INSERT OR UPDATE ON taskbridge.records FOR EACH ROW WHEN (NEW.source = %L) '
+            'CREATE CONSTRAINT TRIGGER %I AFTER INSERT OR UPDATE ON taskbridge.records '
+            'DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.source = %L) '
             'EXECUTE FUNCTION taskbridge.announce_commit()',
             name, source
         );
@@ -30,7 +31,9 @@ CREATE FUNCTION taskbridge.announce_commit() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
-    PERFORM pg_notify('taskbridge', '');
+    IF current_query() !~* 'prepare\s+transaction' THEN
+        PERFORM pg_notify('taskbridge', '');
+    END IF;
     RETURN NULL;
 END
 $$;
@@ -119,18 +122,28 @@ $_$;
 
 COMMENT ON FUNCTION taskbridge.keep_runs(days integer) IS 'Make partitions of the run history for the next days, and drop what is older than so many days.';
 
+CREATE FUNCTION taskbridge.next_id() RETURNS bigint
+    LANGUAGE sql
+    RETURN ((set_config('taskbridge.last_id'::text, (GREATEST(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint, ((NULLIF(current_setting('taskbridge.last_id'::text, true), ''::text))::bigint + 1)))::text, true))::bigint << 21);
+
+COMMENT ON FUNCTION taskbridge.next_id() IS 'An id for a record of this transaction, above those that it gave before; the 2,097,151 after it are free.';
+
+CREATE FUNCTION taskbridge.next_revision(former bigint) RETURNS bigint
+    LANGUAGE sql
+    RETURN GREATEST(((EXTRACT(epoch FROM clock_timestamp()) * (1000000)::numeric))::bigint, (former + 1));
+
+COMMENT ON FUNCTION taskbridge.next_revision(former bigint) IS 'The revision of a record that changes, above its former one; null: it is new.';
+
 CREATE FUNCTION taskbridge.number_columns() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
     NEW.numbered := NEW.relation;
-    NEW.column_numbers := ARRAY(
-        SELECT t.attnum
-        FROM unnest(NEW.tenant_column || NEW.key_columns || NEW.watched_columns) WITH ORDINALITY c (name, place)
-        LEFT JOIN pg_attribute t ON t.attrelid = NEW.relation AND t.attname = c.name AND NOT t.attisdropped
-        ORDER BY c.place
-    );
+    SELECT array_agg(t.attnum ORDER BY c.place), array_agg(t.atttypid ORDER BY c.place)
+    INTO NEW.column_numbers, NEW.column_types
+    FROM unnest(NEW.tenant_column || NEW.key_columns || NEW.watched_columns) WITH ORDINALITY c (name, place)
+    LEFT JOIN pg_attribute t ON t.attrelid = NEW.relation AND t.attname = c.name AND NOT t.attisdropped;
     RETURN NEW;
 END
 $$;
@@ -221,8 +234,8 @@ BEGIN
                 AND pg_catalog.texteq(NEW.key, OLD.key)) IS NOT TRUE);
     END IF;
     NEW.xid := pg_catalog.pg_current_xact_id();
-    NEW.revision := pg_catalog.nextval('taskbridge.revisions'::pg_catalog.regclass);
-    NEW.id := COALESCE(OLD.id, NEW.revision);
+    NEW.id := taskbridge.next_id();
+    NEW.revision := taskbridge.next_revision(OLD.revision);
     NEW.changed_at := CASE WHEN OLD.id IS NULL THEN NEW.changed_at ELSE pg_catalog.now() END;
     RETURN NEW;
 END
@@ -257,15 +270,6 @@ CREATE FUNCTION taskbridge.unfit(tenant text, key text) RETURNS text
 
 COMMENT ON FUNCTION taskbridge.unfit(tenant text, key text) IS 'Why a tenant, or a key, is not allowed; null: both are.';
 
-CREATE SEQUENCE taskbridge.revisions
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1;
-
-COMMENT ON SEQUENCE taskbridge.revisions IS 'Revisions of records. Each change of a record takes the next, so that none is used twice.';
-
 CREATE TABLE taskbridge.adopted (
     source text NOT NULL COLLATE "C",
     relation regclass NOT NULL,
@@ -274,7 +278,7 @@ CREATE TABLE taskbridge.adopted (
     key_columns text[] NOT NULL,
     watched_columns text[],
     digest text NOT NULL,
-    version bigint DEFAULT nextval('taskbridge.revisions'::regclass) NOT NULL,
+    version bigint DEFAULT taskbridge.next_revision(NULL::bigint) NOT NULL,
     adopted_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
     backfill_after text[],
@@ -286,6 +290,8 @@ CREATE TABLE taskbridge.adopted (
     numbered oid,
     backfill_of text DEFAULT 'rows'::text NOT NULL,
     from_now_on boolean DEFAULT false NOT NULL,
+    column_types oid[],
+    column_kinds text[],
     CONSTRAINT ck_adopted_backfill_of CHECK ((backfill_of = ANY (ARRAY['rows'::text, 'records'::text])))
 );
 
@@ -305,6 +311,8 @@ COMMENT ON COLUMN taskbridge.adopted.column_numbers IS 'The columns of tenant an
 COMMENT ON COLUMN taskbridge.adopted.numbered IS 'The table whose numbers these are: after a dump it is another, and the names count.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_of IS 'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
 COMMENT ON COLUMN taskbridge.adopted.from_now_on IS 'Somebody chose that rows which were there before get no backfill, so that nobody is reminded of it.';
+COMMENT ON COLUMN taskbridge.adopted.column_types IS 'The types of these columns when the table was adopted.';
+COMMENT ON COLUMN taskbridge.adopted.column_kinds IS 'How the values of tenant and key are written as text: where that has changed, records have other keys.';
 
 CREATE TABLE taskbridge.audit (
     id bigint NOT NULL,
@@ -434,7 +442,7 @@ CREATE TABLE taskbridge.records (
 );
 
 COMMENT ON TABLE taskbridge.records IS 'The log: one row per source, tenant and key. Without a tenant: no criterion matched, and the reason.';
-COMMENT ON COLUMN taskbridge.records.id IS 'The row''s first revision; rows of one transaction are read in this order.';
+COMMENT ON COLUMN taskbridge.records.id IS 'Rows of one transaction are read in this order; another with each change of the row.';
 COMMENT ON COLUMN taskbridge.records.revision IS 'Another with each change of the row, and never one again; a trigger sets it.';
 COMMENT ON COLUMN taskbridge.records.xid IS 'The transaction that wrote the row last; a trigger sets it.';
 COMMENT ON COLUMN taskbridge.records.document IS 'Null: the row is in the table that was adopted as the source.';

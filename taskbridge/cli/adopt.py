@@ -104,7 +104,7 @@ def adopt(
 
     environment.existing(data_dir)
     engine = _engine()
-    found = _described(engine, table, tenant, keys, source, columns, needs_rights=not print_sql)
+    found = _described(engine, table, tenant, keys, source, columns, needs_rights=not print_sql, other_keys=again)
     if print_sql:
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
@@ -135,6 +135,7 @@ def _described(
     columns: str | None,
     *,
     needs_rights: bool,
+    other_keys: bool,
 ) -> Adopted:
     """Look at the table; what was not said is as it was adopted before, of which the columns are told."""
     from taskbridge import store
@@ -145,7 +146,16 @@ def _described(
     watched: list[str] | None = None
     if columns is not None:
         watched = [] if columns == ALL_COLUMNS else columns.split(",")
-    found = store.adoption(engine, table, tenant or "", keys, source=source, watched=watched, needs_rights=needs_rights)
+    found = store.adoption(
+        engine,
+        table,
+        tenant or "",
+        keys,
+        source=source,
+        watched=watched,
+        needs_rights=needs_rights,
+        other_keys=other_keys,
+    )
     if columns is None and (kept := found.definition.watched):
         console.tell(f"Only changes of {', '.join(kept)} count, as before; --columns '{ALL_COLUMNS}' lets all count.")
     return found

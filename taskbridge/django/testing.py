@@ -29,7 +29,7 @@ from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.running.delivery import check_returned, done_first
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
-from taskbridge.store.adopted import described, known
+from taskbridge.store.adopted import known, present
 from taskbridge.store.documents import decoded
 from taskbridge.store.orm import BatchSession
 from taskbridge.store.queries import filled, query, quoted, schema_of
@@ -165,7 +165,7 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     schema, document = schema_of(connection), None
     with transaction.atomic(alias):
         if found := known(connection, pipeline.source):
-            document = described(connection, found[0].relation, found[0].definition).document
+            document = present(connection, found[0]).document
         # With it goes the search path that the look has set.
         transaction.set_rollback(True, alias)
     mark = _mark("delivered", pipeline)
@@ -174,13 +174,13 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     if not rows:
         _check_adopted(connection, pipeline.source, alias)
     records: dict[str, list[Record]] = {}
-    for tenant, key, revision, _ in rows:
+    for tenant, key, revision, _, _ in rows:
         values = {"source": pipeline.source, "tenant": tenant, "key": key, "revision": revision, "small": 2**31 - 1}
         text, deleted, _ = connection.exec_driver_sql(query("document", schema, document), values).one()
         content = {} if text is None else decoded(text)[0]
         records.setdefault(tenant, []).append(Record(pipeline.name, tenant, key, revision, content, deleted))
     if rows:
-        last = str(max(max(row.revision, row.so_far) for row in rows))
+        last = str(max(max(row.id, row.so_far) for row in rows))
         _set(connection, mark, last)
         _set(connection, "taskbridge.keep_ids", "on")
         connection.exec_driver_sql(query("own_delivered", schema), {"source": pipeline.source})

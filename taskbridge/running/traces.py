@@ -54,7 +54,7 @@ class RunTrace:
         self._started = time.time_ns()
         self._span: Any = None
         self._linked: set[str] = set()
-        self._revisions: set[int] = set()
+        self._taken: set[tuple[int, str]] = set()
         self._called: list[tuple[Any, int]] = []
         """Spans of calls that are over, and when they ended, in nanoseconds of the Unix epoch."""
 
@@ -65,7 +65,7 @@ class RunTrace:
             return
         try:
             found = (traceparents.get(one.external_id) for one in records)
-            self._revisions.update(one.revision for one in records)
+            self._taken.update((one.revision, one.external_id) for one in records)
             if self._span is None:
                 burst = self._links([self._run.begun.traceparent], "burst")
                 self._span = self._begun([*burst, *self._links(found, "record")])
@@ -149,10 +149,10 @@ class RunTrace:
             return
         try:
             attributes = {
-                "messaging.batch.message_count": len(self._revisions),
+                "messaging.batch.message_count": len(self._taken),
                 "taskbridge.handled": self._run.handled,
-                "taskbridge.revision.first": min(self._revisions),
-                "taskbridge.revision.last": max(self._revisions),
+                "taskbridge.revision.first": min(self._taken)[0],
+                "taskbridge.revision.last": max(self._taken)[0],
                 "taskbridge.outcome": LOST if ending is None else ending.outcome.value,
             }
             span.set_attributes(attributes)

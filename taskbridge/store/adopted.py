@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection
 
 from taskbridge.errors import InvalidInput
+from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
-__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "known"]
+__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "known", "present"]
 
 _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
@@ -24,12 +25,13 @@ _KEYS: Final = frozenset(
 """Types whose text says which value it is, whatever the session's settings are; enums as well."""
 _WORDS: Final = frozenset(("text", "varchar", "bpchar", "citext", "numeric"))
 _TIMES: Final = {
-    "date": "YYYY-MM-DD",
     "timestamp": 'YYYY-MM-DD"T"HH24:MI:SS.US',
     "timestamptz": 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"',
 }
+_DATED: Final = frozenset(("date", *_TIMES))
+_SAME_TEXT: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
-MARKS: Final = ("$taskbridge$", "$truncate$")
+MARKS: Final = ("$taskbridge$", "$statement$")
 """What the parts of a trigger function stand between."""
 
 
@@ -50,6 +52,11 @@ class Column(NamedTuple):
     base: str
     is_numeric: bool
     is_array: bool
+
+    @property
+    def kind(self) -> str:
+        """How its values are written as text: types of one kind write a value in the same way."""
+        return "enum" if self.is_enum else _SAME_TEXT.get(self.base, self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,9 @@ class Definition:
 class Known(NamedTuple):
     """What was adopted as a source; `called`: the table's present name, None if it was dropped.
 
-    `columns_called`: the present names of tenant, keys and watched columns.
+    `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
+    are another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and
+    keys were written as text. `has_missed`: triggers found the columns changed, and could not say which rows were.
     """
 
     source: str
@@ -98,6 +107,10 @@ class Known(NamedTuple):
     ended: bool
     called: str | None
     columns_called: Sequence[str]
+    columns_taken: Sequence[str]
+    columns_retyped: Sequence[str]
+    column_kinds: Sequence[str] | None
+    has_missed: bool
 
     @property
     def definition(self) -> Definition:
@@ -112,6 +125,20 @@ class Known(NamedTuple):
         adopted = (self.tenant_column, *self.key_columns, *(self.watched_columns or ()))
         return {name: now for name, now in zip(adopted, self.columns_called, strict=True) if name != now}
 
+    def makes_other_keys(self, found: Adopted, names: Sequence[str] | None = None) -> str | None:
+        """Return why the records that there are would not be found by what a table is now; None: they are.
+
+        `names`: the columns of tenant and key by which they are looked for, if not those of their adoption.
+        """
+        for name in names or (self.tenant_column, *self.key_columns):
+            if name in self.columns_taken:
+                return f"{name} is another column than the one that was adopted"
+        for name, before, now in zip(found.names, self.column_kinds or found.kinds, found.kinds, strict=True):
+            # Most types become a text that is the same.
+            if before != now and (now != "text" or before in _DATED):
+                return f"the column {name} was of type {before}, and is of type {now}"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
@@ -122,23 +149,35 @@ class Adopted:
     schema: str
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of tenant and key."""
+        return self.definition.tenant, *self.definition.keys
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """How these are written as text."""
+        return tuple(self.table.columns[name].kind for name in self.names)
+
+    @property
     def has_times(self) -> bool:
         """Whether tenant or key are dates or times, whose output depends on settings."""
-        return any(self.table.columns[one].base in _TIMES for one in (self.definition.tenant, *self.definition.keys))
+        return any(self.table.columns[name].base in _DATED for name in self.names)
 
     def has_tenant_and_key(self, row: str) -> str:
         """Return whether a row has a record, as SQL: one without a tenant is nobody's."""
-        return " AND ".join(
-            f"{row}.{quoted(one)} IS NOT NULL" for one in (self.definition.tenant, *self.definition.keys)
-        )
+        return " AND ".join(f"{row}.{quoted(one)} IS NOT NULL" for one in self.names)
 
-    def tenant_of(self, row: str, *, as_owner: bool = False) -> str:
-        """Return the tenant of a row as SQL; `as_owner`: in the function, which has more rights than who calls it."""
-        return f'({self._text(row, self.definition.tenant, as_owner)}) COLLATE "C"'
+    def tenant_of(self, row: str, *, as_owner: bool = False, typed: bool = True) -> str:
+        """Return the tenant of a row as SQL.
 
-    def key_of(self, row: str, *, as_owner: bool = False) -> str:
+        `as_owner`: in the function, which has more rights than who calls it, and settings of its own. Unless `typed`,
+        the column may be of any type there.
+        """
+        return f'({self._text(row, self.definition.tenant, as_owner, typed)}) COLLATE "C"'
+
+    def key_of(self, row: str, *, as_owner: bool = False, typed: bool = True) -> str:
         """Return the key of a row's record: the text of the column, or a JSON array of the texts of several."""
-        texts = [self._text(row, column, as_owner) for column in self.definition.keys]
+        texts = [self._text(row, column, as_owner, typed) for column in self.definition.keys]
         text = texts[0] if len(texts) == 1 else f"jsonb_build_array({', '.join(texts)})::text"
         return f'({text}) COLLATE "C"'
 
@@ -149,13 +188,16 @@ class Adopted:
         )
         return f"ARRAY[{', '.join(places)}]"
 
-    def records(self, changes: str, again: str) -> str:
-        """Return the statement that writes thin records of `changes`; `again`: what follows where there is one."""
-        columns = [self.table.columns[one] for one in {self.definition.tenant, *self.definition.keys}]
+    def records(self, changes: str, again: str, *, typed: bool = True) -> str:
+        """Return the statement that writes thin records of `changes`; `again`: what follows where there is one.
+
+        Unless `typed`, the columns may be of any type.
+        """
+        columns = [self.table.columns[one] for one in self.names]
         # One number or id is short and has no space, so it is always allowed.
         fits = len(self.definition.keys) == 1 and not any(one.is_enum or one.base in _WORDS for one in columns)
         parts = {"source": literal(self.definition.source), "changes": changes, "again": again}
-        return filled("adopted_changes" if fits else "adopted_unfit", self.schema, parts)
+        return filled("adopted_changes" if fits and typed else "adopted_unfit", self.schema, parts)
 
     @property
     def document(self) -> str:
@@ -186,20 +228,23 @@ class Adopted:
             value += f" COLLATE {column.collation}"
         return f"t.{quoted(name)} OPERATOR({column.operators}.=) ({value})"
 
-    def _text(self, row: str, name: str, as_owner: bool = False) -> str:
+    def _text(self, row: str, name: str, as_owner: bool = False, typed: bool = True) -> str:
         """Return the text of a column by its type's own output: a cast may be anybody's, once the type was changed."""
         value, base = f"{row}.{quoted(name)}", self.table.columns[name].base
         text = f"concat({value})"
-        if base in _TIMES:
+        if base in _TIMES and typed:
             # How the output writes them depends on the session; infinity has one form.
             time = f"({text}::{base})" if as_owner else value
             if base == "timestamptz":
                 time = f"({time} AT TIME ZONE 'UTC')"
             era = f"CASE WHEN {time} < '0001-01-01' THEN ' BC' ELSE '' END"
             return f"CASE WHEN isfinite({time}) THEN to_char({time}, '{_TIMES[base]}') || {era} ELSE {text} END"
+        if base == "date" and not as_owner:
+            # The same text as its output in ISO; `to_char` would make a timestamp of it, which ends earlier.
+            return f"(to_jsonb({value}) OPERATOR(pg_catalog.#>>) ARRAY[]::text[])"
         if base == "bpchar":
             return f"rtrim({text}, ' ')"
-        return f"CASE {text} WHEN 't' THEN 'true' ELSE 'false' END" if base == "bool" else text
+        return f"CASE {text} WHEN 't' THEN 'true' WHEN 'f' THEN 'false' ELSE {text} END" if base == "bool" else text
 
 
 def described(connection: Connection, relation: int, definition: Definition, *, needs_rights: bool = False) -> Adopted:
@@ -249,6 +294,23 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
         max(0, found.rows),
     )
     return Adopted(definition, table, schema)
+
+
+def present(connection: Connection, one: Known) -> Adopted:
+    """Look up what was adopted, as it is now.
+
+    Raises:
+        InvalidInput: it cannot be a source any more; or its rows would not be found by the keys of its records, so that
+            each would pass for a deleted one.
+    """
+    found = described(connection, one.relation, one.definition)
+    if other := one.makes_other_keys(found):
+        again = adopting(one.source, found.table.name, one.tenant_column, one.key_columns, one.watched_columns or ())
+        raise InvalidInput(
+            f"the source {one.source} stands still: of {found.table.name}, {other}",
+            f"run: {again} --again; each row is sent with its present key, and records of other keys as deleted",
+        )
+    return found
 
 
 def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:

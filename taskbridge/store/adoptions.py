@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store.adopted import Adopted, Definition, Known, described, known
+from taskbridge.store.adopted import MARKS, Adopted, Definition, Known, described, known, present
 from taskbridge.store.backfills import adopting, backfills_due
 from taskbridge.store.bounded import within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
@@ -46,6 +46,8 @@ TIMEOUT: Final = 60.0
 """Seconds after which no further try is made."""
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
+_TRUNCATED_TABLE: Final = "TG_RELID::regclass::text"
+_MISSED_COLUMNS: Final = "its columns were called otherwise for a while, in which changes were not recorded"
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
 MISSED: Final = (
     "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
@@ -103,16 +105,27 @@ def adoption(
     source: str | None = None,
     watched: Sequence[str] | None = (),
     needs_rights: bool = True,
+    other_keys: bool = False,
 ) -> Adopted:
     """Look at a table, as SQL writes its name, that is to be adopted; nothing is changed.
 
-    Only changes of the columns `watched` count; none: of all. None: of those that were chosen before.
+    Only changes of the columns `watched` count; none: of all. None: of those that were chosen before. `other_keys`: the
+    records that the source has may be of other tenant and key columns; a backfill is due then.
 
     Raises:
         InvalidInput, InvalidName: it cannot be adopted so; the message says why, and what to do.
     """
     with engine.begin() as connection:
-        return _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=needs_rights)
+        return _adoption(
+            connection,
+            table,
+            tenant,
+            keys,
+            source=source,
+            watched=watched,
+            needs_rights=needs_rights,
+            other_keys=other_keys,
+        )
 
 
 def _adoption(
@@ -124,6 +137,7 @@ def _adoption(
     source: str | None,
     watched: Sequence[str] | None,
     needs_rights: bool,
+    other_keys: bool = False,
 ) -> Adopted:
     """As `adoption`; the rest of the transaction has another search path."""
     relation, name = _named(connection, table)
@@ -137,7 +151,7 @@ def _adoption(
         watched = before[0].definition.watched if before else ()
     definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
     found = described(connection, relation, definition, needs_rights=needs_rights)
-    _check_source(connection, definition, relation)
+    _check_source(connection, found, relation, other_keys=other_keys)
     return found
 
 
@@ -168,8 +182,9 @@ def _named(connection: Connection, table: str) -> tuple[int, str]:
     return found.relation, found.name
 
 
-def _check_source(connection: Connection, wanted: Definition, relation: int) -> None:
+def _check_source(connection: Connection, found: Adopted, relation: int, *, other_keys: bool) -> None:
     """Raise InvalidInput where the source has records that the table's would be mistaken for."""
+    wanted = found.definition
     for before in known(connection, wanted.source):
         is_another = before.relation != relation
         if is_another and before.called is not None and not before.ended:
@@ -177,11 +192,15 @@ def _check_source(connection: Connection, wanted: Definition, relation: int) -> 
                 f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, "
                 f"or run `taskbridge unadopt {wanted.source}` before"
             )
-        if replace(before.definition, watched=()) != replace(wanted, watched=()):
+        if other_keys:
+            return
+        is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
+        if not is_same or (before.relation == relation and before.makes_other_keys(found, found.names)):
             raise InvalidInput(
                 f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
                 + "".join(f" --key {key}" for key in before.definition.keys)
-                + f", and the records of the source {wanted.source!r} have these: choose another with --source"
+                + f", and the records of the source {wanted.source!r} have these: choose another with --source, or add "
+                "--again, and each row is sent with its new key, and records of other keys as deleted"
             )
         return
     if connection.exec_driver_sql(queries(connection)("has_records"), {"source": wanted.source}).scalar_one():
@@ -201,6 +220,8 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         "key_names": _texts(wanted.keys),
         "watched_names": _texts(wanted.watched) if wanted.watched else "NULL",
         "digest": literal(_digest(adopted)),
+        "kinds": _texts(adopted.kinds),
+        "keys": str(len(adopted.names)),
         "row_triggers": f"{_texts([one.name for one in triggers if one.sees_rows])}::text[]",
     }
     return [
@@ -210,6 +231,7 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         *_hold([adopted.table.name], "SHARE ROW EXCLUSIVE", adopted.schema),
         # Under the lock: nobody turns a trigger off between this look at them and what turns them on.
         filled("adopt_register", adopted.schema, parts),
+        filled("adopt_seen", adopted.schema, parts),
         *(line for one in triggers for line in one.statements(function, adopted.schema)),
         filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
     ]
@@ -346,12 +368,16 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
     # What is watched is looked at where rows are updated alone.
     renamed = [
-        f"its column {name} is called {now} now, so each {'write' if name in in_each_write else 'update'} of the table "
-        "fails"
+        f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
+        "are not recorded"
         for name, now in before[0].renamed.items()
-    ]
+    ] or [f"its column {name} has another type now, so each change costs more" for name in before[0].columns_retyped]
     if not wrong and before[0].digest != _digest(adopted):
         wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
+    if not wrong and (other := before[0].makes_other_keys(adopted, adopted.names)):
+        wrong = [other]
+    if not wrong and before[0].has_missed:
+        wrong = [_MISSED_COLUMNS]
     # A migration may have run what was printed in another form.
     if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
@@ -383,7 +409,7 @@ def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
 def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
     try:
         with engine.begin() as connection:
-            adopted = described(connection, one.relation, one.definition)
+            adopted = present(connection, one)
             readable = connection.exec_driver_sql(queries(engine)("readable_table"), {"relation": one.relation})
             is_readable = readable.scalar_one()
     except InvalidInput as error:
@@ -402,7 +428,8 @@ def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
         yield Fault(what, "grant it that")
     idle, again = _idle_triggers(adopted, found), command(one.definition, adopted.table.name)
     for wrong in trigger_faults(engine, adopted):
-        yield Fault(wrong, f"{MISSED}{again} --again" if idle.get(wrong) else f"run again: {again}")
+        is_missed = idle.get(wrong) or wrong == _MISSED_COLUMNS
+        yield Fault(wrong, f"{MISSED}{again} --again" if is_missed else f"run again: {again}")
     for due in backfills_due(engine):
         if due.source == one.source:
             yield Fault(due.what, due.remedy, is_recorded=True)
@@ -463,42 +490,56 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
 
 
 def _function(adopted: Adopted) -> str:
-    wanted, table = adopted.definition, adopted.table
-    parts = {"source": literal(wanted.source), "muted": query("adopted_muted")}
-    for word in ("new", "old"):
-        parts[word] = query("adopted_row") if table.by_row else f"{word}_rows"
-    again = query("adopted_again", adopted.schema)
-    watched = dict.fromkeys((wanted.tenant, *wanted.keys, *wanted.watched)) if wanted.watched else {}
-    for word in ("new", "old"):
-        row = word.upper() if table.by_row else word[0]
-        columns = ", ".join(f"{row}.{quoted(column)}" for column in watched)
-        whole = f"{row}::record" if table.by_row else f"ROW({row}.*)::record"
-        parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True)
-        parts[f"{word}_key"] = adopted.key_of(row, as_owner=True)
-        parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
-        parts[f"{word}_watched"] = f"ROW({columns})::record" if columns else whole
-
-    def changes(name: str, **others: str) -> str:
-        return adopted.records(filled(name, adopted.schema, {**parts, **others}), again)
-
-    emptied = {
-        "old": TRUNCATED,
-        "old_tenant": adopted.tenant_of("o", as_owner=True),
-        "old_key": adopted.key_of("o", as_owner=True),
-        "old_counts": adopted.has_tenant_and_key("o"),
-    }
-    before, after = changes("adopted_went", **emptied).split(TRUNCATED)
+    came, changed, went = ("adopted_came", "adopted_changed", "adopted_went")
+    before, after = _statement(adopted, went, rows=TRUNCATED).split(TRUNCATED)
+    untyped_before, untyped_after = _statement(adopted, went, rows=TRUNCATED, typed=False).split(TRUNCATED)
+    columns = {"keys": str(len(adopted.names))}
     body = {
         "function": _function_name(adopted),
-        "source": literal(wanted.source),
+        "source": literal(adopted.definition.source),
         "styles": f" {query('adopted_styles')}" if adopted.has_times else "",
-        "came": changes("adopted_came"),
-        "changed": changes("adopted_changed"),
-        "went": changes("adopted_went"),
-        "emptied_before": before,
-        "emptied_after": after,
+        "columns": filled("adopted_columns", adopted.schema, columns),
+        "missed": filled("adopted_missed", adopted.schema, {"source": literal(adopted.definition.source)}),
+        "came": _statement(adopted, came),
+        "changed": _statement(adopted, changed),
+        "went": _statement(adopted, went),
+        "changed_anew": _marked(_statement(adopted, changed, passed=True)),
+        "came_untyped": _marked(_statement(adopted, came, passed=True, typed=False)),
+        "changed_untyped": _marked(_statement(adopted, changed, passed=True, typed=False)),
+        "went_untyped": _marked(_statement(adopted, went, passed=True, typed=False)),
+        "emptied": f"{_marked(before)} || {_TRUNCATED_TABLE} || {_marked(after)}",
+        "emptied_untyped": f"{_marked(untyped_before)} || {_TRUNCATED_TABLE} || {_marked(untyped_after)}",
     }
     return filled("adopt_function", adopted.schema, body)
+
+
+def _marked(statement: str) -> str:
+    mark = MARKS[1]
+    return f"{mark}\n{statement}{mark}"
+
+
+def _statement(
+    adopted: Adopted, name: str, *, passed: bool = False, rows: str | None = None, typed: bool = True
+) -> str:
+    """Return the statement of the function that records changes.
+
+    `passed`: where a trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old
+    rows, if the trigger has none. Unless `typed`, tenant and key may be of any type.
+    """
+    wanted, by_row = adopted.definition, adopted.table.by_row and rows is None
+    watched = dict.fromkeys((*adopted.names, *wanted.watched)) if wanted.watched else {}
+    parts = {"source": literal(wanted.source), "muted": query("adopted_muted")}
+    for word, number in (("new", "$1"), ("old", "$2")):
+        whole = number if passed else word.upper()
+        row = word[0] if not by_row else f"({whole})" if passed else whole
+        columns = ", ".join(f"{row}.{quoted(column)}" for column in watched)
+        parts[word] = query("adopted_row") if by_row else rows or f"{word}_rows"
+        parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True, typed=typed)
+        parts[f"{word}_key"] = adopted.key_of(row, as_owner=True, typed=typed)
+        parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
+        parts[f"{word}_watched"] = f"{f'ROW({columns})' if columns else whole if by_row else f'ROW({row}.*)'}::record"
+    again = query("adopted_again", adopted.schema)
+    return adopted.records(filled(name, adopted.schema, parts), again, typed=typed)
 
 
 def _body(adopted: Adopted) -> str:

@@ -30,7 +30,7 @@ from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import described, dropped, known
+from taskbridge.store.adopted import dropped, known, present
 from taskbridge.store.bounded import NoSession, let_statements_take, within
 from taskbridge.store.documents import decoded
 from taskbridge.store.history import NOT_NOTED, RunNote, blame, is_noted
@@ -375,7 +375,7 @@ class Cursors:
                 if one.ended and one.called is None:
                     document = dropped(schema_of(self._engine))
                 else:
-                    document = described(connection, one.relation, one.definition).document
+                    document = present(connection, one).document
                 rows = _Rows(one.version, document)
         if found or self._rows is RECORDED:
             self._rows = rows

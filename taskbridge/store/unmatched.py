@@ -37,15 +37,16 @@ def read_unmatched(
 
     `page_size` of them are in memory at once.
     """
-    query, after = queries(database)("unmatched"), 0
+    query, after = queries(database)("unmatched"), (0, "")
     while True:
-        values = {"source": source, "reason": reason, "after": after, "limit": page_size, "thin": thin}
+        place = {"after": after[0], "after_key": after[1]}
+        values = {"source": source, "reason": reason, **place, "limit": page_size, "thin": thin}
         with driving(database) as driver:
             page = [UnmatchedRecord(*row) for row in driver.execute(query, values)]
         yield from page
         if len(page) < page_size:
             return
-        after = page[-1].id
+        after = (page[-1].id, page[-1].message_id)
 
 
 def count_unmatched(database: Database, source: str) -> int:

@@ -6,7 +6,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -113,9 +112,7 @@ def test_the_owner_of_the_table_does_not_get_the_rights_of_who_adopted_it(
             "CREATE CAST (shop.trap AS text) WITH FUNCTION shop.also(shop.trap)",
         )
     run(own, "ALTER TABLE shop.orders ALTER customer TYPE shop.trap USING NULL")
-    # What is no time any more cannot be written as one, so those writes fail until it is adopted again.
-    with nullcontext() if kind not in ("timestamptz", "date") else suppress(DBAPIError):
-        run(own, "INSERT INTO shop.orders VALUES (1, ROW(1))", "UPDATE shop.orders SET id = 2", "TRUNCATE shop.orders")
+    run(own, "INSERT INTO shop.orders VALUES (1, ROW(1))", "UPDATE shop.orders SET id = 2", "TRUNCATE shop.orders")
     assert rows(engine, "SELECT FROM shop.caught") == []
 
 
@@ -147,9 +144,9 @@ def test_a_statement_that_changes_a_row_twice_does_not_fail(engine: Engine, kind
 
 ALIASES = (
     "n o c s u w r t d p q a v one two at key gone tenant source muted revision reason deleted document text "
-    "json stored wanted watched old new new_rows old_rows excluded records adopted page place places written "
+    "json stored wanted watched old new new_rows old_rows excluded records adopted page places written "
     "taskbridge found tg_op tg_relid size counts external_id xid "
-    "ours keep_ids ignored "
+    "ours keep_ids ignored whole named typed number place attname "
 )
 NAMES = ALIASES.split()
 
@@ -221,7 +218,6 @@ def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
 
 
 CHANGES = {
-    "type": ("text", "ALTER TABLE orders ALTER id TYPE int USING id::int"),
     "label": ("mood", "ALTER TYPE mood RENAME VALUE 'abc' TO 'x'"),
     "domain": ("code", "ALTER DOMAIN code ADD CHECK (VALUE <> 'abc') NOT VALID"),
 }
@@ -245,10 +241,10 @@ def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
     who, cursors = RunKey("orders", "7", TOKEN), Cursors(engine, "orders")
     if not asks:
         # As Postgres 15, which cannot say whether a text is one of a type.
-        real = store_adopted.described
+        real = store_adopted.present
         monkeypatch.setattr(
             store_cursor,
-            "described",
+            "present",
             lambda *what: replace(found := real(*what), table=replace(found.table, may_ask=False)),
         )
     if asks or kind == "code":
@@ -579,7 +575,8 @@ LOST = {
     "SELECT on taskbridge.records": "SELECT ON taskbridge.records",
     "INSERT on taskbridge.records": "INSERT ON taskbridge.records",
     "UPDATE on taskbridge.records": "UPDATE ON taskbridge.records",
-    "USAGE on the sequence taskbridge.revisions": "USAGE ON SEQUENCE taskbridge.revisions",
+    "EXECUTE on taskbridge.next_id()": "EXECUTE ON FUNCTION taskbridge.next_id",
+    "EXECUTE on taskbridge.next_revision(bigint)": "EXECUTE ON FUNCTION taskbridge.next_revision",
     "EXECUTE on taskbridge.owns_records()": "EXECUTE ON FUNCTION taskbridge.owns_records",
     "EXECUTE on taskbridge.shown(text)": "EXECUTE ON FUNCTION taskbridge.shown",
     "EXECUTE on taskbridge.unfit(text, text)": "EXECUTE ON FUNCTION taskbridge.unfit",

@@ -6,6 +6,7 @@ from collections import ChainMap, OrderedDict, UserDict
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from sqlalchemy import Engine
@@ -85,7 +86,7 @@ def test_a_document_that_jsonb_would_change_or_refuse_is_refused_with_its_place(
 def test_text_with_backslashes_and_percent_signs_is_kept(engine: Engine) -> None:
     document = {"text": "100 % \\u0000 %(tenant)s \\", "quote": "'\""}
     assert record_invoice(engine, "100%s", "%(number)s", document)
-    assert rows(engine) == [("100%s", "%(number)s", 1, document)]
+    assert rows(engine) == [("100%s", "%(number)s", ANY, document)]
 
 
 def test_an_idempotency_key_is_stable_and_no_two_records_share_one() -> None:

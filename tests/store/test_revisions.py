@@ -119,9 +119,10 @@ def test_revisions_grow_over_all_records_and_an_equal_document_takes_none(engine
 
 def test_after_a_rebase_no_revision_repeats_that_was_given_after_the_dump(engine: Engine) -> None:
     record_invoice(engine, "acme", "1", {"version": 1})
-    # given changes after the dump, of which the restored database knows nothing
-    (last,) = rows(engine, "SELECT last_value FROM taskbridge.revisions")[0]
-    lost = last + 1_000_000
+    # given a change after the dump, of which the restored database knows nothing
+    record_invoice(engine, "acme", "2", {"version": 1})
+    ((lost,),) = rows(engine, "SELECT revision FROM taskbridge.records WHERE key = '2'")
+    execute(engine, "DELETE FROM taskbridge.records WHERE key = '2'")
     execute(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
     engine.dispose()
     (before,) = rows(engine, "SELECT revision, xid::text FROM taskbridge.records")
@@ -136,7 +137,7 @@ def test_after_a_rebase_no_revision_repeats_that_was_given_after_the_dump(engine
     assert rows(engine, "SELECT revision > 1, xid > '3' FROM taskbridge.records") == [(True, True)]
 
 
-def test_revisions_of_before_the_sequence_stay_and_those_after_are_above_all_that_there_were(engine: Engine) -> None:
+def test_revisions_of_earlier_schemas_stay_and_those_after_are_above_all_that_there_were(engine: Engine) -> None:
     migrate(engine, "base")
     migrate(engine, "0004")
     execute(

@@ -1,2 +1,2 @@
--- A part of the head of a trigger function: times are written so that they can be read again.
-SET datestyle = 'ISO, YMD'
+-- A part of the head of a trigger function: dates and times are written in one way, and can be read again.
+SET datestyle = 'ISO, YMD' SET timezone = 'UTC'

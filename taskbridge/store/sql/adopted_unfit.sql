@@ -2,9 +2,9 @@
 -- reason: a trigger must not break the program that writes the row.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.reason, CASE WHEN s.reason IS NOT NULL AND s.gone THEN now() END,
-       s.revision, s.revision, pg_current_xact_id()
+       (SELECT {schema}.next_id()) + s.at, (SELECT {schema}.next_revision(NULL)) + s.at, pg_current_xact_id()
 FROM (
-    SELECT o.*, nextval('{schema}.revisions') AS revision
+    SELECT o.*, row_number() OVER () AS at
     FROM (
         SELECT DISTINCT ON (u.tenant, u.key) u.*
         FROM (

@@ -7,7 +7,8 @@ ARRAY(
         ('SELECT on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'SELECT')),
         ('INSERT on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'INSERT')),
         ('UPDATE on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'UPDATE')),
-        ('USAGE on the sequence {schema}.revisions', has_sequence_privilege(o.role, '{schema}.revisions', 'USAGE, UPDATE')),
+        ('EXECUTE on {schema}.next_id()', has_function_privilege(o.role, '{schema}.next_id()', 'EXECUTE')),
+        ('EXECUTE on {schema}.next_revision(bigint)', has_function_privilege(o.role, '{schema}.next_revision(bigint)', 'EXECUTE')),
         ('EXECUTE on {schema}.owns_records()', has_function_privilege(o.role, '{schema}.owns_records()', 'EXECUTE')),
         ('EXECUTE on {schema}.shown(text)', has_function_privilege(o.role, '{schema}.shown(text)', 'EXECUTE')),
         ('EXECUTE on {schema}.unfit(text, text)', has_function_privilege(o.role, '{schema}.unfit(text,text)', 'EXECUTE'))

@@ -9,6 +9,7 @@
 -- document. With `small` below zero no document is read.
 -- The rows of an adopted table are read in this statement too, so that a record's revision and its row go together. `adopted`
 -- is the version of the source's adoption and of its table; the process must have made this statement for that one.
+-- `h` has an OFFSET so that it is computed once, and not for each record.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
        p.target_text AS target,
@@ -29,7 +30,7 @@ FROM (
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM {schema}.pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS paused,
                EXISTS (SELECT FROM {schema}.quarantine WHERE pipeline = c.pipeline AND tenant = c.tenant) AS quarantined
-        OFFSET 0 -- computed once, and not for each record
+        OFFSET 0
     ) h
     WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s AND c.owner = %(token)s
     OFFSET 0
