@@ -325,15 +325,15 @@ class Records:
         given_up: list[str] = []
         with _autocommit(self._engine) as connection, within(connection, None):
             values = {"source": self._source, "message_ids": message_ids, "reason": reason}
-            ids = list(connection.exec_driver_sql(self._query("unmatched_ids"), values).scalars())
-        while ids:
-            held: list[int] = []
-            for at in range(0, len(ids), DISCARDED_AT_ONCE):
-                values = {"source": self._source, "ids": ids[at : at + DISCARDED_AT_ONCE]}
+            keys = list(connection.exec_driver_sql(self._query("unmatched_keys"), values).scalars())
+        while keys:
+            held: list[str] = []
+            for at in range(0, len(keys), DISCARDED_AT_ONCE):
+                values = {"source": self._source, "keys": keys[at : at + DISCARDED_AT_ONCE]}
                 with _autocommit(self._engine) as connection, within(connection, None):
                     found = connection.exec_driver_sql(self._query("discard_unmatched"), values).all()
-                given_up += [row.key for row in found if row.key is not None]
-                held += [row.id for row in found if row.key is None]
+                given_up += [row.key for row in found if not row.held]
+                held += [row.key for row in found if row.held]
             if held and time.monotonic() > until:
                 raise Unavailable(
                     f"{len(given_up):,} were discarded, and others have {len(held):,} in open transactions "
@@ -341,7 +341,7 @@ class Records:
                 )
             if held:
                 time.sleep(DISCARD_PAUSE)
-            ids = held
+            keys = held
         return given_up
 
     def match_again(
