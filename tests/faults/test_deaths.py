@@ -12,7 +12,7 @@ import pytest
 from taskbridge.gate import Keys, State
 from taskbridge.store import record, record_invoice
 from tests.deployment import ENDS_WITHIN, Deployment
-from tests.pipelines_of_failures import LONG, SPECIAL
+from tests.special_exceptions import LONG, SPECIAL
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
