@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from taskbridge import LatencyNeutral
 from taskbridge.gate import Keys, State
 from taskbridge.store import record, record_invoice
 from tests.deployment import ENDS_WITHIN, Deployment
@@ -29,7 +30,8 @@ def save_orders(deployment: Deployment, *whats: str) -> None:
     for what in whats:
         record(deployment.engine, "orders", what, what, {"do": what})
         record(deployment.engine, "orders", what, f"after {what}", {})
-        deployment.notify_event.delay(what, "orders")
+        # This process does not declare "orders".
+        deployment.gate.notify("orders", what, LatencyNeutral().spacing)
 
 
 def quarantined(deployment: Deployment) -> dict[str, str]:
