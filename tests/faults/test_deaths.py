@@ -80,9 +80,11 @@ def test_no_exception_of_a_handler_is_special_to_celery_or_fills_the_log(deploym
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0}], indirect=True)
-def test_a_record_that_ends_its_process_goes_to_quarantine_and_the_rest_go_on(deployment: Deployment) -> None:
+@pytest.mark.parametrize("whats", [["kill"], pytest.param(["kill", "terminate", "hang"], marks=pytest.mark.slow)])
+def test_a_record_that_ends_its_process_goes_to_quarantine_and_the_rest_go_on(
+    deployment: Deployment, whats: list[str]
+) -> None:
     """`hang` ends it too, since the worker has a hard time limit."""
-    whats = ["kill", "terminate", "hang"]
     with deployment.worker("-c", "3", "--time-limit", "2", TASKBRIDGE_PIPELINES=PIPELINES):
         save_orders(deployment, *whats)
         wait_until(lambda: quarantined(deployment).keys() == {*whats}, "in quarantine", 150)
