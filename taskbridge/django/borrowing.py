@@ -30,7 +30,6 @@ from taskbridge.running.around import Hook
 from taskbridge.store.bounded import Bounded, driver_of
 from taskbridge.store.lent import View
 from taskbridge.store.queries import query
-from taskbridge.store.sessions import driving
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -158,8 +157,10 @@ def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
                 *database, path = cursor.fetchone()
         finally:
             own.close()
-        with driving(engine) as session:
-            *batch_s, batch_path = session.execute(query("where_connected")).fetchone() or ("", "", "")
+        with engine.connect() as fresh:
+            # The pool keeps no more sessions for this.
+            fresh.detach()
+            *batch_s, batch_path = fresh.exec_driver_sql(query("where_connected")).one()
         if database != batch_s:
             raise ConfigurationError(
                 f"Django's database {wrapper.alias!r} ({database[1]}) is not that of TASKBRIDGE_POSTGRES_URL "

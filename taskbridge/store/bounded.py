@@ -47,7 +47,7 @@ NONE_LEFT: Final = (
 )
 """Parts of what Postgres and PgBouncer say where no session is left, in English.
 
-libpq keeps no SQLSTATE of a login that fails. So a server whose `lc_messages` is in another language looks as if it were
+libpq keeps no SQLSTATE of a login that fails, so a server with another language in `lc_messages` looks as if it were
 away.
 """
 _KEPT_WAITING: Final = "let this process in, and gave it no session"
