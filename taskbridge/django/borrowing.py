@@ -7,7 +7,8 @@ project's own connection is not touched: it takes its place again when the call 
 
 What Django sets on a connection (adapters, class of cursors, prepared statements) it sets on a view of the session. So
 does a backend that prepares its connections in `get_new_connection`, as GeoDjango's for PostGIS does. What Django sets
-in the session (time zone, role, search path) ends with the transaction.
+in the session ends with the transaction. Its time zone and role hold from the first use of the ORM on, and so does its
+search path unless the handler has set another one before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 from django.db.backends.postgresql.base import DatabaseWrapper
@@ -29,6 +30,9 @@ from taskbridge.running.around import Hook
 from taskbridge.store.bounded import Bounded, driver_of
 from taskbridge.store.lent import View
 from taskbridge.store.queries import query
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 __all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "borrowing"]
 
@@ -66,13 +70,18 @@ class Borrowed:
             raise ConfigurationError(f"Django's database {self.alias!r} {OTHER_ISOLATION}: leave that out, or {REMEDY}")
         session = driver_of(self.batch.connection)
         assert isinstance(session, Bounded)  # noqa: S101 - for the type
-        wanted = {"TimeZone": self.timezone_name} | _differs(self, session)
-        if session.info.parameter_status("TimeZone") == wanted["TimeZone"]:
-            del wanted["TimeZone"]
+        path, batch_path = _search_paths(self, self.batch.connection.engine)
+        wanted: list[tuple[str, str, str | None]] = []
+        if session.info.parameter_status("TimeZone") != self.timezone_name:
+            wanted.append(("TimeZone", self.timezone_name, None))
+        if path != batch_path:
+            wanted.append(("search_path", path, batch_path))
         if role := self.settings_dict["OPTIONS"].get("assume_role"):
-            wanted["role"] = role
+            wanted.append(("role", role, None))
         if wanted:
-            session.execute(query("set_locally"), {"names": [*wanted], "values": [*wanted.values()]})
+            names, values, only_from = map(list, zip(*wanted, strict=True))
+            parameters = {"names": names, "values": values, "only_from": only_from, "locally": True}
+            session.execute(query("set_parameters"), parameters)
         parameters = self.get_connection_params()
         self.view = View(session, parameters["context"].adapters)
         self.view.cursor_factory = parameters["cursor_factory"]
@@ -126,17 +135,20 @@ def _wrapper_class(of: type) -> type[Any]:
     return type(f"Borrowed{of.__name__}", bases, {"__module__": of.__module__})
 
 
-_looked: Final[dict[tuple[str, ...], dict[str, str]]] = {}
+_looked: Final[dict[tuple[str, ...], tuple[str, str]]] = {}
 
 
-def _differs(wrapper: Any, session: Bounded) -> dict[str, str]:
-    """Return what Django's own sessions have set otherwise than the batch's; looked up once in a process.
+def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
+    """Return the search path of Django's own sessions, and that of a batch's when it begins.
+
+    Both are looked up once in a process, in sessions that no handler has: what one of them has set decides nothing for
+    others.
 
     Raises:
         ConfigurationError: Django's database is not that of the batch.
     """
     settings = wrapper.settings_dict
-    which = (*(str(settings[part]) for part in ("HOST", "PORT", "NAME", "USER", "OPTIONS")), session.info.dsn)
+    which = (*(str(settings[part]) for part in ("HOST", "PORT", "NAME", "USER", "OPTIONS")), str(engine.url))
     if which not in _looked:
         own = wrapper.original.copy()
         try:
@@ -145,14 +157,17 @@ def _differs(wrapper: Any, session: Bounded) -> dict[str, str]:
                 *database, path = cursor.fetchone()
         finally:
             own.close()
-        *batch_s, batch_path = session.execute(query("where_connected")).fetchone() or ("", "", "")
+        with engine.connect() as fresh:
+            # The pool keeps no more sessions for this.
+            fresh.detach()
+            *batch_s, batch_path = fresh.exec_driver_sql(query("where_connected")).one()
         if database != batch_s:
             raise ConfigurationError(
                 f"Django's database {wrapper.alias!r} ({database[1]}) is not that of TASKBRIDGE_POSTGRES_URL "
                 f"({batch_s[1]}), so what a handler writes into it cannot commit with the cursor: leave that setting "
                 f"out, or {REMEDY}"
             )
-        _looked[which] = {} if path == batch_path else {"search_path": path}
+        _looked[which] = path, batch_path
     return _looked[which]
 
 

@@ -212,7 +212,8 @@ def _mark(what: str, pipeline: Pipeline) -> str:
 
 
 def _set(connection: Connection, name: str, value: str) -> None:
-    connection.exec_driver_sql(query("set_locally"), {"names": [name], "values": [value]})
+    values = {"names": [name], "values": [value], "only_from": [], "locally": True}
+    connection.exec_driver_sql(query("set_parameters"), values)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
 from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
-from taskbridge.store import Cursors, Records, Tails
+from taskbridge.store import Cursors, Records, Tails, driver_error
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -256,17 +256,22 @@ class Runtime(LightRuntime):
             super().check(redis=redis)
 
     def check_owner_once(self) -> None:
-        """Raise ForeignGate if workers of another database use the gate; a server that cannot be asked says nothing.
+        """Raise ForeignGate if workers of another database use the gate; no other error, whatever a server answers.
 
         Once it belongs to this one, it is not asked again, and until then once a minute.
         """
         if self.eager or time.monotonic() < self._owner_known_until:
             return
         foreign = None
-        with suppress(TaskBridgeError), translated_errors(), hurry(self.settings.notify_timeout):
-            owner = Inspector(self.event_redis, self.keys).owner()
-            if owner is not None:
-                foreign = owner[1] if owner[0] != self.deployment[0] else ""
+        try:
+            with translated_errors(), hurry(self.settings.notify_timeout):
+                owner = Inspector(self.event_redis, self.keys).owner()
+                if owner is not None:
+                    foreign = owner[1] if owner[0] != self.deployment[0] else ""
+        except Exception as error:
+            # Which database this is cannot be asked everywhere: `pg_control_system` may be revoked, or be missing.
+            if not isinstance(error, TaskBridgeError) and driver_error(error) is None:
+                raise
         if foreign:
             raise ForeignGate(foreign)
         self._owner_known_until = time.monotonic() + OWNER_REST if foreign is None else math.inf

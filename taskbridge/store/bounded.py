@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.errors import TooManyConnections
 
 from taskbridge.store.queries import LOCAL, SESSION, query, setting
 
@@ -26,7 +27,6 @@ __all__ = [
     "let_statements_take",
     "of_the_socket",
     "open_session",
-    "take_styles",
     "within",
 ]
 
@@ -45,11 +45,24 @@ NONE_LEFT: Final = (
     "no more connections allowed",
     "query_wait_timeout",
 )
-"""Parts of what Postgres and PgBouncer say where no session is left, in English. Their logins come without SQLSTATE."""
+"""Parts of what Postgres and PgBouncer say where no session is left, in English.
+
+libpq keeps no SQLSTATE of a login that fails, so a server with another language in `lc_messages` looks as if it were
+away.
+"""
 _KEPT_WAITING: Final = "let this process in, and gave it no session"
 
 _STYLES: Final = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
 """What psycopg can read. Postgres tells both to each session that begins."""
+_OF_THE_START: Final = (
+    "client_encoding",
+    "application_name",
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "standard_conforming_strings",
+)
+"""What a client sets when it logs in, and Postgres reports. A pooler such as PgBouncer sets these by SET."""
 
 
 class NoAnswer(psycopg.OperationalError):
@@ -70,6 +83,8 @@ class Bounded(psycopg.Connection[Any]):
     answer_timeout: float | None = None
     own_answer_timeout: float | None = None
     """What `answer_timeout` is whenever the connection leaves the pool."""
+    settings: str = ""
+    """The statement that sets what the session had set when it was opened, after RESET ALL."""
     opened: float = -math.inf
     """When it was about to be opened, by the process's monotonic clock."""
 
@@ -154,12 +169,13 @@ def open_session(statement_timeout: float | None, *arguments: Any, **parameters:
             connection.autocommit = True
             # 0 is any time.
             limit = _take_settings(connection, statement_timeout, parameters.get("options", ""))
+            connection.settings = _settings_again(connection, limit)
             connection.autocommit = False
             unless_ready.pop_all()
     except NoAnswer as error:
         raise NoSession(f"Postgres, or a pooler, {_KEPT_WAITING} for {seconds:g} s") from error
     except psycopg.OperationalError as error:
-        if any(text in str(error) for text in NONE_LEFT):
+        if error.sqlstate == TooManyConnections.sqlstate or any(text in str(error) for text in NONE_LEFT):
             raise NoSession(*error.args) from error
         raise
     connection.answer_timeout = connection.own_answer_timeout = limit + GRACE if limit else None
@@ -171,7 +187,13 @@ def _take_settings(connection: Bounded, statement_timeout: float | None, options
 
     A role or a database may have other styles. Returns the limit in seconds; the URL's own among its `options` wins.
     """
-    settings = _styles_to_set(connection)
+    status = connection.pgconn.parameter_status
+    # With the style of dates comes their order, as in `ISO, DMY`.
+    settings = [
+        setting(name, style)
+        for name, style in _STYLES.items()
+        if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
+    ]
     # As Postgres reads the name: in any case, and a hyphen is an underscore.
     has_own = statement_timeout is not None and "statement_timeout" in options.lower().replace("-", "_")
     if statement_timeout is not None and not has_own:
@@ -184,22 +206,14 @@ def _take_settings(connection: Bounded, statement_timeout: float | None, options
     return int(found[0]) / 1000 if found else 0
 
 
-def take_styles(connection: Bounded) -> None:
-    """Let the session write dates and intervals as psycopg reads them, after its settings were reset."""
-    if settings := _styles_to_set(connection):
-        connection.autocommit = True
-        connection.execute("; ".join(settings))
-        connection.autocommit = False
-
-
-def _styles_to_set(connection: Bounded) -> list[str]:
+def _settings_again(connection: Bounded, limit: float | None) -> str:
+    """Return the statement that sets all of this again, whether it came with the login, from a pooler, or by SET."""
     status = connection.pgconn.parameter_status
-    # With the style of dates comes their order, as in `ISO, DMY`.
-    return [
-        setting(name, style)
-        for name, style in _STYLES.items()
-        if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
-    ]
+    found = {name: value.decode() for name in _OF_THE_START if (value := status(name.encode()))}
+    if limit:
+        found["statement_timeout"] = f"{round(limit * 1000)}ms"
+    values = {"names": [*found], "values": [*found.values()], "only_from": [], "locally": False}
+    return psycopg.ClientCursor(connection).mogrify(query("set_parameters"), values)
 
 
 def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:

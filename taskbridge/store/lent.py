@@ -20,8 +20,8 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import GRACE, Bounded, take_styles
-from taskbridge.store.queries import filled, query, quoted, setting
+from taskbridge.store.bounded import Bounded
+from taskbridge.store.queries import filled, query, quoted
 
 __all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent"]
 
@@ -200,10 +200,7 @@ def end_lent(session: Bounded, *ends: str) -> bool:
     Raises:
         psycopg.Error: the transaction did not end as it should, or nothing is known of it.
     """
-    limit = session.own_answer_timeout
-    # What the session set when it was opened.
-    own = [setting("statement_timeout", round((limit - GRACE) * 1000))] if limit else []
-    results = _exchange(session, [*ends, query("reset_session"), *own, query("prepared")], len(ends))
+    results = _exchange(session, [*ends, query("reset_session"), session.settings, query("prepared")], len(ends))
     if results[-1].status != ExecStatus.TUPLES_OK:
         return False
     there = {_text(results[-1], row) for row in range(results[-1].ntuples)}
@@ -214,7 +211,6 @@ def end_lent(session: Bounded, *ends: str) -> bool:
     try:
         if foreign := [filled("deallocate", "", {"name": quoted(name)}) for name in sorted(there - known)]:
             _exchange(session, foreign, len(foreign))
-        take_styles(session)
     except psycopg.Error:
         return False
     return True

@@ -392,6 +392,7 @@ class Transaction:
         own.execute(setting("session_authorization", None))
         own.execute(setting("role", None))
         own.execute(self._query("reset_settings"))
+        own.execute(own.settings)
         values = {"session": session_name(self._key), "limit": limit}
         return left, own.execute(self._query("announce_again"), values)
 

@@ -329,6 +329,32 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
     assert drill.states() == {"handled": 1}
 
 
+@pytest.mark.parametrize("django_s", [None, "acme", "public,pg_catalog"])
+def test_the_search_path_of_one_call_decides_nothing_for_another(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch, django_s: str | None
+) -> None:
+    """Whether a call comes first in its process does not matter. What its handler has set holds for the ORM too."""
+    if django_s is not None:
+        monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"options": f"-c search_path={django_s}"})
+    ((usual,),) = drill.deployment.rows("SHOW search_path")
+    seen: list[tuple[str, str]] = []
+
+    def handler(batch: Batch) -> None:
+        if batch.tenant == "acme":
+            batch.connection.exec_driver_sql("SET LOCAL search_path TO acme")
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW search_path")
+            seen.append((batch.tenant, cursor.fetchone()[0]))
+
+    drill.handle(handler)
+    for number in ("1", "2"):
+        for tenant in ("acme", "bolt"):
+            drill.save(tenant, number)
+            drill.go_on()
+    assert drill.errors == []
+    assert seen == [("acme", "acme"), ("bolt", django_s or usual)] * 2
+
+
 class Point:
     """A value for which psycopg knows no form."""
 

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from sqlalchemy import Engine, make_url
@@ -25,6 +26,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
+from taskbridge.producing.producer import Bridge
 from taskbridge.producing.recording import record_event
 from taskbridge.store import Incoming, connect, forget_received, receive, record_invoice
 from tests.deployment import Deployment
@@ -118,6 +120,27 @@ def producer(rights: Rights) -> Iterator[Any]:
     yield app
     runtime.close()
     app.close()
+
+
+@pytest.mark.parametrize("why", ["right revoked", "error of another kind"])
+def test_a_producer_that_cannot_tell_whose_the_gate_is_records_all_the_same(
+    rights: Rights, producer: Any, why: str
+) -> None:
+    runtime_of(rights.deployment.app).own_gate()
+    role = f"taskbridge_producer_{rights.suffix}"
+    with rights.deployment.engine.begin() as connection:
+        if why == "right revoked":
+            connection.exec_driver_sql("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        else:
+            connection.exec_driver_sql(
+                "CREATE SCHEMA odd; CREATE FUNCTION odd.pg_control_system() RETURNS TABLE (system_identifier bigint) "
+                f"LANGUAGE sql AS $$ SELECT 1 / 0 $$; GRANT USAGE ON SCHEMA odd TO {role}; "
+                f"ALTER ROLE {role} SET search_path = odd, pg_catalog"
+            )
+    with pytest.raises(psycopg.Error):
+        _ = runtime_of(producer).deployment
+    assert Bridge(producer, producer.tasks["taskbridge.notify_event"]).record("acme", "1", {}, source="invoices")
+    assert rights.deployment.rows("SELECT tenant, key FROM taskbridge.records") == [("acme", "1")]
 
 
 def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader: Engine) -> None:

@@ -22,8 +22,11 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import HandlerMistake
 from taskbridge.running import slot
+from taskbridge.store import connect
 from taskbridge.store.bounded import driver_of
+from taskbridge.store.sessions import driving
 from tests.failures.drill import Drill
+from tests.store.pooler import SettingPooler
 
 SCHEMA = """
 CREATE SCHEMA acme;
@@ -186,6 +189,48 @@ def test_every_attribute_of_the_driver_s_connection_is_known() -> None:
     annotated = {name for one in psycopg.Connection.__mro__ for name in vars(one).get("__annotations__", {})}
     known = ATTRIBUTES | {"Warning", "Error"}
     assert {name for name in with_values | annotated if not name.startswith("_")} <= known
+
+
+SETTINGS = "SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings"
+
+
+def test_a_session_behind_a_pooler_has_its_own_settings_again(drill: Drill) -> None:
+    """A pooler applies a client's start parameters by SET, and RESET ALL undoes them."""
+    url = drill.deployment.engine.url
+    with drill.deployment.engine.begin() as connection:
+        for setting in (
+            "client_encoding = latin1",
+            "application_name = theirs",
+            "DateStyle = German",
+            "IntervalStyle = iso_8601",
+        ):
+            connection.exec_driver_sql(f'ALTER DATABASE "{url.database}" SET {setting}')
+    address = url.render_as_string(hide_password=False)
+    pooler = SettingPooler(address)
+    engine = connect(pooler.url, statement_timeout=10)
+    drill.runtime.engine = engine
+    seen = []
+
+    def handler(batch: Batch) -> None:
+        connection = batch.connection
+        seen.append(connection.exec_driver_sql("SELECT %s::text, now()", ("\u65e5\u672c",)).one()[0])
+        connection.exec_driver_sql("INSERT INTO effects VALUES (%s)", (batch.tenant,))
+        if len(seen) == 1:
+            raise ValueError
+
+    with driving(engine) as driver:
+        first = driver.execute(SETTINGS).fetchall(), driver.info.backend_pid
+    drill.handle(handler)
+    for tenant in ("\u65e5\u672c", "bolt"):
+        drill.save(tenant, "1")
+        drill.go_on()
+        with driving(engine) as driver:
+            assert (driver.execute(SETTINGS).fetchall(), driver.info.backend_pid) == first
+    assert [type(error) for error in drill.errors] == [ValueError]
+    assert seen == ["\u65e5\u672c"] * 3
+    assert drill.states() == {"handled": 2}
+    engine.dispose()
+    pooler.close()
 
 
 def test_listeners_of_sqlalchemy_s_connection_end_with_the_batch(drill: Drill) -> None:
