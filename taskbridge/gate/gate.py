@@ -391,9 +391,7 @@ class Gate(Inspector):
         worker: Any = self._client.getdel(self._keys.probe(token))
         return None if worker is None else str(worker)
 
-    def own(
-        self, database: str, label: str, began_ms: int = 0, pipelines: Iterable[str] = ()
-    ) -> tuple[str, int]:
+    def own(self, database: str, label: str, began_ms: int = 0, pipelines: Iterable[str] = ()) -> tuple[str, int]:
         """Take the gate for the deployment of a database, or keep it.
 
         Args:

@@ -22,7 +22,17 @@ from taskbridge.gate.scripts import read
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["PROBE", "RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "check_serializer", "lua_message", "serializer_of", "shared_prefix", "task_serializer"]
+__all__ = [
+    "PROBE",
+    "RUN_TASK",
+    "RUN_TASK_TEXT",
+    "arguments_text",
+    "check_serializer",
+    "lua_message",
+    "serializer_of",
+    "shared_prefix",
+    "task_serializer",
+]
 
 RUN_TASK: Final = "taskbridge.run"
 JSON: Final = frozenset({"json", "application/json"})
@@ -159,12 +169,13 @@ def _accepted(app: Celery, preferred: str) -> str | None:
     accepted = app.conf.accept_content
     if accepted is None or JSON & set(accepted):
         return "json"
-    from kombu.serialization import registry  # noqa: PLC0415 - JSON needs no look at the others
+    from kombu import serialization  # noqa: PLC0415 - JSON needs no look at the others
 
-    names: Any = registry
-    types = {names.name_to_type.get(name, name) for name in accepted}
-    for name in (preferred, app.conf.task_serializer, *(names.type_to_name.get(one) for one in sorted(types))):
-        if names.name_to_type.get(name) in types and name in names._encoders and _encodes(names._encoders[name].encoder):
+    known: Any = serialization.registry  # type: ignore[attr-defined]
+    types = {known.name_to_type.get(name, name) for name in accepted}
+    for name in ("json", preferred, app.conf.task_serializer, *(known.type_to_name.get(one) for one in sorted(types))):
+        codec = known._encoders.get(name)
+        if codec is not None and codec.content_type in types and _encodes(codec.encoder):
             return str(name)
     return None
 

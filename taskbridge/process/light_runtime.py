@@ -196,7 +196,7 @@ class LightRuntime:
             raise ForeignGate(owner[1], self.keys.owner)
 
     def release_gate(self) -> None:
-        """Let any deployment take the gate; one whose workers run takes it back. Where Redis cannot be used, do nothing."""
+        """Let any deployment take the gate, if Redis can be used; one whose workers run takes it back."""
         with suppress(ConfigurationError, redis.RedisError):
             self.redis.delete(self.keys.owner)
 

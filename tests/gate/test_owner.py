@@ -1,4 +1,4 @@
-"""Whose a gate is: its owner keeps it through restarts and steps of the clock, and gives way when it is gone for good."""
+"""Whose a gate is: its owner keeps it through restarts and steps of the clock, and gives way when it is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shop whose app accepts what the environment names, and whose serializer is Celery's default; as a program, a producer."""
+"""A shop that accepts what the environment names and has the default serializer; as a program, a producer."""
 
 from __future__ import annotations
 
