@@ -93,11 +93,12 @@ class ConfigurationError(TaskBridgeError):
 class ForeignGate(ConfigurationError):
     """The gate, a database of Redis with a key prefix, belongs to the deployment of another database of Postgres."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, key: str) -> None:
         super().__init__(
             f"this Redis database and key prefix belong to another deployment, whose records are in {owner}",
             "set TASKBRIDGE_KEY_PREFIX, or another database in TASKBRIDGE_REDIS_URL, for one of the two; "
-            "if your records have moved, stop the workers that still use the former database",
+            "if your records have moved, stop the workers that still use the former database and run "
+            f"`redis-cli DEL {key}`",
         )
 
 

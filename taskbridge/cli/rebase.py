@@ -49,6 +49,8 @@ def rebase(yes: bool, data_dir: Path, as_json: bool) -> None:
                     "rebase rewrites cursors and transaction ids: add --yes once workers and producers have stopped"
                 )
             done = _rebase(engine)
+            # Its owner is the database of the former cluster.
+            environment.runtime().release_gate()
     if as_json:
         console.emit_json(_as_json(done))
     else:

@@ -31,7 +31,10 @@ class Constant(int, Enum):
     EMPTY_RUN_MS = 200, "from the start of a run that took nothing to the next, where delays count from the last run"
     MARK_EVERY_US = 100_000, "how often tickers note the time"
     TAIL_MEMORY_MS = 60_000, "how long Redis knows who held a tail last"
-    OWNER_MS = 6_000, "how long a gate belongs to a deployment of which no worker runs any more"
+    OWNER_MS = (
+        300_000,
+        "how long a gate belongs to a deployment of which no worker runs any more, at the least; with work left, a day",
+    )
     DAY_MS = (
         86_400_000,
         "how long circuits, slots, wait queues and turns are kept that nothing changes; all last runs count as known",

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -391,19 +391,31 @@ class Gate(Inspector):
         worker: Any = self._client.getdel(self._keys.probe(token))
         return None if worker is None else str(worker)
 
-    def own(self, database: str, label: str, began_ms: int = 0) -> tuple[str, int]:
+    def own(self, database: str, label: str, began_ms: int = 0, pipelines: Iterable[str] = ()) -> tuple[str, int]:
         """Take the gate for the deployment of a database, or keep it.
 
         Args:
             database: identifies the database; without spaces.
             label: names it to people.
             began_ms: since when this process knows that its deployment has the gate; 0: it is starting.
+            pipelines: what is looked at for work that an owner left which is away.
 
         Returns:
             The label of another deployment whose gate it is, else "", and since when the owner has it.
         """
-        other, began = self._run("own", "", "", None, database, label, began_ms)
+        other, began, is_away = self._run("own", "", "", None, database, label, began_ms, 0)
+        if other and is_away and not self._has_work(pipelines):
+            other, began, _ = self._run("own", "", "", None, database, label, began_ms, 1)
         return other, began
+
+    def _has_work(self, pipelines: Iterable[str]) -> bool:
+        """Whether there are deadlines, runs in the queues, or messages that wait to be recorded."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for pipeline in pipelines:
+                pipe.zcard(self._keys.due(pipeline))
+            for queue in (*self._keys.queues, self._keys.parked):
+                pipe.llen(f"{self._queue_prefix}{queue}")
+            return any(pipe.execute())
 
     def hold_tail(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""

@@ -303,7 +303,7 @@ class Inspector:
         text: Any = self._client.get(self._keys.owner)
         if text is None:
             return None
-        _, database, label = text.split(" ", 2)
+        _, _, database, label = text.split(" ", 3)
         return database, label
 
     def check_version(self) -> None:

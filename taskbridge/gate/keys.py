@@ -55,7 +55,7 @@ class Keys:
 
     @property
     def owner(self) -> str:
-        """Which database the gate belongs to, while workers of that run; see `own.lua`."""
+        """Which database the gate belongs to; see `own.lua`."""
         return f"{self.prefix}:owner"
 
     def probe(self, token: str) -> str:

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
+from taskbridge.errors import ConfigurationError
 from taskbridge.gate.scripts import read
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["PROBE", "RUN_TASK", "RUN_TASK_TEXT", "arguments_text", "lua_message", "serializer_of", "shared_prefix"]
+__all__ = [
+    "PROBE",
+    "RUN_TASK",
+    "RUN_TASK_TEXT",
+    "arguments_text",
+    "check_serializer",
+    "lua_message",
+    "serializer_of",
+    "shared_prefix",
+    "task_serializer",
+]
 
 RUN_TASK: Final = "taskbridge.run"
 JSON: Final = frozenset({"json", "application/json"})
@@ -122,12 +134,60 @@ def _address(kind: type, options: Mapping[str, Any]) -> tuple[Any, ...]:
     return options.get("path") or place, is_tls, options.get("db") or 0
 
 
-def serializer_of(app: Celery) -> str:
-    """Return the serializer of an app's run messages: JSON, or where its workers refuse that, the app's own.
+def serializer_of(app: Celery, preferred: str = "json") -> str:
+    """Return a serializer that the app's workers accept: JSON, `preferred`, the app's own, or any that they accept.
 
-    The gate's scripts can write JSON alone. An app that signs its messages, or encrypts them, accepts no other.
+    The gate's scripts can write JSON alone. An app that signs its messages, or encrypts them, accepts no other. Where
+    there is none it is the app's own; workers of that app do not start.
     """
-    return "json" if JSON & set(app.conf.accept_content) else str(app.conf.task_serializer)
+    return _accepted(app, preferred) or str(app.conf.task_serializer)
+
+
+def task_serializer(task: Any) -> str:
+    """Return the serializer of a message that a program publishes for a task of ours: the task's, if it is accepted.
+
+    An app that accepts JSON keeps the task's in any case: its workers may be another app, which accepts more.
+    """
+    own = str(task.serializer)
+    return own if serializer_of(task.app) == "json" else serializer_of(task.app, own)
+
+
+def check_serializer(app: Celery) -> None:
+    """See that an app's workers accept something that can be published.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if _accepted(app, "json") is None:
+        raise ConfigurationError(
+            f"this app accepts no message that it can write: its accept_content is {sorted(app.conf.accept_content)}",
+            "let accept_content name a serializer that kombu has and that is installed, such as json",
+        )
+
+
+def _accepted(app: Celery, preferred: str) -> str | None:
+    accepted = app.conf.accept_content
+    if accepted is None or JSON & set(accepted):
+        return "json"
+    from kombu import serialization  # noqa: PLC0415 - JSON needs no look at the others
+
+    known: Any = serialization.registry  # type: ignore[attr-defined]
+    types = {known.name_to_type.get(name, name) for name in accepted}
+    for name in ("json", preferred, app.conf.task_serializer, *(known.type_to_name.get(one) for one in sorted(types))):
+        codec = known._encoders.get(name)
+        if codec is not None and codec.content_type in types and _encodes(codec.encoder):
+            return str(name)
+    return None
+
+
+@cache
+def _encodes(encoder: Callable[[Any], Any]) -> bool:
+    """Whether it can be used: kombu has one also for msgpack that is not installed, which raises."""
+    try:
+        encoder({})
+    except Exception:
+        return False
+    return True
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,23 +1,25 @@
--- Take the gate for the deployment of this database, or keep it. It belongs to the deployment that began first, as long as a
--- worker of that calls this now and then.
+-- Take the gate for the deployment of this database, or keep it. Another one is remembered for a day, and gives way once none of
+-- its workers has called this for OWNER_MS and it left no work.
 -- KEYS: owner
--- ARGV: database label began_ms now_ms
--- RETURNS: {other, began}: the label of another deployment that has the gate, else "", and since when the owner has it
+-- ARGV: database label began_ms is_idle now_ms
+-- RETURNS: {other, began, is_away}: the label of another deployment that has the gate, else "", since when the gate has had
+-- owners, and whether the other is away
 local owner_key = KEYS[1]
-local database, label, began_ms, us = ARGV[1], ARGV[2], tonumber(ARGV[3]), clock_us(ARGV[4])
+local database, label, began_ms, is_idle, us = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == "1", clock_us(ARGV[5])
 local now = milliseconds(us)
 
--- A process that had the gate before takes it back from one that began later, as after Redis lost its data.
-local began = began_ms == 0 and now or began_ms
-local since, owner, owner_label = string.match(redis.call("GET", owner_key) or "", "^(%d+) (%S+) (.*)$")
-since = tonumber(since)
+local since, ends, owner, owner_label = string.match(redis.call("GET", owner_key) or "", "^(%d+) (%d+) (%S+) (.*)$")
+local began, is_away = tonumber(since), now >= (tonumber(ends) or 0) and 1 or 0
 local other = ""
-if owner and owner ~= database and since <= began then
-  other, began = owner_label, since
+-- A process that had the gate before it had this owner: Redis lost its data since, and another deployment was quicker.
+local had_it_first = owner and began_ms > 0 and began_ms < began
+if owner and owner ~= database and not had_it_first and not (is_idle and is_away == 1) then
+  other = owner_label
 else
-  if owner == database then
-    began = math.min(began, since)
+  -- An owner that takes over from another goes on with its time, so that the other cannot have had it first.
+  if not owner or had_it_first then
+    began = began_ms > 0 and began_ms or now
   end
-  redis.call("SET", owner_key, string.format("%.0f", began) .. " " .. database .. " " .. label, "PX", OWNER_MS)
+  redis.call("SET", owner_key, string.format("%.0f %.0f %s %s", began, now + OWNER_MS, database, label), "PX", DAY_MS)
 end
-return { other, began }
+return { other, began, is_away }

@@ -119,7 +119,7 @@ SCRIPTS: dict[str, Script] = {
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("unbegun",)),
         Script("take", ("first", "next", "turns"), ("most_first", "most_next", "run_task")),
         Script("probe", ("queue",), ("pipeline", "tenant", "token", "now_ms")),
-        Script("own", ("owner",), ("database", "label", "began_ms", "now_ms")),
+        Script("own", ("owner",), ("database", "label", "began_ms", "is_idle", "now_ms")),
         Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
         Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms"), uses=("expiry",)),
     )

@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
+from taskbridge.gate.message import check_serializer
 from taskbridge.integration.installation import check_journal, installed_beside
 from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BOUNDED_CONNECTIONS, BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
@@ -254,6 +255,7 @@ def _journal(runtime: Runtime) -> Findings:
 
 
 def _queues(runtime: Runtime) -> Findings:
+    check_serializer(runtime.app)
     with broker_connection(runtime.app, **bounded(runtime.app)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in runtime.keys.queues]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -18,10 +17,9 @@ from kombu import Queue as KombuQueue
 from redis import RedisError
 
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError
+from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
-from taskbridge.gate.constants import Constant
-from taskbridge.gate.message import RUN_TASK
+from taskbridge.gate.message import RUN_TASK, check_serializer
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.broker_watch import BrokerWatchStep
 from taskbridge.integration.queue_order import QueueOrder
@@ -244,27 +242,6 @@ def check_journal(runtime: Runtime) -> None:
         raise ConfigurationError(*NOT_FOR_THE_JOURNAL)
 
 
-def _own_gate(runtime: Runtime) -> None:
-    """Take the gate; wait for it as long as workers of another database may have left it.
-
-    Where Redis takes no writes for a while, the worker's thread takes it later.
-
-    Raises:
-        ForeignGate: they still run.
-    """
-    until = time.monotonic() + Constant.OWNER_MS / 1000 + 1
-    while True:
-        try:
-            runtime.own_gate()
-            return
-        except RedisError:
-            return
-        except ForeignGate:
-            if time.monotonic() > until:
-                raise
-        time.sleep(0.5)
-
-
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
@@ -275,6 +252,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
     try:
         check_pool(sender.pool_cls)
+        check_serializer(app)
         with _told_if_silent("the broker", "broker"):
             check_versions(app)
         runtime = runtime_of(app)
@@ -282,8 +260,9 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         with _told_if_silent("Redis", "Redis"), translated_errors():
             runtime.gate.check_version()
         runtime.check(redis=False)
-        with translated_errors():
-            _own_gate(runtime)
+        # Where Redis takes no writes for a while, the worker's thread takes it later.
+        with translated_errors(), suppress(RedisError):
+            runtime.own_gate()
         with translated_errors():
             check_journal(runtime)
         _answer_doctor()

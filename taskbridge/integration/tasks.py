@@ -8,7 +8,7 @@ from celery import Celery, Task
 from celery.result import AsyncResult
 
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.gate.message import RUN_TASK
+from taskbridge.gate.message import RUN_TASK, task_serializer
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing import intake
 from taskbridge.producing.keeper import AGAIN_TASK
@@ -37,7 +37,8 @@ class RecordTask(_Task):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
         """Publish it; its arguments are shown as `(...)`."""
-        return super().apply_async(args, kwargs, *further, **{"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, **options})
+        options = {"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, "serializer": task_serializer(self), **options}
+        return super().apply_async(args, kwargs, *further, **options)
 
 
 def register(app: Celery) -> NotifyTask:

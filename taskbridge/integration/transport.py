@@ -10,14 +10,18 @@ Celery chooses a transport by the setting `broker_transport`. `Transport.Channel
 replaced.
 
 Redis may refuse commands for a while: its disk is full (MISCONF), it has too few replicas (NOREPLICAS), it is a replica
-itself (READONLY). kombu takes such an answer for an error of the program, and the worker ends. Here it waits.
+itself (READONLY). kombu takes such an answer for an error of the program, and the worker ends. Here it waits, and makes
+later what was refused.
+
+What remains: a full Redis lets a worker take a message and refuses its entry. Until the entry is made, seconds after
+Redis has memory again, the message is only in the worker, and a kill loses it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,7 +34,7 @@ from kombu.exceptions import VersionMismatch
 from kombu.transport import redis, virtual
 from redis.exceptions import ResponseError
 
-from taskbridge.common.texts import error_line
+from taskbridge.common.texts import counted, error_line
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.broker_watch import watched
 from taskbridge.process.broker import broker_connection
@@ -88,7 +92,7 @@ class QoS(redis.QoS):
     channel: Any
     _delivered: Any
     _flush: Callable[[], None]
-    _remove_from_indices: Callable[[str], Any]
+    _remove_from_indices: Callable[..., Any]
     # Of the process: a connection that replaces another goes on where that was.
     _refusals = Refusals()
 
@@ -96,27 +100,24 @@ class QoS(redis.QoS):
         super().__init__(*args, **options)
         self._only_here: set[str] = set()
         """The messages that Redis has no entries of."""
-        self._owed: deque[Callable[[], object]] = deque()
-        """Changes of messages that Redis refused, the oldest first."""
+        self._owed: OrderedDict[str, Callable[[], object]] = OrderedDict()
+        """Changes of messages that Redis refused, by message. None needs another to be made first."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Remember a message."""
-        if message.headers.get("task") != RUN_TASK:
-            try:
-                super().append(message, delivery_tag)
-            except ResponseError as error:
-                # It is in no queue any more, so it must not be dropped.
-                self._refusals.refused(error)
-            else:
-                return
+        """Remember a message. It is in no queue any more, so it is kept also where Redis refuses its entry."""
         self._only_here.add(delivery_tag)
         virtual.QoS.append(self, message, delivery_tag)
+        if not _is_run(message):
+            self._change(delivery_tag, partial(self._enter, message, delivery_tag))
 
     def ack(self, delivery_tag: str) -> None:
         """Forget a message."""
-        if delivery_tag not in self._only_here:
-            self._change(self._remove_from_indices(delivery_tag).execute)
-        self._forget(delivery_tag)
+        if delivery_tag in self._only_here:
+            self._owed.pop(delivery_tag, None)
+            self._only_here.discard(delivery_tag)
+        else:
+            self._change(delivery_tag, partial(self._remove, delivery_tag))
+        virtual.QoS.ack(self, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Forget a message, and with `requeue` put it back."""
@@ -124,14 +125,27 @@ class QoS(redis.QoS):
             self.ack(delivery_tag)
             return
         if delivery_tag in self._only_here:
-            self._change(partial(self._put_back, [self._delivered[delivery_tag]]))
+            self._put_back(delivery_tag)
         else:
-            self._change(partial(self.restore_by_tag, delivery_tag, leftmost=True))
-        self._forget(delivery_tag)
+            self._change(delivery_tag, partial(self.restore_by_tag, delivery_tag, leftmost=True))
+        virtual.QoS.ack(self, delivery_tag)
 
     def restore_visible(self, *args: Any, **options: Any) -> None:
         """Put back messages of workers that died; make changes that were refused."""
-        self._change(partial(super().restore_visible, *args, **options))
+        self.make_up()
+        try:
+            super().restore_visible(*args, **options)
+        except ResponseError as error:
+            self._refusals.refused(error)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Put back all messages that the worker has, at its end or that of its connection; log what was refused."""
+        try:
+            if not self._is_given_up():
+                self.make_up()
+            super().restore_unacked_once(stderr)
+        finally:
+            self._log_owed()
 
     def restore_unacked(self, client: Any = None) -> Any:
         """Put back all messages that the worker has, each into its queue.
@@ -140,45 +154,82 @@ class QoS(redis.QoS):
         deadline, and any other message after the visibility timeout.
         """
         self._flush()
-        only_here = [message for tag, message in self._delivered.items() if tag in self._only_here]
-        for tag in self._only_here:
-            self._delivered.pop(tag, None)
-        self._only_here.clear()
-        if self.channel.connection.client is None:
-            # kombu would raise AttributeError here, and that ends a worker, as no error of a connection does.
-            self._delivered.clear()
-            return
-        self._change(partial(self._put_back, only_here))
-        self._change(partial(super().restore_unacked, client))
+        if not self._is_given_up():
+            # Those without entries where the next ones are taken from, so that the oldest is the first.
+            for tag in [tag for tag in reversed(self._delivered) if tag in self._only_here]:
+                self._put_back(tag)
+            for tag in [tag for tag in self._delivered if tag not in self._only_here]:
+                self._change(tag, partial(self.restore_by_tag, tag, client=client))
         self._delivered.clear()
 
-    def _forget(self, delivery_tag: str) -> None:
-        self._only_here.discard(delivery_tag)
-        virtual.QoS.ack(self, delivery_tag)
-
-    def _change(self, change: Callable[[], object]) -> None:
-        """Change messages in Redis, after what it refused before; what it refuses now is done with a later change."""
-        self._owed.append(change)
+    def make_up(self) -> None:
+        """Make changes that were refused, the latest first, until Redis refuses one."""
+        tag = ""
         try:
             while self._owed:
-                self._owed[0]()
-                self._owed.popleft()
+                tag, change = next(reversed(self._owed.items()))
+                change()
+                del self._owed[tag]
         except ResponseError as error:
+            # Redis may refuse one kind and take others, so the next time another one is tried.
+            self._owed.move_to_end(tag, last=False)
             self._refusals.refused(error)
-        except BaseException:
-            # The connection is lost, and with it this object.
-            self._owed.clear()
-            raise
         else:
             self._refusals.taken()
 
-    def _put_back(self, messages: list[Any]) -> None:
-        """Put messages where the next ones are taken from, so that the oldest is the first."""
-        with self.pipe_or_acquire() as pipe:
-            for message in reversed(messages):
-                told = message.delivery_info
+    def _change(self, delivery_tag: str, change: Callable[[], object]) -> None:
+        """Change a message in Redis, or later where that refuses; `change` can be called again after it failed."""
+        self._owed[delivery_tag] = change
+        self._owed.move_to_end(delivery_tag)
+        self.make_up()
+
+    def _enter(self, message: Any, delivery_tag: str) -> None:
+        super().append(message, delivery_tag)
+        self._only_here.discard(delivery_tag)
+
+    def _remove(self, delivery_tag: str) -> None:
+        # Anew at each try: a pipeline forgets its commands when they are refused.
+        self._remove_from_indices(delivery_tag).execute()
+
+    def _put_back(self, delivery_tag: str) -> None:
+        """Put a message that is only here where the next one is taken from."""
+        message = self._delivered[delivery_tag]
+        told = message.delivery_info
+
+        def put_back() -> None:
+            with self.pipe_or_acquire() as pipe:
+                # It has an entry all the same where the answer to that was lost.
+                self._remove_from_indices(delivery_tag, pipe)
                 self.channel._do_restore_message(message._raw, told["exchange"], told["routing_key"], pipe)
-            pipe.execute()
+                pipe.execute()
+            self._only_here.discard(delivery_tag)
+
+        self._change(delivery_tag, put_back)
+
+    def _is_given_up(self) -> bool:
+        """Whether the connection was lost; kombu would raise AttributeError here, and that ends a worker."""
+        return self.channel.connection is None or self.channel.connection.client is None
+
+    def _log_owed(self) -> None:
+        without = sum(tag in self._only_here for tag in self._owed)
+        if again := len(self._owed) - without:
+            log.warning(
+                "the broker refused until the connection ended that %s done or put back: after the visibility timeout "
+                "they come again",
+                counted(again, "message is", "messages are"),
+            )
+        if without:
+            log.error(
+                "the broker took %s from its queues and refused to take them back: runs come again by their "
+                "deadlines, others are lost",
+                counted(without, "message", "messages"),
+            )
+        self._owed.clear()
+        self._only_here.clear()
+
+
+def _is_run(message: Any) -> bool:
+    return bool(message.headers.get("task") == RUN_TASK)
 
 
 class _Patient:
@@ -186,6 +237,7 @@ class _Patient:
 
     unacked_mutex_key: str
     _create_client: Callable[[], Any]
+    qos: Any
     _refusals = Refusals()
 
     # The app's own options are before these.
@@ -230,12 +282,12 @@ class _Patient:
         try:
             taken = above._brpop_read(**options)
         except Empty:
-            self._refusals.taken()
+            self._took()
             raise
         except ResponseError as error:
             self._rest(error)
             raise Empty from error
-        self._refusals.taken()
+        self._took()
         return taken
 
     def _receive(self) -> Any:
@@ -250,6 +302,10 @@ class _Patient:
         above: Any = super()
         with suppress(ResponseError):
             above.maybe_refresh_binding_expiry()
+
+    def _took(self) -> None:
+        self._refusals.taken()
+        self.qos.make_up()
 
     def _rest(self, error: ResponseError) -> None:
         self._refusals.refused(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -192,7 +193,12 @@ class LightRuntime:
         """Raise ForeignGate if workers of another database use the gate."""
         owner = self.gate.owner()
         if owner is not None and owner[0] != self.deployment[0]:
-            raise ForeignGate(owner[1])
+            raise ForeignGate(owner[1], self.keys.owner)
+
+    def release_gate(self) -> None:
+        """Let any deployment take the gate, if Redis can be used; one whose workers run takes it back."""
+        with suppress(ConfigurationError, redis.RedisError):
+            self.redis.delete(self.keys.owner)
 
     def check(self, *, redis: bool = True) -> None:
         """Use every server and every pipeline once, so that a process that could not work says so at once.

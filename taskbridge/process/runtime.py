@@ -273,18 +273,18 @@ class Runtime(LightRuntime):
             if not isinstance(error, TaskBridgeError) and driver_error(error) is None:
                 raise
         if foreign:
-            raise ForeignGate(foreign)
+            raise ForeignGate(foreign, self.keys.owner)
         self._owner_known_until = time.monotonic() + OWNER_REST if foreign is None else math.inf
 
     def own_gate(self) -> None:
         """Take the gate for this deployment, or keep it; a worker does so as long as it runs.
 
         Raises:
-            ForeignGate: another deployment has it, and had it first.
+            ForeignGate: another deployment has it, and its workers run or have left work, or ended lately.
         """
-        other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms)
+        other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms, self.pipelines.names())
         if other:
-            raise ForeignGate(other)
+            raise ForeignGate(other, self.keys.owner)
         self._owns_since_ms = began_ms
 
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:

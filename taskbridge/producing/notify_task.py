@@ -11,6 +11,7 @@ from celery.utils import uuid
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, InvalidConnection
+from taskbridge.gate.message import task_serializer
 from taskbridge.producing.holders import notify_after_commit
 
 __all__ = ["NotifyTask"]
@@ -84,6 +85,7 @@ class NotifyTask(_Task):
         Raises: as `taskbridge.producing.notify.notify`, for the fast path.
         """
         if producer or link or link_error or shadow or options:
+            options.setdefault("serializer", task_serializer(self))
             return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
         answer = self.run(*(args or ()), **(kwargs or {}))
         return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)

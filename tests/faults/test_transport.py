@@ -6,6 +6,7 @@ import json
 import signal
 import ssl
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -98,6 +99,81 @@ def test_a_connection_that_was_lost_and_collected_can_be_closed_while_messages_a
         connection.close()
     assert len(taken) == 1
     assert not connection.connected
+
+
+@pytest.fixture
+def server() -> Iterator[RedisHere]:
+    """A Redis of the test's own."""
+    with open_directory() as folder, closing(RedisHere(folder)) as own:
+        own.start()
+        yield own
+
+
+@pytest.fixture
+def shop(server: RedisHere) -> Iterator[Any]:
+    """A queue there, with the transport of a worker and a message of the shop's own in it."""
+    with Connection(server.url, transport=f"{OURS}Transport") as connection:
+        queue = connection.SimpleQueue("shop")
+        queue.put({})
+        yield queue
+
+
+def entries(server: RedisHere) -> tuple[int, int]:
+    """Return how many messages Redis has for those that are taken and not acknowledged, in both of kombu's keys."""
+    return server.client.hlen("unacked"), server.client.zcard("unacked_index")
+
+
+def takes_no_more(queue: Any, timeout: float) -> None:
+    with pytest.raises(queue.Empty):
+        queue.get(timeout=timeout)
+
+
+@pytest.mark.parametrize("end", ["ack", "reject", "requeue"])
+def test_an_acknowledgement_that_redis_refused_is_made_later(
+    server: RedisHere, shop: Any, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = shop.get()
+    assert entries(server) == (1, 1)
+    # given that Redis refuses it, and its second try as well
+    server.client.config_set("min-replicas-to-write", 1)
+    getattr(message, end)()
+    takes_no_more(shop, 1.5)
+    # when that has ended, and the next message is asked for
+    server.client.config_set("min-replicas-to-write", 0)
+    if end == "requeue":
+        shop.get(timeout=5).ack()
+    takes_no_more(shop, 3.0)
+    assert entries(server) == (0, 0)
+    shop.channel.close()
+    assert "visibility timeout" not in caplog.text
+
+
+def test_a_message_without_an_entry_gets_one_when_redis_takes_it(server: RedisHere, shop: Any) -> None:
+    server.client.config_set("maxmemory", 1)
+    message = shop.get()
+    assert entries(server) == (0, 0)
+    server.client.config_set("maxmemory", 0)
+    takes_no_more(shop, 3.0)
+    assert entries(server) == (1, 1)
+    message.ack()
+    assert entries(server) == (0, 0)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["shutdown", "lost connection"])
+def test_what_is_refused_until_the_end_is_logged_once(
+    server: RedisHere, shop: Any, lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.put({})
+    messages = [shop.get(), shop.get()]
+    server.client.config_set("min-replicas-to-write", 1)
+    for message in messages:
+        message.ack()
+    if lost:
+        shop.channel.connection.client.collect()
+    shop.channel.close()
+    (logged,) = [one for one in caplog.messages if "visibility timeout" in one]
+    assert "2 messages are done" in logged
+    assert entries(server) == (2, 2)
 
 
 CERTIFICATES = {"ssl_cert_reqs": ssl.CERT_NONE}

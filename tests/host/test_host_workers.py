@@ -42,6 +42,7 @@ pytestmark = pytest.mark.e2e
 
 SHOP = "tests.host.shop"
 SIGNED = "tests.host.signed"
+ACCEPTING = "tests.host.accepting"
 EXAMPLE = "examples.host_app"
 NOWHERE = "postgresql://a:secret@127.0.0.1:1/b"
 
@@ -166,6 +167,39 @@ def test_an_app_that_accepts_signed_messages_alone_still_does(
     # then these were taken, and nothing else
     assert deployment.deliveries() == [("acme", "1")]
     assert not (tmp_path / "paid-unsigned").exists()
+
+
+@pytest.mark.parametrize("accepts", ["pickle", "application/x-yaml,pickle"])
+def test_an_app_whose_own_serializer_its_workers_refuse_gets_one_that_they_take(
+    deployment: Deployment, accepts: str
+) -> None:
+    shop: Any = {"SHOP_BROKER": deployment.settings.redis_url, "SHOP_ACCEPTS": accepts, "C_FORCE_ROOT": "1"}
+    with deployment.worker(app=ACCEPTING, **shop) as worker:
+        environment = deployment.environment(**shop)
+        subprocess.run([sys.executable, "-m", ACCEPTING], env=environment, cwd=ROOT, check=True, timeout=60)
+        wait_until(lambda: len(deployment.deliveries()) == 3 or "ContentDisallowed" in worker.text(), "delivered")
+        assert "ContentDisallowed" not in worker.text()
+    assert sorted(deployment.deliveries()) == [("acme", "1"), ("by-message", "1"), ("by-record", "1")]
+
+
+def test_an_app_that_accepts_nothing_that_can_be_written_does_not_start(deployment: Deployment) -> None:
+    shop: Any = {"SHOP_BROKER": deployment.settings.redis_url, "SHOP_ACCEPTS": "application/x-shop"}
+    ended = subprocess.run(
+        worker_command("-P", "solo", app=ACCEPTING),
+        env=deployment.environment(**shop),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    said = "this app accepts no message that it can write: its accept_content is ['application/x-shop']"
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"taskbridge: {said}")
+    # and so says doctor
+    deployment.app.conf.accept_content = ["application/x-shop"]
+    (broker,) = [one for one in examine(runtime_of(deployment.app)) if one.check == "broker"]
+    assert (broker.level, broker.text) == (Level.PROBLEM, said)
 
 
 @pytest.mark.parametrize("broker", ["the gate's"], indirect=True)
