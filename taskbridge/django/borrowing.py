@@ -14,7 +14,7 @@ search path unless the handler has set another one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,10 +157,14 @@ def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
                 *database, path = cursor.fetchone()
         finally:
             own.close()
-        with engine.connect() as fresh:
-            # The pool keeps no more sessions for this.
-            fresh.detach()
-            *batch_s, batch_path = fresh.exec_driver_sql(query("where_connected")).one()
+        # A pool of its own: that of the batch would keep one more session from now on.
+        pool = engine.pool.recreate()
+        try:
+            with closing(pool.connect()) as fresh, closing(fresh.cursor()) as cursor:
+                cursor.execute(query("where_connected"))
+                *batch_s, batch_path = cursor.fetchone() or ("", "", "")
+        finally:
+            pool.dispose()
         if database != batch_s:
             raise ConfigurationError(
                 f"Django's database {wrapper.alias!r} ({database[1]}) is not that of TASKBRIDGE_POSTGRES_URL "

@@ -45,7 +45,7 @@ COSTS: Final[dict[str, Cost]] = {
     "100 first events at once": Cost(1, 1, 602, 100, 0, 0, 0, 0),
     "100 absorbed events at once": Cost(1, 1, 302, 0, 0, 0, 0, 0),
     "run of one record": Cost(2, 2, 21, 0, 2, 5, 1, 1),
-    "run of one record, by the journal": Cost(2, 2, 21, 0, 6, 29, 1, 1),
+    "run of one record, by the journal": Cost(2, 2, 21, 0, 7, 31, 1, 1),
     "run of one record, under a rate limit": Cost(3, 3, 27, 0, 2, 5, 1, 1),
     "run of three batches": Cost(2, 2, 21, 0, 7, 19, 3, 1),
     "run that fails": Cost(2, 2, 26, 0, 3, 8, 1, 2),
