@@ -93,7 +93,7 @@ class Known(NamedTuple):
 
     `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
     are another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and
-    keys were written as text. `has_missed`: triggers found the columns changed, and could not say which rows were.
+    keys were written as text.
     """
 
     source: str
@@ -110,7 +110,6 @@ class Known(NamedTuple):
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
     column_kinds: Sequence[str] | None
-    has_missed: bool
 
     @property
     def definition(self) -> Definition:
@@ -188,16 +187,20 @@ class Adopted:
         )
         return f"ARRAY[{', '.join(places)}]"
 
-    def records(self, changes: str, again: str, *, typed: bool = True) -> str:
+    def records(self, changes: str, again: str, *, typed: bool = True, is_single: bool = False) -> str:
         """Return the statement that writes thin records of `changes`; `again`: what follows where there is one.
 
-        Unless `typed`, the columns may be of any type.
+        Unless `typed`, the columns may be of any type. `is_single`: the changes are those of one row.
         """
         columns = [self.table.columns[one] for one in self.names]
         # One number or id is short and has no space, so it is always allowed.
         fits = len(self.definition.keys) == 1 and not any(one.is_enum or one.base in _WORDS for one in columns)
-        parts = {"source": literal(self.definition.source), "changes": changes, "again": again}
-        return filled("adopted_changes" if fits and typed else "adopted_unfit", self.schema, parts)
+        is_checked = not (fits and typed)
+        if is_checked:
+            changes = filled("adopted_checked", self.schema, {"changes": changes})
+        numbered = filled("adopted_single" if is_single else "adopted_many", self.schema, {"changes": changes})
+        parts = {"source": literal(self.definition.source), "changes": numbered, "again": again}
+        return filled("adopted_unfit" if is_checked else "adopted_changes", self.schema, parts)
 
     @property
     def document(self) -> str:
