@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from decimal import Decimal
 from itertools import islice
@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
-from sqlalchemy import Connection, Engine, event, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DataError, ProgrammingError
 
 from taskbridge.common.names import DEFAULT_SCHEMA
@@ -414,7 +414,7 @@ def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Eng
             for statement in ("UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2"):
                 transaction.connect().exec_driver_sql(statement)
             # The advance waits for its cursor, after it has looked for other readers.
-            locking.exec_driver_sql("SELECT FROM taskbridge.cursors WHERE tenant = 'acme' FOR UPDATE")
+            locking.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'acme' FOR UPDATE")
             advancing = pool.submit(transaction.advance, page)
             wait_until(lambda: rows(engine, WAITING) == [(1,)], "the advance waits")
             coming = pool.submit(know, engine, "audit", "orders")
