@@ -8,29 +8,9 @@ import signal
 import sys
 import time
 
-from billiard.exceptions import WorkerLostError
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
-
 from taskbridge import Batch, LatencyNeutral, pipeline
 from taskbridge.handlers.journal import journal
-
-LONG = 50_000_000
-"""Characters of an error's text."""
-SPECIAL: dict[str, type[BaseException]] = {
-    one.__name__: one
-    for one in (
-        Ignore,
-        KeyboardInterrupt,
-        MemoryError,
-        Reject,
-        Retry,
-        SoftTimeLimitExceeded,
-        WorkerLostError,
-        WorkerShutdown,
-        WorkerTerminate,
-    )
-}
-"""Exceptions that Celery or its pools treat in a special way."""
+from tests.special_exceptions import LONG, SPECIAL
 
 
 def do(what: str) -> None:

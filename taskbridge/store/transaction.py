@@ -196,11 +196,11 @@ class Transaction:
             self._lent = _hand_out(connection, own, self._timeout)
         return connection
 
-    def _open(self) -> tuple[Connection, Bounded]:
+    def _open(self, *, for_handler: bool = True) -> tuple[Connection, Bounded]:
         """Return SQLAlchemy's connection and psycopg's, in the batch's transaction."""
         if self._connection is None:
             try:
-                self._begin()
+                self._begin(for_handler=for_handler)
             except NoAnswer:
                 raise
             except DBAPIError as error:
@@ -210,7 +210,7 @@ class Transaction:
             except psycopg.OperationalError:
                 # A server that restarted broke every connection that lies in the pool.
                 distrust(self._engine)
-                self._begin()
+                self._begin(for_handler=for_handler)
         assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
         assert self._own is not None  # noqa: S101 - the same
         return self._connection, self._own
@@ -233,7 +233,7 @@ class Transaction:
         if self._session is not None:
             self._session.commit()
 
-    def _begin(self) -> None:
+    def _begin(self, *, for_handler: bool) -> None:
         self._began = False
         # So that the advance sees which pipelines there are then, whatever the database's default is.
         connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
@@ -250,6 +250,8 @@ class Transaction:
                 announced = driver.execute(
                     self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle}
                 )
+                if not for_handler:
+                    driver.execute(self._query("save_point"))
             *_, muted = announced.fetchone() or ("",)
             self._muted = muted != ""
         except BaseException:
@@ -286,11 +288,14 @@ class Transaction:
         move = Move(self._key, self._moving(page, bisection, first_event_ms, rejected))
         if not self.used and not leaving and not reasons:
             return advance(self._engine, move)
-        connection, own = self._open()
+        connection, own = self._open(for_handler=False)
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._take_back(connection, own)
-        moved = self._advance(own, move)
+        try:
+            moved = self._advance(own, move)
+        except InvalidSqlStatementName as error:
+            raise HandlerMistake(DEALLOCATED) from error
         if leaving:
             own.execute(self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving})
         if to_quarantine is not None and reasons:
@@ -319,49 +324,49 @@ class Transaction:
             own.execute(setting("client_encoding", "UTF8", LOCAL))
 
     def _advance(self, own: Bounded, move: Move) -> _Moved:
-        """Move the cursor, under our own role and settings, in one round trip."""
+        """Move the cursor, under our own role and settings."""
         noted = is_noted(self._engine, self._note.reason)
-        left = found = readers = saved = None
+        commits, usual = self._take_over(own)
         failed: psycopg.Error | None = None
         try:
-            with own.pipeline():
-                if self._lent is not None:
-                    left, found = self._reset(own)
-                if self._muted:
-                    readers = self._look_for_readers(own)
-                saved = own.execute(self._query("save_point"))
-                advanced = own.execute(*_advancing(self._engine, move, noted=noted))
-        except InvalidSqlStatementName as error:
-            raise HandlerMistake(DEALLOCATED) from error
+            # Not in the pipeline before: psycopg ends one with a Flush message, at which the server stops its timer for
+            # idle transactions. A process that froze before its commit would then keep the cursor locked for ever.
+            advanced = own.execute(*_advancing(self._engine, move, noted=noted))
         except _MAY_BE_THE_HISTORY as error:
-            # Only the advance itself may be the history's fault.
-            if not noted or saved is None or not saved.statusmessage:
+            if not noted:
                 raise
-            failed = error
-        commits = self._check(left, readers)
-        if failed is not None:
-            advanced, failed = self._advance_again(own, move, failed)
+            advanced, failed = self._advance_again(own, move, error)
         row = advanced.fetchone()
         if row is None:
             raise CursorLost
-        *_, usual = _row(found) or ("",)
-        chosen = commits if move.values["records"] and commits != usual else ""
-        return _Moved(bool(row[0]), chosen, failed)
+        return _Moved(bool(row[0]), commits if move.values["records"] and commits != usual else "", failed)
 
-    def _check(self, left: psycopg.Cursor[Any] | None, readers: psycopg.Cursor[Any] | None) -> str:
-        """Return the `synchronous_commit` that the handler left.
+    def _take_over(self, own: Bounded) -> tuple[str, str]:
+        """Let our own role and settings hold, if the session was lent, and set the savepoint before the advance.
+
+        Returns the `synchronous_commit` that the handler left, and the usual one.
 
         Raises:
-            HandlerMistake: it ended the transaction.
+            HandlerMistake: the handler ended the transaction.
             OtherReader: another pipeline reads the source by now.
         """
+        if self._lent is None and not self._muted:
+            return "", ""
+        left = found = readers = None
+        with own.pipeline():
+            if self._lent is not None:
+                left, found = self._reset(own)
+                own.execute(self._query("save_point"))
+            if self._muted:
+                readers = self._look_for_readers(own)
         token, commits = _row(left) or (self._key.token, "")
         if token != self._key.token:
             raise HandlerMistake(ENDED_TRANSACTION)
         if _row(readers) == (True,):
             log.info("the batch of tenant %r comes again: %s has another reader", self._key.tenant, self._source)
             raise OtherReader
-        return str(commits)
+        *_, usual = _row(found) or ("",)
+        return str(commits), str(usual)
 
     def _advance_again(
         self, own: Bounded, move: Move, failed: psycopg.Error

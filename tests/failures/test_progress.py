@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 
 import pytest
-from celery.exceptions import WorkerShutdown
 from sqlalchemy import text
 
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
@@ -205,13 +204,13 @@ def test_a_process_that_is_told_to_end_doubles_what_it_sent(drill: Drill) -> Non
     def told_to_end(batch: Batch) -> None:
         for record in batch:
             if record.external_id == "05" and len(drill.calls) == 1:
-                raise WorkerShutdown(0)
+                raise KeyboardInterrupt
             downstream.take(record)
             batch.handled(record)
 
     drill.handle(told_to_end)
     drill.save("acme", *NUMBERS)
-    with pytest.raises(WorkerShutdown):
+    with pytest.raises(KeyboardInterrupt):
         drill.run_one()
     drill.go_on()
 

@@ -579,8 +579,11 @@ def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
             assert alone == one_of_many, (pipeline, tenant)
 
 
-# A queue is the broker's, and its name has no colon.
-KEYS_MADE = {name for name, value in vars(Keys).items() if inspect.isfunction(value) and name[0] != "_"} - {"queue"}
+# A queue is the broker's, and its name has no colon; a probe has no tenant.
+KEYS_MADE = {name for name, value in vars(Keys).items() if inspect.isfunction(value) and name[0] != "_"} - {
+    "queue",
+    "probe",
+}
 
 
 def _of_a_tenant(keys: Keys) -> list[Callable[[str, str], str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,7 @@ app.config_from_object("tests.host.shop_settings", namespace="SHOP")
 bridge = taskbridge.install(app)
 # Said late, when the app has been configured.
 assert app.conf.task_default_queue == "shop"
-app.conf.accept_content = ["pickle"]
+app.conf.accept_content = os.environ.get("SHOP_ACCEPTS", "pickle").split(",")
 
 
 def queue_of(task: Task[Any, Any]) -> str:
