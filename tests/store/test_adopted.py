@@ -26,6 +26,7 @@ from taskbridge.store import (
     Claim,
     Cursors,
     Definition,
+    Records,
     Unread,
     adopt,
     adopt_within,
@@ -707,6 +708,45 @@ def test_what_a_trigger_that_was_off_has_missed_can_be_sent(engine: Engine, read
     begin_again(engine, "orders")
     assert backfilled(engine, found, 1, 2) == [2]
     assert backfilled(engine, found)[-1] == 3
+    assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
+
+
+def test_that_changes_were_missed_is_known_until_the_table_is_adopted_again(engine: Engine, reader: Reader) -> None:
+    found = adopted(engine, watched=["note"])
+    backfilled(engine, found)
+    run(
+        engine,
+        "ALTER TABLE orders RENAME customer TO c2",
+        "UPDATE orders SET note = 'missed'",
+        "ALTER TABLE orders RENAME c2 TO customer",
+    )
+    for _ in range(2):
+        (fault,) = check_adoptions(engine)["orders"]
+        assert "changes were not recorded" in fault.what
+        assert Records(engine, "orders").discard(None) == []
+    adopted(engine, watched=["note"])
+    (due,) = check_adoptions(engine)["orders"]
+    assert due.what == "changes may have been missed, and no backfill has begun since"
+    unadopt(engine, "orders")
+    assert rows(engine, "SELECT FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL") == []
+
+
+@pytest.mark.parametrize("again", ["adopted", "begun"])
+def test_what_was_missed_is_sent_though_the_clock_was_ahead_when_it_was_recorded(
+    engine: Engine, reader: Reader, again: str
+) -> None:
+    found = adoption(engine, "orders", "customer", ["id"])
+    run(
+        engine,
+        "SET LOCAL taskbridge.keep_ids = 'on'; UPDATE taskbridge.records SET revision = revision + 3600000000",
+        "ALTER TABLE orders DISABLE TRIGGER ALL",
+        *MISSED,
+    )
+    if again == "adopted":
+        adopt(engine, found)
+    else:
+        begin_again(engine, "orders")
+    backfilled(engine, found)
     assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
 
 
