@@ -40,7 +40,7 @@ INSERT INTO taskbridge.records (id, source, tenant, key, revision, xid, document
 SELECT i.id, 'bench-looks', 'tenant-' || n, 'key-' || k || '-' || n, i.id, pg_current_xact_id(), '{{"total": 1}}',
        now(), now()
 FROM generate_series({first}, {last} - 1) n, generate_series({from_key}, {to_key} - 1) k,
-     LATERAL (SELECT taskbridge.next_id() AS id WHERE n >= 0 AND k >= 0) i
+     LATERAL (SELECT taskbridge.next_id('bench-looks') AS id WHERE n >= 0 AND k >= 0) i
 """
 CURSORS: Final = """
 INSERT INTO taskbridge.sync_cursors

@@ -49,7 +49,7 @@ def _measure(records: int, singles: int, rounds: int) -> Report:
         engine = runtime.engine
         with engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE bare (LIKE taskbridge.records INCLUDING ALL)")
-            for column, value in {"id": "next_id()", "revision": "next_revision(NULL)"}.items():
+            for column, value in {"id": "next_id('bare')", "revision": "next_revision(NULL)"}.items():
                 connection.exec_driver_sql(f"ALTER TABLE bare ALTER {column} SET DEFAULT taskbridge.{value}")
             connection.exec_driver_sql("ALTER TABLE bare ALTER xid SET DEFAULT pg_current_xact_id()")
         numbers = count()

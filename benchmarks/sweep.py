@@ -50,7 +50,7 @@ INSERT INTO taskbridge.records (id, source, tenant, key, revision, xid, document
 SELECT i.id, 'invoices', %(tenant)s, to_char(n, 'FM0000000000'), i.id, pg_current_xact_id(), %(document)s::jsonb,
        now(), now()
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) n,
-     LATERAL (SELECT taskbridge.next_id() AS id WHERE n >= 0) i
+     LATERAL (SELECT taskbridge.next_id('invoices') AS id WHERE n >= 0) i
 """
 FILLED_AT_ONCE: Final = 1_000_000
 """Rows of one statement, so that it ends within the time that a statement may take."""

@@ -122,11 +122,27 @@ $_$;
 
 COMMENT ON FUNCTION taskbridge.keep_runs(days integer) IS 'Make partitions of the run history for the next days, and drop what is older than so many days.';
 
-CREATE FUNCTION taskbridge.next_id() RETURNS bigint
-    LANGUAGE sql
-    RETURN ((set_config('taskbridge.last_id'::text, (GREATEST(((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint, ((NULLIF(current_setting('taskbridge.last_id'::text, true), ''::text))::bigint + 1)))::text, true))::bigint << 21);
+CREATE FUNCTION taskbridge.last_id(source text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $_$
+BEGIN
+    RETURN (
+        SELECT r.id FROM taskbridge.records r
+        WHERE r.source OPERATOR(pg_catalog.=) $1 AND r.xid OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()
+          AND r.id OPERATOR(pg_catalog.>) 0
+        ORDER BY r.id DESC
+        LIMIT 1
+    );
+END
+$_$;
 
-COMMENT ON FUNCTION taskbridge.next_id() IS 'An id for a record of this transaction, above those that it gave before; the 2,097,151 after it are free.';
+COMMENT ON FUNCTION taskbridge.last_id(source text) IS 'The highest id of a record of this source and transaction; null: it has none.';
+
+CREATE FUNCTION taskbridge.next_id(source text, room bigint DEFAULT 0) RETURNS bigint
+    LANGUAGE sql
+    RETURN ((split_part(set_config('taskbridge.last_id'::text, ((((room + GREATEST((((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint << 21), (1 + CASE WHEN ((split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 2) = source) AND (((split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 1))::numeric >= (0)::numeric) AND ((split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 1))::numeric <= '9000000000000000000'::numeric))) THEN (split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 1))::bigint ELSE taskbridge.last_id(source) END))))::text || ' '::text) || source), true), ' '::text, 1))::bigint - room);
+
+COMMENT ON FUNCTION taskbridge.next_id(source text, room bigint) IS 'An id for a record of a source, above those that this transaction gave before; the next `room` ids are free too.';
 
 CREATE FUNCTION taskbridge.next_revision(former bigint) RETURNS bigint
     LANGUAGE sql
@@ -234,7 +250,7 @@ BEGIN
                 AND pg_catalog.texteq(NEW.key, OLD.key)) IS NOT TRUE);
     END IF;
     NEW.xid := pg_catalog.pg_current_xact_id();
-    NEW.id := taskbridge.next_id();
+    NEW.id := taskbridge.next_id(NEW.source);
     NEW.revision := taskbridge.next_revision(OLD.revision);
     NEW.changed_at := CASE WHEN OLD.id IS NULL THEN NEW.changed_at ELSE pg_catalog.now() END;
     RETURN NEW;
@@ -306,7 +322,7 @@ COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row, by the unique i
 COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of the index by which rows are taken: of another index the place says nothing.';
 COMMENT ON COLUMN taskbridge.adopted.backfilled IS 'How many rows the backfill has looked at.';
 COMMENT ON COLUMN taskbridge.adopted.backfilled_at IS 'When the backfill was done.';
-COMMENT ON COLUMN taskbridge.adopted.again_below IS 'A backfill writes records of smaller revisions again.';
+COMMENT ON COLUMN taskbridge.adopted.again_below IS 'A backfill writes records again that this transaction or an earlier one wrote.';
 COMMENT ON COLUMN taskbridge.adopted.column_numbers IS 'The columns of tenant and key, and those watched, whatever they are called by now.';
 COMMENT ON COLUMN taskbridge.adopted.numbered IS 'The table whose numbers these are: after a dump it is another, and the names count.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_of IS 'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';

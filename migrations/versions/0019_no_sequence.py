@@ -13,20 +13,40 @@ branch_labels = None
 depends_on = None
 
 NUMBERS = r"""
--- The bits above 21 are the millisecond, or one more than the last of this transaction; a statement numbers its rows in
--- the bits below. So no two records that a transaction writes have the same id, also while the clock goes back. Parsed
--- here once, so a writer's settings change nothing of it, and it becomes a part of the expression that calls it.
-CREATE FUNCTION @schema.next_id() RETURNS bigint LANGUAGE sql VOLATILE
-RETURN set_config(
+-- It is called with a writer's search path, so each name says its schema. It keeps its plan, which SQL does not.
+CREATE FUNCTION @schema.last_id(source text) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (
+        SELECT r.id FROM @schema.records r
+        WHERE r.source OPERATOR(pg_catalog.=) $1 AND r.xid OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()
+          AND r.id OPERATOR(pg_catalog.>) 0
+        ORDER BY r.id DESC
+        LIMIT 1
+    );
+END
+$$;
+COMMENT ON FUNCTION @schema.last_id IS 'The highest id of a record of this source and transaction; null: it has none.';
+
+-- The millisecond with 21 bits below it, or one more than the last of this transaction. So no two records that a
+-- transaction writes into a source have the same id, also while the clock goes back. A setting has the last one and its
+-- source; where a RESET has taken it, or it is another source's, or can be none, the records say it. Parsed here once, so a writer's
+-- settings change nothing of it, and it becomes a part of the expression that calls it.
+CREATE FUNCTION @schema.next_id(source text, room bigint DEFAULT 0) RETURNS bigint LANGUAGE sql VOLATILE
+RETURN split_part(set_config(
     'taskbridge.last_id',
-    greatest(
-        (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
-        nullif(current_setting('taskbridge.last_id', true), '')::bigint + 1
-    )::text,
+    (room + greatest(
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 21,
+        1 + CASE
+            WHEN split_part(current_setting('taskbridge.last_id', true), ' ', 2) = source
+             AND split_part(current_setting('taskbridge.last_id', true), ' ', 1)::numeric BETWEEN 0 AND 9e18
+            THEN split_part(current_setting('taskbridge.last_id', true), ' ', 1)::bigint
+            ELSE @schema.last_id(source)
+        END
+    ))::text || ' ' || source,
     true
-)::bigint << 21;
+), ' ', 1)::bigint - room;
 COMMENT ON FUNCTION @schema.next_id IS
-    'An id for a record of this transaction, above those that it gave before; the 2,097,151 after it are free.';
+    'An id for a record of a source, above those that this transaction gave before; the next `room` ids are free too.';
 
 -- It has its owner's rights and the writer's search path. So each name says its schema, and there is no operator, nor
 -- IS DISTINCT FROM, which looks for one. Of a row that is new, OLD has only nulls.
@@ -49,7 +69,7 @@ BEGIN
                 AND pg_catalog.texteq(NEW.key, OLD.key)) IS NOT TRUE);
     END IF;
     NEW.xid := pg_catalog.pg_current_xact_id();
-    NEW.id := @schema.next_id();
+    NEW.id := @schema.next_id(NEW.source);
     NEW.revision := @schema.next_revision(OLD.revision);
     NEW.changed_at := CASE WHEN OLD.id IS NULL THEN NEW.changed_at ELSE pg_catalog.now() END;
     RETURN NEW;
@@ -72,6 +92,7 @@ ALTER TABLE adopted ADD COLUMN column_types oid[], ADD COLUMN column_kinds text[
 COMMENT ON COLUMN adopted.column_types IS 'The types of these columns when the table was adopted.';
 COMMENT ON COLUMN adopted.column_kinds IS
     'How the values of tenant and key are written as text: where that has changed, records have other keys.';
+COMMENT ON COLUMN adopted.again_below IS 'A backfill writes records again that this transaction or an earlier one wrote.';
 CREATE OR REPLACE FUNCTION @schema.number_columns() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -29,6 +29,8 @@ _TIMES: Final = {
     "timestamptz": 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"',
 }
 _DATED: Final = frozenset(("date", *_TIMES))
+_FULL_PRECISION: Final = 6
+"""Digits of a second that a time has unless its column says fewer."""
 _SAME_TEXT: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 MARKS: Final = ("$taskbridge$", "$statement$")
@@ -52,11 +54,20 @@ class Column(NamedTuple):
     base: str
     is_numeric: bool
     is_array: bool
+    modifier: int
 
     @property
     def kind(self) -> str:
         """How its values are written as text: types of one kind write a value in the same way."""
-        return "enum" if self.is_enum else _SAME_TEXT.get(self.base, self.base)
+        if self.is_enum:
+            return "enum"
+        if self.modifier >= 0 and self.base == "numeric":
+            # The lowest 11 bits, with a sign.
+            scale = ((self.modifier - 4 & 2047) ^ 1024) - 1024
+            return f"numeric(,{scale})"
+        if 0 <= self.modifier < _FULL_PRECISION and self.base in _TIMES:
+            return f"{self.base}({self.modifier})"
+        return _SAME_TEXT.get(self.base, self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,7 @@ class Known(NamedTuple):
 
     `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
     are another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and
-    keys were written as text. `has_missed`: triggers found the columns changed, and could not say which rows were.
+    keys were written as text.
     """
 
     source: str
@@ -110,7 +121,6 @@ class Known(NamedTuple):
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
     column_kinds: Sequence[str] | None
-    has_missed: bool
 
     @property
     def definition(self) -> Definition:
@@ -135,7 +145,7 @@ class Known(NamedTuple):
                 return f"{name} is another column than the one that was adopted"
         for name, before, now in zip(found.names, self.column_kinds or found.kinds, found.kinds, strict=True):
             # Most types become a text that is the same.
-            if before != now and (now != "text" or before in _DATED):
+            if before != now and (now != "text" or before.partition("(")[0] in _DATED):
                 return f"the column {name} was of type {before}, and is of type {now}"
         return None
 
@@ -188,16 +198,22 @@ class Adopted:
         )
         return f"ARRAY[{', '.join(places)}]"
 
-    def records(self, changes: str, again: str, *, typed: bool = True) -> str:
+    def records(self, changes: str, again: str, *, typed: bool = True, is_single: bool = False) -> str:
         """Return the statement that writes thin records of `changes`; `again`: what follows where there is one.
 
-        Unless `typed`, the columns may be of any type.
+        Unless `typed`, the columns may be of any type. `is_single`: the changes are those of one row.
         """
         columns = [self.table.columns[one] for one in self.names]
         # One number or id is short and has no space, so it is always allowed.
         fits = len(self.definition.keys) == 1 and not any(one.is_enum or one.base in _WORDS for one in columns)
-        parts = {"source": literal(self.definition.source), "changes": changes, "again": again}
-        return filled("adopted_changes" if fits and typed else "adopted_unfit", self.schema, parts)
+        is_checked = not (fits and typed)
+        if is_checked:
+            changes = filled("adopted_checked", self.schema, {"changes": changes})
+        source = literal(self.definition.source)
+        numbers = "adopted_single" if is_single else "adopted_many"
+        numbered = filled(numbers, self.schema, {"changes": changes, "source": source})
+        parts = {"source": source, "changes": numbered, "again": again}
+        return filled("adopted_unfit" if is_checked else "adopted_changes", self.schema, parts)
 
     @property
     def document(self) -> str:

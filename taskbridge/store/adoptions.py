@@ -363,6 +363,7 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         if not before or before[0].ended:
             return ["it is not adopted"]
         found = _triggers_there(connection, adopted.definition.source)
+        has_missed = _has_missed(connection, adopted.definition.source)
     wrong = list(_idle_triggers(adopted, found))
     wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
@@ -376,12 +377,20 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
     if not wrong and (other := before[0].makes_other_keys(adopted, adopted.names)):
         wrong = [other]
-    if not wrong and before[0].has_missed:
+    if not wrong and has_missed:
         wrong = [_MISSED_COLUMNS]
     # A migration may have run what was printed in another form.
     if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
     return wrong
+
+
+def _has_missed(connection: Connection, source: str) -> bool:
+    """Return whether triggers found the columns changed; a role that cannot read the records does not learn it."""
+    sql = queries(connection)
+    if not connection.exec_driver_sql(sql("readable_records")).scalar_one():
+        return False
+    return bool(connection.exec_driver_sql(sql("adopted_has_missed"), {"source": source}).scalar_one())
 
 
 def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> dict[str, bool]:
@@ -494,10 +503,16 @@ def _function(adopted: Adopted) -> str:
     before, after = _statement(adopted, went, rows=TRUNCATED).split(TRUNCATED)
     untyped_before, untyped_after = _statement(adopted, went, rows=TRUNCATED, typed=False).split(TRUNCATED)
     columns = {"keys": str(len(adopted.names))}
+    adopted_columns = enumerate((*adopted.names, *adopted.definition.watched), 1)
+    unchanged = [
+        filled("adopted_unchanged", adopted.schema, {"place": str(place), "name": literal(name)})
+        for place, name in adopted_columns
+    ]
     body = {
         "function": _function_name(adopted),
         "source": literal(adopted.definition.source),
         "styles": f" {query('adopted_styles')}" if adopted.has_times else "",
+        "unchanged": "".join(f"\n{one}" for one in unchanged),
         "columns": filled("adopted_columns", adopted.schema, columns),
         "missed": filled("adopted_missed", adopted.schema, {"source": literal(adopted.definition.source)}),
         "came": _statement(adopted, came),
@@ -539,7 +554,7 @@ def _statement(
         parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
         parts[f"{word}_watched"] = f"{f'ROW({columns})' if columns else whole if by_row else f'ROW({row}.*)'}::record"
     again = query("adopted_again", adopted.schema)
-    return adopted.records(filled(name, adopted.schema, parts), again, typed=typed)
+    return adopted.records(filled(name, adopted.schema, parts), again, typed=typed, is_single=by_row)
 
 
 def _body(adopted: Adopted) -> str:

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from decimal import Decimal
 from itertools import islice
@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
-from sqlalchemy import Connection, Engine, event, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DataError, ProgrammingError
 
 from taskbridge.common.names import DEFAULT_SCHEMA
@@ -26,6 +26,7 @@ from taskbridge.store import (
     Claim,
     Cursors,
     Definition,
+    Records,
     Unread,
     adopt,
     adopt_within,
@@ -407,21 +408,23 @@ def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_
 
 
 def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Engine, reader: Reader) -> None:
-    audit = Reader(engine, pipeline="audit")
-    coming: list[Future[None]] = []
-
-    def come(_: Connection) -> None:
-        if not coming:
-            coming.append(pool.submit(know, engine, "audit", "orders"))
-            wait_until(lambda: coming[0].done() or rows(engine, WAITING) != [(0,)], "it came, or it waits")
-            if coming[0].done():
+    audit, who = Reader(engine, pipeline="audit"), RunKey(reader.pipeline, "acme", TOKEN)
+    page = reader.cursors.claim(Claim(who, 10, events=1, runs=1))
+    with ThreadPoolExecutor(2) as pool:
+        with engine.begin() as locking, reader.cursors.transaction(who) as transaction:
+            for statement in ("UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2"):
+                transaction.connect().exec_driver_sql(statement)
+            # The advance waits for its cursor, after it has looked for other readers.
+            locking.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'acme' FOR UPDATE")
+            advancing = pool.submit(transaction.advance, page)
+            wait_until(lambda: rows(engine, WAITING) == [(1,)], "the advance waits")
+            coming = pool.submit(know, engine, "audit", "orders")
+            wait_until(lambda: coming.done() or rows(engine, WAITING) == [(2,)], "it came, or it waits")
+            if coming.done():
                 audit.seen(["acme"])
-
-    with ThreadPoolExecutor(1) as pool:
-        event.listen(engine, "commit", come)
-        write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
-        event.remove(engine, "commit", come)
-        coming[0].result(30)
+            locking.rollback()
+            advancing.result(30)
+        coming.result(30)
     assert {one.external_id: one.document.get("note") for one in audit.records("acme")} == {"1": "sent", "2": None}
 
 
@@ -705,6 +708,45 @@ def test_what_a_trigger_that_was_off_has_missed_can_be_sent(engine: Engine, read
     begin_again(engine, "orders")
     assert backfilled(engine, found, 1, 2) == [2]
     assert backfilled(engine, found)[-1] == 3
+    assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
+
+
+def test_that_changes_were_missed_is_known_until_the_table_is_adopted_again(engine: Engine, reader: Reader) -> None:
+    found = adopted(engine, watched=["note"])
+    backfilled(engine, found)
+    run(
+        engine,
+        "ALTER TABLE orders RENAME customer TO c2",
+        "UPDATE orders SET note = 'missed'",
+        "ALTER TABLE orders RENAME c2 TO customer",
+    )
+    for _ in range(2):
+        (fault,) = check_adoptions(engine)["orders"]
+        assert "changes were not recorded" in fault.what
+        assert Records(engine, "orders").discard(None) == []
+    adopted(engine, watched=["note"])
+    (due,) = check_adoptions(engine)["orders"]
+    assert due.what == "changes may have been missed, and no backfill has begun since"
+    unadopt(engine, "orders")
+    assert rows(engine, "SELECT FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL") == []
+
+
+@pytest.mark.parametrize("again", ["adopted", "begun"])
+def test_what_was_missed_is_sent_though_the_clock_was_ahead_when_it_was_recorded(
+    engine: Engine, reader: Reader, again: str
+) -> None:
+    found = adoption(engine, "orders", "customer", ["id"])
+    run(
+        engine,
+        "SET LOCAL taskbridge.keep_ids = 'on'; UPDATE taskbridge.records SET revision = revision + 3600000000",
+        "ALTER TABLE orders DISABLE TRIGGER ALL",
+        *MISSED,
+    )
+    if again == "adopted":
+        adopt(engine, found)
+    else:
+        begin_again(engine, "orders")
+    backfilled(engine, found)
     assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
 
 
@@ -1129,7 +1171,7 @@ TROUBLES = {
     ),
     "column renamed": ("ALTER TABLE orders RENAME customer TO client", "customer is called client now"),
     "column dropped": ("ALTER TABLE orders DROP customer", "has no column 'customer'"),
-    "type changed": ("ALTER TABLE orders ALTER customer TYPE date USING NULL", "its columns have changed"),
+    "type changed": ("ALTER TABLE orders ALTER customer TYPE date USING NULL", "is of type date"),
     "index dropped": ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "two rows could be one record"),
     "table dropped": ("DROP TABLE orders", "the table of orders was dropped"),
 }

@@ -181,7 +181,8 @@ def test_record_leaves_lastval_as_it_was(shop: Engine) -> None:
 
 def test_ids_of_one_transaction_differ_and_grow_though_its_clock_goes_back(shop: Engine) -> None:
     # given what a clock that was ahead has left in the transaction
-    session = Session(shop, "orders", ("BEGIN", "SELECT set_config('taskbridge.last_id', '4000000000000', true)"))
+    ahead = "SELECT set_config('taskbridge.last_id', '8000000000000000000 orders', true)"
+    session = Session(shop, "orders", ("BEGIN", ahead))
     for _ in range(3):
         session.connection.execute("INSERT INTO orders (customer) SELECT 'acme' FROM generate_series(1, 3)")
         session.connection.execute("SELECT taskbridge.record('others', 'acme', gen_random_uuid()::text, '{}')")
@@ -189,3 +190,36 @@ def test_ids_of_one_transaction_differ_and_grow_though_its_clock_goes_back(shop:
     session.connection.close()
     found = rows(shop, "SELECT id, recorded_at FROM taskbridge.records ORDER BY id")
     assert len({one for one, _ in found}) == 12
+
+
+LOSSES = {
+    "reset": "{0}; RESET ALL",
+    "function": "SELECT without_it($${0}$$)",
+    "highest": "SET taskbridge.last_id = '9223372036854775807 orders'; {0}",
+    "lowest": "SET taskbridge.last_id = '-9223372036854775808 orders'; {0}",
+    "another": "SET taskbridge.last_id = 'none'; {0}",
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_ids_of_one_transaction_differ_whatever_becomes_of_its_settings(shop: Engine, loss: str) -> None:
+    run(
+        shop,
+        "CREATE FUNCTION without_it(what text) RETURNS void LANGUAGE plpgsql SET taskbridge.last_id = '' AS "
+        "$$ BEGIN EXECUTE what; END $$",
+    )
+    session = Session(shop, "orders", ("BEGIN",))
+    session.connection.execute("INSERT INTO orders (customer) VALUES ('acme')")
+    for _ in range(30):
+        for written in (
+            "INSERT INTO orders (customer) SELECT 'acme' FROM generate_series(1, 3)",
+            (
+                "INSERT INTO taskbridge.records (source, tenant, key, document) "
+                "SELECT 'others', 'bolt', gen_random_uuid(), '{}' FROM generate_series(1, 30)"
+            ),
+        ):
+            session.connection.execute(loss.replace("{0}", written).encode())
+    session.connection.execute("COMMIT")
+    session.connection.close()
+    counted = "SELECT count(*), count(DISTINCT id), min(id) > 0 FROM taskbridge.records GROUP BY source ORDER BY source"
+    assert rows(shop, counted) == [(91, 91, True), (900, 900, True)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.store import backfill, begin_again
+from taskbridge.store import Unread, adopt, adoption, backfill, begin_again
 from tests.store.adopting import Reader, adopted, run
 
 SETTINGS = {
@@ -92,3 +92,33 @@ def test_a_value_is_delivered_once_under_its_text_and_deleted_under_it(engine: E
             assert {text: len(records) for text, records in gone.items()} == expected
             places = f"generate_series(0, {len(SETTINGS) - 1}) n"
             run(engine, f"INSERT INTO {table} SELECT v::{kind}, n, v::{kind} FROM unnest(ARRAY[{values}]) v, {places}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("numeric(10, 0)", "numeric(12, 2)", "numeric(,0), and is of type numeric(,2)"),
+        ("numeric", "numeric(12, 1)", "numeric, and is of type numeric(,1)"),
+        ("timestamptz", "timestamptz(0)", "timestamptz, and is of type timestamptz(0)"),
+        ("numeric(10, 0)", "numeric(20, 0)", None),
+        ("varchar(10)", "varchar(20)", None),
+    ],
+)
+def test_nothing_is_delivered_as_deleted_after_a_column_s_digits_have_changed(
+    engine: Engine, before: str, after: str, text: str | None
+) -> None:
+    value = "2026-01-01 00:00:00.4Z" if "time" in before else "7"
+    run(engine, f"CREATE TABLE orders (id {before} PRIMARY KEY, customer text)")
+    adopted(engine)
+    reader = Reader(engine)
+    run(engine, f"INSERT INTO orders VALUES ('{value}', 'acme')", f"ALTER TABLE orders ALTER id TYPE {after}")
+    if text is None:
+        assert [one.deleted for one in reader.records("acme")] == [False]
+        return
+    with pytest.raises(Unread, match="stands still") as failure:
+        reader.records("acme")
+    assert text in str(failure.value)
+    found = adoption(engine, "orders", "customer", ["id"], other_keys=True)
+    adopt(engine, found)
+    assert list(backfill(engine, found))[-1].again
+    assert sorted(one.deleted for one in reader.records("acme")) == [False, True]

@@ -330,7 +330,8 @@ def test_only_the_owner_gives_ids_and_transactions_to_records(engine: Engine) ->
         forged, unmatched = execute(ids).all()
         assert unmatched == ours
         assert forged.xid == ours.xid
-        assert min(forged.id, forged.revision) > ours.id
+        assert forged.id > ours.id
+        assert forged.revision > ours.revision
         execute("RESET ROLE")
         execute(insert + "(8, 'orders', 'acme', 'b', 8, '8', '{}', NULL)")
         assert tuple(execute(ids).all()[1]) == ("b", 8, 8, "8")
@@ -537,14 +538,14 @@ def test_a_writer_s_search_path_changes_nothing_of_what_is_stamped_and_refused(e
             for sign in ("=", "<>", ">", "<", "~", "!~"):
                 execute(f"CREATE OPERATOR theirs.{sign} (FUNCTION = theirs.never, LEFTARG = {kind}, RIGHTARG = {kind})")
         execute("CREATE FUNCTION theirs.pg_current_xact_id() RETURNS xid8 LANGUAGE sql RETURN '7'::xid8")
-        execute("CREATE FUNCTION theirs.nextval(regclass) RETURNS bigint LANGUAGE sql RETURN 7")
+        execute("CREATE FUNCTION theirs.clock_timestamp() RETURNS timestamptz LANGUAGE sql RETURN 'epoch'::timestamptz")
         execute("SET LOCAL search_path = theirs, pg_catalog")
         execute(f"{insert} ('orders', 'acme', '1', '{{}}')")
         stamped = "SELECT xid = pg_catalog.pg_current_xact_id(), id, revision FROM taskbridge.records"
         execute("SET LOCAL search_path = pg_catalog")
         ours, number, revision = execute(stamped).one()
         assert ours
-        assert number == revision != 7
+        assert number > revision > 1_000_000_000_000_000
         for values, why in (
             ("'Orders', 'acme', '2', '{}'", "the source 'Orders' is not allowed"),
             ("'orders', ' acme', '2', '{}'", "begins or ends with space"),

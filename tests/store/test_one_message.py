@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Claim, Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
-from taskbridge.store.sessions import driving
+from taskbridge.store.sessions import driving, in_one_message
 
 TOKEN = f"{1:016d}-aaaaaaaaaaaa"
 TENANTS = ["a", "b", "c", "d", "e"]
@@ -185,3 +185,12 @@ def test_a_shared_advance_reads_no_other_cursor(engine: Engine, count: int) -> N
     with driving(engine) as driver:
         flushed(driver)
     assert count <= read() - before <= 3 * count
+
+
+def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine: Engine) -> None:
+    for at in range(400):
+        with suppress(QueryCanceled), driving(engine) as driver:
+            pause = f"SELECT pg_sleep({0.0047 + 0.00002 * (at % 20)})"
+            assert in_one_message(driver, pause, {}, statement_timeout="5ms") == [("",)]
+        with driving(engine) as driver:
+            driver.execute("SELECT 1")

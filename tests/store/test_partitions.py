@@ -45,11 +45,11 @@ def split(engine: Engine) -> Engine:
     found = re.search(r"<!-- sql -->\n```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        before = list(connection.exec_driver_sql("SELECT * FROM taskbridge.records ORDER BY id"))
+        before = list(connection.exec_driver_sql("SELECT * FROM taskbridge.records ORDER BY xid, id"))
         driver = connection.connection.driver_connection
         assert driver is not None
         driver.execute(found[1])
-        assert list(connection.exec_driver_sql("SELECT * FROM taskbridge.records ORDER BY id")) == before
+        assert list(connection.exec_driver_sql("SELECT * FROM taskbridge.records ORDER BY xid, id")) == before
         used = connection.exec_driver_sql("SELECT count(DISTINCT tableoid) FROM taskbridge.records").scalar_one()
         assert used > 4
     return engine

@@ -6,7 +6,6 @@
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
 DECLARE
-    whole oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);
     ours oid;
     named boolean;
     typed boolean;
@@ -16,15 +15,21 @@ DECLARE
     keep_ids text := current_setting('taskbridge.keep_ids', true);
     ignored text := set_config('taskbridge.keep_ids', 'on', true);
 BEGIN
-    -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
-    SELECT a.relation, c.named, c.watched_named, c.typed, c.watched
-    INTO ours, named, watched_named, typed, watched
-    FROM {schema}.adopted a
-    CROSS JOIN LATERAL (
-{columns}
-    ) c
+    -- The usual case has a query of its own, since this runs for each row of a partitioned table.
+    SELECT a.relation, true, true, true, true INTO ours, named, watched_named, typed, watched
+    FROM {schema}.adopted a{unchanged}
     WHERE a.source = {source};
-    IF ours <> TG_RELID AND ours <> whole THEN
+    IF NOT FOUND THEN
+        -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
+        SELECT a.relation, c.named, c.watched_named, c.typed, c.watched
+        INTO ours, named, watched_named, typed, watched
+        FROM {schema}.adopted a
+        CROSS JOIN LATERAL (
+{columns}
+        ) c
+        WHERE a.source = {source};
+    END IF;
+    IF ours <> TG_RELID AND ours IS DISTINCT FROM pg_partition_root(TG_RELID) THEN
         -- It may have become a part of another table; where it was dropped, this one was restored.
         IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) p WHERE p.relid = ours)
             AND EXISTS (SELECT FROM pg_class c WHERE c.oid = ours)

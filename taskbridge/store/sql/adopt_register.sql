@@ -13,7 +13,7 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
                CASE WHEN c.all_seen THEN a.backfilled ELSE 0 END,
                CASE WHEN c.all_seen THEN a.backfilled_at END,
                c.all_seen AND a.from_now_on,
-               CASE WHEN c.all_seen THEN a.again_below ELSE {schema}.next_revision(NULL) END
+               CASE WHEN c.all_seen THEN a.again_below ELSE pg_current_xact_id()::text::bigint END
         FROM (
             SELECT current_setting('transaction_isolation') = 'read committed'
             AND a.ended_at IS NULL AND a.relation = excluded.relation AND NOT EXISTS (
@@ -29,7 +29,7 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
                     a.column_numbers[:{keys}], excluded.column_numbers[:{keys}], a.column_kinds, excluded.column_kinds
                 ) k (was_column, is_column, was_kind, is_kind)
                 WHERE a.numbered = excluded.relation::oid AND k.was_column IS DISTINCT FROM k.is_column
-                   OR k.was_kind <> k.is_kind AND (k.is_kind <> 'text' OR k.was_kind IN ('date', 'timestamp', 'timestamptz'))
+                   OR k.was_kind <> k.is_kind AND (k.is_kind <> 'text' OR split_part(k.was_kind, '(', 1) IN ('date', 'timestamp', 'timestamptz'))
             ) AND NOT EXISTS (
                 SELECT FROM {schema}.records r
                 WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'

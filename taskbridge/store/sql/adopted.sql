@@ -1,15 +1,9 @@
 -- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped.
--- `has_missed`: see `adopted_missed.sql`.
 SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns, a.digest,
        {adoption_version} AS version, a.ended_at IS NOT NULL AS ended,
        quote_ident(s.nspname) || '.' || quote_ident(c.relname) AS called,
        {columns_called} AS columns_called,
-       n.taken AS columns_taken, n.retyped AS columns_retyped, a.column_kinds,
-       EXISTS (
-           SELECT FROM {schema}.records r
-           WHERE r.source = a.source AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-             AND r.discarded_at IS NULL
-       ) AS has_missed
+       n.taken AS columns_taken, n.retyped AS columns_retyped, a.column_kinds
 FROM {schema}.adopted a
 LEFT JOIN pg_class c ON c.oid = a.relation
 LEFT JOIN pg_namespace s ON s.oid = c.relnamespace

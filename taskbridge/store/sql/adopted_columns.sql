@@ -6,8 +6,9 @@ SELECT count(t.attname) FILTER (WHERE p.place <= {keys}) = {keys} AS named,
        count(t.attname) = count(*) AS watched_named,
        bool_and(t.atttypid = p.type) FILTER (WHERE p.place <= {keys}) AS typed,
        bool_and(t.atttypid = p.type) FILTER (WHERE p.place > {keys}) AS watched
-FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers, a.column_types)
+FROM (SELECT coalesce(pg_partition_root(TG_RELID), TG_RELID)::oid AS whole) one
+CROSS JOIN unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers, a.column_types)
     WITH ORDINALITY p (name, number, type, place)
 LEFT JOIN pg_attribute t
-    ON t.attrelid = whole AND t.attname = p.name::name AND NOT t.attisdropped
-    AND (a.numbered <> whole OR t.attnum = p.number)
+    ON t.attrelid = one.whole AND t.attname = p.name::name AND NOT t.attisdropped
+    AND (a.numbered <> one.whole OR t.attnum = p.number)

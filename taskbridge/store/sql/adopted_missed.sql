@@ -4,7 +4,7 @@
 INSERT INTO {schema}.records (source, tenant, key, reason, id, revision, xid)
 SELECT {source}, '', 'columns changed, ' || pg_current_xact_id(),
        'columns of the table are called otherwise since it was adopted, so changes were missed: taskbridge doctor says what to do',
-       {schema}.next_id(), {schema}.next_revision(NULL), pg_current_xact_id()
+       {schema}.next_id({source}), {schema}.next_revision(NULL), pg_current_xact_id()
 WHERE NOT EXISTS (
     SELECT FROM {schema}.records r
     WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-' AND r.discarded_at IS NULL

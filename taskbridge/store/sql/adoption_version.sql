@@ -3,5 +3,5 @@
 -- and that of its schema is a part of it: what a process has made reads the table by both. So are the columns that were adopted,
 -- since a change of a column's name or type alone changes nothing else.
 concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
-    SELECT concat(attname, atttypid) FROM pg_attribute WHERE attrelid = c.oid AND attnum = ANY (a.column_numbers) ORDER BY attnum
+    SELECT concat_ws(' ', attname, atttypid, atttypmod) FROM pg_attribute WHERE attrelid = c.oid AND attnum = ANY (a.column_numbers) ORDER BY attnum
 ))

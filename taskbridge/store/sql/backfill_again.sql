@@ -2,4 +2,4 @@
 DO UPDATE
 SET document = NULL, deleted = excluded.deleted, id = excluded.id, revision = greatest(excluded.revision, r.revision + 1),
     xid = excluded.xid, reason = excluded.reason, discarded_at = excluded.discarded_at
-WHERE r.revision < {again_below}
+WHERE r.xid <= '{again_below}'::xid8

@@ -4,7 +4,7 @@
 UPDATE {schema}.records r
 SET xid = '3', id = n.id
 FROM (
-    SELECT o.source, o.tenant, o.key, (SELECT {schema}.next_id()) + row_number() OVER (ORDER BY o.xid, o.id) AS id
+    SELECT o.source, o.tenant, o.key, (SELECT {schema}.next_id('')) + row_number() OVER (ORDER BY o.xid, o.id) AS id
     FROM {schema}.records o
     WHERE o.xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
 ) n
