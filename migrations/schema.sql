@@ -454,7 +454,8 @@ CREATE TABLE taskbridge.records (
     discarded_at timestamp with time zone,
     traceparent text COLLATE "C",
     CONSTRAINT ck_records_id CHECK ((id > 0)),
-    CONSTRAINT ck_records_matched CHECK (((tenant = ''::text) = (reason IS NOT NULL)))
+    CONSTRAINT ck_records_matched CHECK (((tenant = ''::text) = (reason IS NOT NULL))),
+    CONSTRAINT ck_records_traceparent CHECK ((traceparent ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'::text))
 );
 
 COMMENT ON TABLE taskbridge.records IS 'The log: one row per source, tenant and key. Without a tenant: no criterion matched, and the reason.';
@@ -539,9 +540,9 @@ CREATE VIEW taskbridge.record_states AS
             pipelines.start
            FROM taskbridge.pipelines
         UNION ALL
-         SELECT 'invoices'::text,
-            'invoices'::text,
-            '1:1:'::pg_snapshot
+         SELECT 'invoices'::text AS text,
+            'invoices'::text AS text,
+            '1:1:'::pg_snapshot AS pg_snapshot
           WHERE (NOT (EXISTS ( SELECT
                    FROM taskbridge.pipelines
                   WHERE (pipelines.source = 'invoices'::text))))) p
@@ -656,12 +657,11 @@ CREATE TABLE taskbridge.taskbridge_cluster (
     system_identifier bigint NOT NULL
 );
 
+ALTER TABLE ONLY taskbridge.taskbridge_cluster REPLICA IDENTITY FULL;
+
 COMMENT ON TABLE taskbridge.taskbridge_cluster IS 'The cluster whose transaction ids the records and cursors hold.';
 
 ALTER TABLE ONLY taskbridge.runs ATTACH PARTITION taskbridge.runs_other DEFAULT;
-
-ALTER TABLE taskbridge.records
-    ADD CONSTRAINT ck_records_traceparent CHECK ((traceparent ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'::text)) NOT VALID;
 
 ALTER TABLE ONLY taskbridge.adopted
     ADD CONSTRAINT pk_adopted PRIMARY KEY (source);

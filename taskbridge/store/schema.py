@@ -1,7 +1,6 @@
 """The database's schema: bring it up to date, or refuse to work on one that this version does not know.
 
-All tables of TaskBridge are in one Postgres schema, which has nothing else. Earlier versions made them among the
-application's own tables. There the revision in the version table says which are ours, and these are moved.
+All tables of TaskBridge are in one Postgres schema, which has nothing else.
 """
 
 from __future__ import annotations
@@ -25,21 +24,6 @@ __all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 
 VERSION_TABLE: Final = "taskbridge_schema"
 """Where Alembic keeps the revision: a table of our own, so that an application's Alembic can share the database."""
-
-_FORMER: Final = {
-    "0001": (
-        "TABLE invoices",
-        "TABLE sync_cursors",
-        "TABLE quarantine",
-        "TABLE deliveries",
-        "VIEW record_states",
-        "FUNCTION taskbridge_record_changed()",
-    ),
-    "0002": ("TABLE records",),
-    "0003": ("TABLE pauses", "TABLE taskbridge_cluster", "FUNCTION taskbridge_check_cluster()"),
-    "0005": ("SEQUENCE taskbridge_revisions",),
-}
-"""What each revision made while TaskBridge had no schema of its own."""
 
 
 def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
@@ -104,35 +88,13 @@ def _refuse_foreign(driver: psycopg.Connection[Any], schema: str) -> None:
 
 
 def _make(driver: psycopg.Connection[Any], schema: str) -> None:
-    """Make the schema where it is missing, move an earlier version's tables into it, and see to the search path."""
+    """Make the schema where it is missing, and see to the search path."""
     _refuse_foreign(driver, schema)
     if scalar(driver, query("no_schema"), {"name": quoted(schema)}):
         driver.execute(query("make_schema", schema))
-    former = _former(driver, schema)
-    if former is not None:
-        _move(driver, former, schema)
     if found := scalar(driver, query("own_schema_first")):
         # A role of the schema's own name would find our tables before the application's, and make its own among them.
         driver.execute(filled("search_path", schema, {"database": found}))
-
-
-def _former(driver: psycopg.Connection[Any], schema: str) -> str | None:
-    """Return the schema in which an earlier version made its tables, beside the application's; None: there is none."""
-    found: str | None = scalar(driver, query("former_schema"), {"table": VERSION_TABLE, "schema": schema})
-    return found
-
-
-def _move(driver: psycopg.Connection[Any], former: str, schema: str) -> None:
-    version = _revision(driver, former)
-    for revision, objects in _FORMER.items():
-        for one in objects if version is not None and revision <= version else ():
-            _move_one(driver, one, former, schema)
-    _move_one(driver, f"TABLE {VERSION_TABLE}", former, schema)
-
-
-def _move_one(driver: psycopg.Connection[Any], one: str, former: str, schema: str) -> None:
-    kind, name = one.split(" ")
-    driver.execute(filled("move_into_schema", schema, {"kind": kind, "former": quoted(former), "name": name}))
 
 
 def check_schema(database: Database) -> None:
@@ -158,12 +120,6 @@ def current(database: Database) -> str | None:
 
 
 def _current(driver: psycopg.Connection[Any], schema: str) -> str | None:
-    found = _revision(driver, schema)
-    former = _former(driver, schema) if found is None else None
-    return found if former is None else _revision(driver, former)
-
-
-def _revision(driver: psycopg.Connection[Any], schema: str) -> str | None:
     table = f"{quoted(schema)}.{VERSION_TABLE}"
     if scalar(driver, query("has_revisions"), {"table": table}) is None:
         return None

@@ -25,7 +25,6 @@ from taskbridge.store import (
     Adopted,
     Claim,
     Cursors,
-    Definition,
     Records,
     Unread,
     adopt,
@@ -39,8 +38,6 @@ from taskbridge.store import (
     choose_from_now_on,
     connect,
     know,
-    known,
-    migrate,
     record,
     record_many,
     removal_statements,
@@ -601,25 +598,6 @@ def test_after_a_restore_the_names_of_columns_count_and_not_their_numbers(engine
     assert reader.seen() == {"acme": ["7"]}
 
 
-def test_tables_that_were_adopted_by_an_earlier_version_have_numbers(engine: Engine) -> None:
-    migrate(engine, "base")
-    migrate(engine, "0010")
-    run(
-        engine,
-        ORDERS,
-        "INSERT INTO taskbridge.adopted (source, relation, name, tenant_column, key_columns, watched_columns, digest) "
-        "VALUES ('orders', 'orders', 'public.orders', 'customer', '{id}', '{total,gone}', '')",
-        "UPDATE taskbridge.adopted SET backfill_columns = '{the records}', backfill_after = '{acme,1}'",
-    )
-    migrate(engine)
-    run(engine, "ALTER TABLE orders RENAME customer TO client", "ALTER TABLE orders RENAME total TO sum")
-    with engine.begin() as connection:
-        (found,) = known(connection)
-    assert found.definition == Definition("orders", "client", ("id",), ("sum", "gone"))
-    assert found.renamed == {"customer": "client", "total": "sum"}
-    assert rows(engine, "SELECT backfill_of, backfill_columns FROM taskbridge.adopted") == [("records", None)]
-
-
 def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> None:
     run(
         engine,
@@ -711,7 +689,7 @@ def test_what_a_trigger_that_was_off_has_missed_can_be_sent(engine: Engine, read
     assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
 
 
-def test_that_changes_were_missed_is_known_until_the_table_is_adopted_again(engine: Engine, reader: Reader) -> None:
+def test_that_changes_were_missed_is_known_until_the_table_is_adopted_again(engine: Engine) -> None:
     found = adopted(engine, watched=["note"])
     backfilled(engine, found)
     run(

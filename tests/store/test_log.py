@@ -13,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, make_url
+from sqlalchemy import Column, Engine, Integer, MetaData, Table
 from sqlalchemy.exc import DataError
 
 from taskbridge.common.names import check_key, check_tenant
@@ -32,14 +32,12 @@ from taskbridge.store import (
     count_unmatched,
     know,
     migrate,
-    read_unmatched,
     rebase,
     record,
     record_many,
     records,
 )
 from tests.quarantined import put_in_quarantine
-from tests.store.restoring import use_up
 from tests.store.test_cursor import key
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -384,73 +382,6 @@ def test_another_schema_works_beside_the_default_one(engine: Engine) -> None:
     migrate(other, "base")
     other.dispose()
     assert record(engine, "orders", "acme", "1", {})
-
-
-FORMER = """
-SET LOCAL search_path = former;
-INSERT INTO invoices (tenant, number, document) SELECT 'acme', n, '{}' FROM unnest(ARRAY['a', 'b', 'c', 'd', 'e']) n;
-INSERT INTO records (pipeline, message_id, tenant, delay_ms, criterion, payload)
-    VALUES ('alerts', 'm1', 'svc', 1, 'c', '{}');
-INSERT INTO records (pipeline, message_id, reason, payload) VALUES ('alerts', 'm2', 'no criterion', '{}');
-INSERT INTO sync_cursors (pipeline, tenant, owner, sweeps, target, at_xid, at_id)
-    SELECT p, 'acme', %(token)s, 1, pg_current_snapshot(), xid, id FROM invoices, unnest(ARRAY['invoices', 'mirror']) p
-    WHERE number = 'b';
-UPDATE sync_cursors SET target = format('%%s:%%s:', s.x + 1, s.x + 1)::pg_snapshot
-    FROM (SELECT max(xid::text::bigint) AS x FROM invoices) s;
-INSERT INTO sync_cursors (pipeline, tenant) VALUES ('pruned', 'nobody'), ('pruned', 'acme');
-INSERT INTO quarantine (pipeline, tenant, external_id, revision, reason)
-    SELECT 'invoices', 'acme', 'a', revision, 'no customer' FROM invoices WHERE number = 'a';
-INSERT INTO deliveries (pipeline, tenant, external_id, revision, token) VALUES ('invoices', 'acme', 'b', 1, 't');
-INSERT INTO pauses (pipeline, tenant) VALUES ('mirror', 'acme');
-"""
-
-
-def test_what_lay_beside_the_hosts_tables_is_moved_with_all_that_it_holds(engine: Engine) -> None:
-    """A database of the version before, in the middle of a sweep."""
-    rows(engine, "DROP SCHEMA taskbridge CASCADE")
-    rows(engine, "CREATE TABLE invoices (host int)")
-    before = connect(engine.url.render_as_string(hide_password=False), "former")
-    migrate(before, "0005")
-    before.dispose()
-    name = make_url(engine.url).database
-    with engine.begin() as connection:
-        connection.exec_driver_sql(FORMER.replace("%(token)s", f"'{TOKEN}'"))
-        connection.exec_driver_sql(f'ALTER DATABASE "{name}" SET search_path = former, public')
-    engine.dispose()
-    use_up(engine, 0)
-    kept = "SELECT {key}, revision, xid::text FROM {table} WHERE {where} ORDER BY 1"
-    was = rows(engine, kept.format(key="number", table="former.invoices", where="true"))
-    assert migrate(engine)[0] == "0005"
-    assert rows(engine, kept.format(key="key", table="taskbridge.records", where="source = 'invoices'")) == was
-    assert rows(engine, "SELECT count(*) FROM public.invoices") == [(0,)]
-    assert rows(engine, "SELECT relname FROM pg_class WHERE relnamespace = 'former'::regnamespace") == []
-    assert rows(engine, "SELECT pipeline, source FROM taskbridge.pipelines ORDER BY 1") == [
-        ("alerts", "alerts"),
-        ("invoices", "invoices"),
-        ("mirror", "invoices"),
-        ("pruned", "invoices"),
-    ]
-    # what was guessed is corrected by a pipeline with criteria, which cannot have read invoices
-    with pytest.raises(InvalidPolicy, match="source='invoices'"):
-        know(engine, "pruned", "pruned")
-    know(engine, "pruned", "pruned", has_criteria=True)
-    with pytest.raises(InvalidPolicy, match="source='pruned'"):
-        know(engine, "pruned", "invoices", has_criteria=True)
-    assert rows(engine, "SELECT external_id FROM taskbridge.deliveries") == [("b",)]
-    states = dict(rows(engine, "SELECT external_id, state FROM taskbridge.record_states WHERE pipeline = 'invoices'"))
-    assert states == {"a": "quarantined", "b": "handled", "c": "pending", "d": "pending", "e": "pending"}
-    # the sweep goes on where it stood, and what comes is above all ids and revisions that there were
-    assert sweep(engine, "invoices", "invoices") == ["c", "d", "e"]
-    assert sweep(engine, "mirror", "invoices") == [], "it is paused"
-    assert sweep(engine, "alerts", "alerts", "svc") == ["m1"]
-    assert [one.message_id for one in read_unmatched(engine, "alerts")] == ["m2"]
-    assert Records(engine, "alerts").write("m2", "{}", Match("svc", 1, "c")) is False
-    record(engine, "invoices", "acme", "f", {})
-    assert sweep(engine, "invoices", "invoices") == ["f"]
-    (highest,) = rows(engine, "SELECT max(revision), max(id) FROM taskbridge.records WHERE key <> 'f'")[0:1]
-    ((revision, row_id),) = rows(engine, "SELECT revision, id FROM taskbridge.records WHERE key = 'f'")
-    assert revision > highest[0]
-    assert row_id > highest[1]
 
 
 PLAIN = """

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.criteria import Match
-from taskbridge.store import Claim, Cursors, Page, Records, migrate, rebase, record_invoice
+from taskbridge.store import Claim, Cursors, Page, Records, rebase, record_invoice
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
 ALERTS = "alerts"
@@ -135,19 +135,3 @@ def test_after_a_rebase_no_revision_repeats_that_was_given_after_the_dump(engine
     # and the rebase's own right to set ids ended with it
     execute(engine, "UPDATE taskbridge.records SET xid = '3', revision = 1")
     assert rows(engine, "SELECT revision > 1, xid > '3' FROM taskbridge.records") == [(True, True)]
-
-
-def test_revisions_of_earlier_schemas_stay_and_those_after_are_above_all_that_there_were(engine: Engine) -> None:
-    migrate(engine, "base")
-    migrate(engine, "0004")
-    execute(
-        engine,
-        "SET LOCAL search_path = taskbridge",
-        "INSERT INTO invoices (tenant, number, document) VALUES ('acme', '1', '{}')",
-        "UPDATE invoices SET document = '{\"version\": 2}'",
-    )
-    assert migrate(engine)[0] == "0004"
-    assert rows(engine, "SELECT revision FROM taskbridge.records") == [(2,)]
-    record_invoice(engine, "acme", "1", {"version": 3})
-    ((revision,),) = rows(engine, "SELECT revision FROM taskbridge.records")
-    assert revision >= 2**31, "a record that is gone may have had any that an integer holds"
